@@ -1,0 +1,235 @@
+"""The protocol every engine adapter fulfils, and the values that cross it.
+
+An adapter is one file of pure functions: it says *how* its engine is launched, probed, asked, read and
+stopped; `servers/host/` and `loadgen/` do the I/O. Nothing here opens a socket, a file or a clock.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Protocol
+
+from workloads.request import Request
+
+
+class EngineError(RuntimeError):
+    """The server failed us (exit code 5): what happened, its own last words, what to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read of a socket: when our code had it and when the kernel had it.
+
+    Both stamps are ns on the monotonic clock, counted from the run's start. `kernel_ns` is the receive stamp
+    of the last segment in the read (SO_TIMESTAMPNS), None where the transport gives none (TLS, no Linux).
+    """
+
+    at_ns: int
+    kernel_ns: int | None
+    data: bytes
+
+
+class Kind(IntEnum):
+    """What an event of a stream carries. Only ANSWER, REASONING and TOOL events carry tokens."""
+
+    ROLE = 0
+    REASONING = 1
+    ANSWER = 2
+    TOOL = 3
+    USAGE = 4
+    FINISH = 5
+    ERROR = 6
+
+
+@dataclass(slots=True)
+class Event:
+    """One decoded event of a reply.
+
+    `end` is the offset just past the event's last byte in the body: whoever knows when that byte was read
+    knows when the event arrived, so decoding needs no clock and no split of the stream can change it.
+    `n_tok` is how many generated tokens the event carries; None where the engine does not say per event.
+    """
+
+    end: int
+    kind: Kind
+    n_tok: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """A whole HTTP reply with the transfer coding taken off. Header names are lower case.
+
+    `complete` is False where the body ended before its framing said so.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an engine answered to one request, decoded.
+
+    Counts are the server's own words, None where it said nothing: `n_output_ids` counts token ids that came
+    back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
+    dialect's own end was seen (`[DONE]`, `finished: true`, a final event with details). `error` is the
+    server's message where it sent one, in whatever status.
+    """
+
+    events: Sequence[Event]
+    n_prompt_tok: int | None = None
+    n_output_ids: int | None = None
+    n_output_usage: int | None = None
+    n_cached_tok: int | None = None
+    finish_reason: str | None = None
+    terminated: bool = False
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One HTTP request to be sent. Host and Content-Length are the wire's affair."""
+
+    method: str
+    path: str
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = (("content-type", "application/json"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go and under which name: `url` is scheme://host:port, with a path prefix if any."""
+
+    url: str
+    model: str
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a server says of itself; None means "not provided", never 0.
+
+    `kv_tok` is the KV cache's capacity in tokens, `raw` the replies it was read from (kept in the manifest).
+    """
+
+    engine: str
+    version: str | None = None
+    model: str | None = None
+    max_model_len: int | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    kv_tok: int | None = None
+    kv_block_tok: int | None = None
+    kv_bytes: int | None = None
+    weight_bytes: int | None = None
+    max_num_seqs: int | None = None
+    max_batched_tok: int | None = None
+    vocab_size: int | None = None
+    prefix_caching: bool | None = None
+    tensor_parallel: int | None = None
+    raw: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """An engine's own gauges under common names; None means "not provided", never 0.
+
+    `kv_used_fraction` is 0..1; the last four are counters since the server's start, in tokens but the first.
+    """
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_used_fraction: float | None = None
+    preemptions: float | None = None
+    prefix_hit_tokens: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One row of the capability matrix: what fairness depends on.
+
+    `per_event_tok` names what counts an event's tokens: "ids", "usage", "one-per-event" or "no".
+    """
+
+    token_id_prompts: bool
+    forced_output_length: bool
+    prefix_cache_control: bool
+    per_event_tok: str
+    queue_depth: bool
+    graceful_overload: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """What the user asks of a server that we start. `model` is a folder or a name the engine knows."""
+
+    model: str
+    host: str
+    port: int
+    served_name: str
+    run_dir: Path
+    python: str | None = None
+    extra_args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How to start a server as a local process.
+
+    `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
+    SIGTERM to its end before what is left of its process tree is killed.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    ready_timeout_s: float = 600.0
+    stop_grace_s: float = 30.0
+    cpu_affinity: tuple[int, ...] | None = None
+    step_log: Path | None = None
+
+
+Get = Callable[[str], HttpReply]
+"""GET a path of the server, e.g. get("/v1/models"); raises EngineError when nothing answers."""
+
+
+class Engine(Protocol):
+    """How one engine is started, probed, identified, encoded to, decoded from, read and stopped."""
+
+    name: str
+    title: str
+    capabilities: Capabilities
+    probe_path: str
+    metrics_path: str | None
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        """The command that starts the server; EngineError, with how to get it, where it is not installed."""
+        ...
+
+    def ready_call(self, target: Target) -> Call:
+        """A request for one real token: a server is ready when it has generated one."""
+        ...
+
+    def identify(self, get: Get, log: str) -> Identity:
+        """Who the server is, from its own endpoints and from its log so far ("" when attached)."""
+        ...
+
+    def encode(self, request: Request, target: Target) -> Call:
+        """The streaming call that asks for exactly this request."""
+        ...
+
+    def decode(self, reply: HttpReply) -> Reply:
+        """What the server answered; never raises: what cannot be understood is an `error`."""
+        ...
+
+    def gauges(self, metrics: str) -> Gauges:
+        """The common gauges out of the body of `metrics_path`."""
+        ...
+
+    def root_cause(self, log: str) -> str | None:
+        """The line of a failed server's log that says why it failed, None where no line does."""
+        ...

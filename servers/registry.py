@@ -1,0 +1,5 @@
+"""Every engine Burstline can start, watch and stop: one line each."""
+
+from servers.engine import Engine
+
+ENGINES: dict[str, Engine] = {}
