@@ -1,0 +1,50 @@
+# Two targets do all set-up by themselves: `make run` and `make test`. The second time they cost nothing.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help run test slow browser lint types contract check accuracy clean
+
+help:  ## What can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+run: $(VENV)/.run  ## Fire 1000 x 512 tokens at the embedded engine and write the report
+	@$(BIN)/burstline run --engine reference
+
+test: $(VENV)/.dev  ## The quick test suite
+	@$(BIN)/python -m pytest -q
+
+slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
+	@$(BIN)/python -m pytest -q -m slow --timeout 1200
+
+browser: $(VENV)/.slow  ## The pages in a real headless Chromium
+	@$(BIN)/python -m pytest -q -m browser --timeout 600
+
+lint: $(VENV)/.dev  ## Style
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.dev  ## Strict types
+	@$(BIN)/mypy
+
+contract: $(VENV)/.dev  ## Imports go downwards only
+	@$(BIN)/lint-imports
+
+check: lint types contract test  ## What a change must pass
+
+accuracy: $(VENV)/.run  ## The roofline model against measured data
+	@$(BIN)/burstline accuracy
+
+clean:  ## Remove the environment; runs stay
+	rm -rf $(VENV)
+
+$(VENV)/.run: pyproject.toml scripts/environment.sh
+	@sh scripts/environment.sh $(PYTHON) $(VENV)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@sh scripts/environment.sh $(PYTHON) $(VENV) dev
+	@touch $@
+
+$(VENV)/.slow: $(VENV)/.dev
+	@sh scripts/environment.sh $(PYTHON) $(VENV) dev slow
+	@touch $@

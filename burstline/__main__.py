@@ -1,0 +1,7 @@
+"""`python -m burstline` is the command `burstline`."""
+
+import sys
+
+from burstline.cli import main
+
+sys.exit(main())

@@ -1,0 +1,99 @@
+"""The command: a table of verbs, each imported on use, and the one place where errors become exit codes."""
+
+import argparse
+import errno
+import importlib
+import sys
+from collections.abc import Sequence
+
+from burstline import __version__, exit_codes
+
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("burstline.run", "fire a workload at an engine and write the report"),
+    "serve": ("burstline.serve", "start an engine by itself and print its URL"),
+    "show": ("burstline.show", "print the summary of a run"),
+    "report": ("burstline.report", "make a run's page again from its files"),
+    "bound": ("burstline.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
+    "calibrate": ("burstline.calibrate", "measure this machine for the roofline"),
+    "accuracy": ("burstline.accuracy", "hold the roofline model against measured data"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is one of `burstline.exit_codes`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return exit_codes.DONE if argv else exit_codes.USAGE
+    if argv[0] in ("-V", "--version"):
+        print(f"burstline {__version__}")
+        return exit_codes.DONE
+    if argv[0] not in VERBS:
+        return _fail(f"unknown verb {argv[0]!r}; expected one of: {', '.join(VERBS)}", exit_codes.USAGE)
+    return _run_verb(argv[0], argv[1:])
+
+
+def _run_verb(name: str, argv: list[str]) -> int:
+    module_name, summary = VERBS[name]
+    verb = importlib.import_module(module_name)
+    parser = _Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
+    verb.add_arguments(parser)
+    own, engine_args = _split_at_dashes(argv)
+    if engine_args is not None:
+        parser.set_defaults(engine_args=tuple(engine_args))
+    try:
+        return int(verb.run(parser.parse_args(own)))
+    except KeyboardInterrupt:
+        return _fail("interrupted", exit_codes.INTERRUPTED)
+    except BrokenPipeError:
+        return exit_codes.DONE  # the reader of our output has seen enough
+    except Exception as error:
+        code = _exit_code_of(error)
+        if code == exit_codes.OUR_BUG:
+            raise
+        return _fail(str(error), code)
+
+
+def _exit_code_of(error: Exception) -> int:
+    # Imported here: `--help` must not pay for them.
+    from roofline.errors import RooflineError
+    from servers.engine import EngineError
+    from workloads.request import WorkloadError
+
+    if isinstance(error, EngineError):
+        return exit_codes.ENGINE_FAILED
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if full or isinstance(error, WorkloadError | RooflineError):
+        return exit_codes.USAGE
+    return exit_codes.OUR_BUG
+
+
+def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before `--` is ours, what stands after it is the engine's; None where there is no `--`."""
+    if "--" not in argv:
+        return argv, None
+    at = argv.index("--")
+    return argv[:at], argv[at + 1 :]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with one line for an error instead of the whole usage."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(exit_codes.USAGE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in VERBS.items())
+    return (
+        f"burstline {__version__}: fires bursts at LLM inference servers, proves its own instrument's "
+        "error,\nand holds what it measured against the hardware's roofline.\n\n"
+        f"usage: burstline VERB [OPTIONS]\n\n{verbs}\n\n"
+        "`burstline VERB --help` says more. Begin with: burstline run"
+    )
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"burstline: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,60 @@
+"""Which token ids prompts may be drawn from: the tokenizer knows best, then the server, then its errors."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
+from workloads.request import WorkloadError
+
+LARGEST_VOCABULARY = 1 << 22
+"""No published model comes near it; a server that takes this id does not check ids at all."""
+
+
+def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
+    """The ordinary ids of a model or tokenizer folder, None where it has neither tokenizer.json nor a size.
+
+    Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
+    """
+    size = _read_json(folder / "config.json").get("vocab_size")
+    tokenizer = _read_json(folder / "tokenizer.json")
+    if tokenizer:
+        vocabulary = vocabulary_from_tokenizer(tokenizer, str(folder / "tokenizer.json"))
+        if size is None:
+            return vocabulary
+        return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
+    return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None
+
+
+def vocabulary_by_asking(accepts: Callable[[int], bool]) -> Vocabulary:
+    """The vocabulary found by bisection; `accepts(id)` says whether the server takes a prompt of that id."""
+    if accepts(LARGEST_VOCABULARY):
+        raise WorkloadError(
+            "the server does not refuse token ids beyond its vocabulary, so its size cannot be found; "
+            "give --tokenizer DIR or --vocab-size N"
+        )
+    low, high = 0, LARGEST_VOCABULARY
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if accepts(middle) else (low, middle)
+    if low == 0:
+        raise WorkloadError(
+            "the server refuses every token id; give --tokenizer DIR or --vocab-size N, "
+            "or --model if it serves more than one"
+        )
+    return vocabulary_from_size(high, "the server's out-of-range errors")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise WorkloadError(f"{path}: expected a JSON object, found {type(parsed).__name__}")
+    return parsed

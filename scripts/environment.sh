@@ -1,0 +1,31 @@
+#!/bin/sh
+# environment.sh PYTHON VENV [GROUP...]: a virtual environment with Burstline (editable) and dependency groups,
+# by uv where it is installed, else by venv and pip.
+set -eu
+python=$1 venv=$2
+shift 2
+
+if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    echo "Burstline needs Python 3.11 or newer, but '$python' is $("$python" --version 2>&1 || echo missing)." >&2
+    echo "Name another one: make run PYTHON=/path/to/python3.12" >&2
+    exit 1
+fi
+
+groups=
+for group in "$@"; do groups="$groups --group $group"; done
+echo "Installing Burstline${groups:+ with$groups} into $venv (once)"
+
+if command -v uv >/dev/null 2>&1; then
+    [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
+    # shellcheck disable=SC2086
+    uv pip install --quiet --python "$venv/bin/python" --editable . $groups
+else
+    if [ ! -x "$venv/bin/python" ] && ! "$python" -m venv "$venv"; then
+        echo "'$python -m venv' failed; on Debian and Ubuntu: apt install python3-venv" >&2
+        exit 1
+    fi
+    # Dependency groups came with pip 25.1.
+    "$venv/bin/python" -m pip install --quiet --upgrade 'pip>=25.1'
+    # shellcheck disable=SC2086
+    "$venv/bin/python" -m pip install --quiet --editable . $groups
+fi
