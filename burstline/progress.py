@@ -1,0 +1,125 @@
+"""What a person sees while a run goes on; drawn in the main process, never in the one that measures."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a run stands. `tok_per_s` and `memory_bytes` are None until the watcher has seen them."""
+
+    planned: int
+    sent: int
+    first_tokens: int
+    done: int
+    failed: int
+    elapsed_s: float
+    tok_per_s: float | None = None
+    memory_bytes: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """At the mean pace so far; None while nothing is done."""
+        return self.elapsed_s / self.done * (self.planned - self.done) if self.done else None
+
+
+class Progress(Protocol):
+    """Says where the run is; `phase` opens a new part, `update` reports on the load itself."""
+
+    def phase(self, text: str) -> None: ...
+    def update(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+class Quiet:
+    """Says nothing."""
+
+    def phase(self, text: str) -> None: ...
+    def update(self, snapshot: Snapshot) -> None: ...
+    def close(self) -> None: ...
+
+
+class Plain:
+    """A line per phase, and one every five seconds of load: for logs and pipes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._next_s = 0.0
+
+    def phase(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+        self._next_s = 0.0
+
+    def update(self, snapshot: Snapshot) -> None:
+        if snapshot.elapsed_s >= self._next_s:
+            self._next_s = snapshot.elapsed_s + PLAIN_EVERY_S
+            print("  " + describe(snapshot), file=self._stream, flush=True)
+
+    def close(self) -> None: ...
+
+
+class Rich:
+    """One live line under the phases, redrawn only when told (no thread of its own)."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+
+    def phase(self, text: str) -> None:
+        self.close()
+        self._console.print(f"[bold]›[/bold] {text}", highlight=False)
+
+    def update(self, snapshot: Snapshot) -> None:
+        line = _live_line(snapshot)
+        if self._live is None:
+            self._live = Live(line, console=self._console, auto_refresh=False, transient=False)
+            self._live.start()
+        self._live.update(line, refresh=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def progress_for(quiet: bool, stream: TextIO = sys.stderr) -> Progress:
+    """The display that suits the stream: live on a terminal, plain lines elsewhere."""
+    if quiet:
+        return Quiet()
+    return Rich(Console(file=stream)) if stream.isatty() else Plain(stream)
+
+
+def describe(snapshot: Snapshot) -> str:
+    """One line, e.g. `1000/1000 sent, 873 first tokens, 512 done, 0 failed, 812 tok/s, 0.4 GB, 21 s left`."""
+    return ", ".join(f"{value} {word}" if word else value for value, word in _facts(snapshot))
+
+
+def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
+    facts = [
+        (f"{snapshot.sent}/{snapshot.planned}", "sent"),
+        (f"{snapshot.first_tokens}", "first tokens"),
+        (f"{snapshot.done}", "done"),
+        (f"{snapshot.failed}", "failed"),
+    ]
+    optional: list[tuple[float | None, Callable[[float], str], str]] = [
+        (snapshot.tok_per_s, lambda v: f"{v:,.0f}", "tok/s"),
+        (snapshot.memory_bytes, lambda v: f"{v / 1e9:.2f} GB", ""),
+        (snapshot.left_s, lambda v: f"{v:.0f} s", "left"),
+    ]
+    return facts + [(show(value), word) for value, show, word in optional if value is not None]
+
+
+def _live_line(snapshot: Snapshot) -> Table:
+    line = Table.grid(padding=(0, 2))
+    bar = ProgressBar(total=snapshot.planned, completed=snapshot.done + snapshot.failed, width=24)
+    line.add_row("  ", bar, describe(snapshot))
+    return line
