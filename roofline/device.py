@@ -1,0 +1,183 @@
+"""What a device can do at most: dense peaks, levels of memory, links. Every number has a source.
+
+The bundled table is `devices.toml`; a user's own device is a TOML file with one such table at its top level.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
+
+
+class RooflineError(ValueError):
+    """The user asked what cannot be: what was wrong, the number, the limit, and what to try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """One level of memory. `bytes_per_s` is None where nobody states or measured it (most GPUs' L2)."""
+
+    name: str
+    capacity_bytes: float
+    bytes_per_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One tier of the links between devices.
+
+    `scope` is "package", "node" or "network"; up to `n_devices` reach each other over it. `bytes_per_s` is
+    one direction, per device. `latency_s` is one hop's; 0 where unknown, so that a ceiling stays a ceiling.
+    """
+
+    scope: str
+    kind: str
+    n_devices: int
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device's ceilings. `levels` and `links` run from the nearest to the farthest; peaks are dense."""
+
+    id: str
+    name: str
+    vendor: str
+    arch: str
+    peaks: Mapping[str, float]
+    levels: tuple[Level, ...]
+    links: tuple[Link, ...]
+    n_units: int | None
+    tdp_w: float | None
+    aliases: tuple[str, ...]
+    source: str
+    assurance: str
+    note: str
+
+    @property
+    def memory(self) -> Level:
+        """The main memory: the farthest level, where weights and KV cache live."""
+        return self.levels[-1]
+
+    @property
+    def bytes_per_s(self) -> float:
+        """The main memory's bandwidth."""
+        assert self.memory.bytes_per_s is not None
+        return self.memory.bytes_per_s
+
+    @property
+    def cache_bytes(self) -> float:
+        """The last-level cache's capacity; 0 where the device states none."""
+        return self.levels[-2].capacity_bytes if len(self.levels) > 1 else 0.0
+
+    def peak_flops_per_s(self, dtype: str) -> float:
+        """The dense peak of matrix products in `dtype`; raises rather than fall back to another dtype."""
+        if dtype not in self.peaks:
+            raise RooflineError(
+                f"{self.name} has no dense {dtype} peak; it has {', '.join(sorted(self.peaks))}."
+                " Choose one of these, or describe the device in a file of your own."
+            )
+        return self.peaks[dtype]
+
+    def ridge(self, dtype: str) -> float:
+        """The intensity, FLOP per byte of main memory, from which a product in `dtype` is compute-bound."""
+        return self.peak_flops_per_s(dtype) / self.bytes_per_s
+
+    def with_network(self, bytes_per_s: float, latency_s: float = 0.0) -> "Device":
+        """This device with a network of `bytes_per_s` per device and direction between its nodes."""
+        network = Link("network", "network", 2**20, bytes_per_s, latency_s)
+        return replace(self, links=(*(link for link in self.links if link.scope != "network"), network))
+
+
+def load_device(name_or_path: str) -> Device:
+    """The bundled device of that id, alias or NVML name, or the one a TOML file describes."""
+    if name_or_path.endswith(".toml"):
+        path = Path(name_or_path)
+        if not path.is_file():
+            raise RooflineError(f"no device file at {name_or_path}")
+        return _read_file(path)
+    by_name = _bundled_by_name()
+    key = _plain(name_or_path)
+    if key in by_name:
+        return by_name[key]
+    near = difflib.get_close_matches(key, by_name, n=5, cutoff=0.4)
+    ids = sorted({by_name[name].id for name in near}) or sorted(device.id for device in bundled_devices())
+    raise RooflineError(
+        f"unknown device {name_or_path!r}. The nearest: {', '.join(ids)}."
+        " Or give the path of a .toml file that describes it."
+    )
+
+
+@cache
+def bundled_devices() -> tuple[Device, ...]:
+    """Every device of `devices.toml`, in its order."""
+    tables = tomllib.loads((Path(__file__).parent / "devices.toml").read_text())
+    return tuple(read_device(id_, table) for id_, table in tables.items())
+
+
+def read_device(id_: str, table: Mapping[str, Any]) -> Device:
+    """The device of one table of `devices.toml`, or of a user's file; raises on what is missing or unknown."""
+    for key in ("peak_flops_per_s", "levels"):
+        if not table.get(key):
+            raise RooflineError(
+                f"device {id_}: {key} is missing; see roofline/devices.toml for the shape of a device"
+            )
+    peaks = table["peak_flops_per_s"]
+    for dtype in peaks:
+        if dtype not in DTYPES:
+            raise RooflineError(
+                f"device {id_}: unknown dtype {dtype!r} in peak_flops_per_s; known: {', '.join(DTYPES)}"
+            )
+    try:
+        levels = tuple(
+            Level(lv["name"], lv["capacity_bytes"], lv.get("bytes_per_s")) for lv in table["levels"]
+        )
+        links = tuple(Link(**link) for link in table.get("links", ()))
+    except (KeyError, TypeError) as error:
+        raise RooflineError(
+            f"device {id_}: a level or link is not as in roofline/devices.toml: {error}"
+        ) from error
+    if levels[-1].bytes_per_s is None:
+        raise RooflineError(f"device {id_}: its last level, {levels[-1].name}, needs bytes_per_s")
+    return Device(
+        id=id_,
+        name=table.get("name", id_),
+        vendor=table.get("vendor", ""),
+        arch=table.get("arch", ""),
+        peaks=peaks,
+        levels=levels,
+        links=links,
+        n_units=table.get("n_units"),
+        tdp_w=table.get("tdp_w"),
+        aliases=tuple(table.get("aliases", ())),
+        source=table.get("source", ""),
+        assurance=table.get("assurance", ""),
+        note=table.get("note", ""),
+    )
+
+
+def _read_file(path: Path) -> Device:
+    try:
+        table = tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise RooflineError(f"{path} is not TOML: {error}") from error
+    return read_device(table.get("id", path.stem), table)
+
+
+@cache
+def _bundled_by_name() -> dict[str, Device]:
+    return {_plain(name): device for device in bundled_devices() for name in (device.id, *device.aliases)}
+
+
+def _plain(name: str) -> str:
+    """A name as it is compared: lower case, without the vendor, spaces as hyphens."""
+    words = name.lower().replace("(", " ").replace(")", " ").replace("_", " ").replace("-", " ").split()
+    return "-".join(
+        word for word in words if word not in ("nvidia", "amd", "intel", "google", "geforce", "instinct")
+    )
