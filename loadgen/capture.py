@@ -1,19 +1,73 @@
 """What the wire did for one request, before anybody looked inside."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from servers.engine import Read
+
+NO_STAMP = -(2**63)
+"""In a column of stamps: there is none."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reads(Sequence[Read]):
+    """The reads of one reply, kept by column: a sequence of `Read` that costs a fifth of their memory.
+
+    `at_ns` and `kernel_ns` (NO_STAMP where the kernel gave none) are int64, one per read; `ends[i]` is the
+    offset in `data` just past read i.
+    """
+
+    at_ns: NDArray[np.int64]
+    kernel_ns: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    data: bytes
+
+    @classmethod
+    def of(cls, reads: Sequence[Read]) -> Reads:
+        if isinstance(reads, Reads):
+            return reads
+        return cls(
+            np.array([read.at_ns for read in reads], dtype=np.int64),
+            np.array([NO_STAMP if r.kernel_ns is None else r.kernel_ns for r in reads], dtype=np.int64),
+            np.cumsum([len(read.data) for read in reads], dtype=np.int64),
+            b"".join(read.data for read in reads),
+        )
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+    @overload
+    def __getitem__(self, index: int) -> Read: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Read, ...]: ...
+    def __getitem__(self, index: int | slice) -> Read | tuple[Read, ...]:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self))))
+        index = range(len(self))[index]
+        kernel_ns = int(self.kernel_ns[index])
+        start = int(self.ends[index - 1]) if index else 0
+        return Read(
+            int(self.at_ns[index]),
+            None if kernel_ns == NO_STAMP else kernel_ns,
+            self.data[start : int(self.ends[index])],
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
     """Everything seen on the wire for one planned request; nothing is parsed.
 
-    All times are ns from the run's start on the monotonic clock, None where it never happened: `dispatched_ns`
-    a slot was granted, `connected_ns` the connection stood, `sent_ns` the request was fully written,
-    `closed_ns` the reply ended or failed. `failure` names what broke the exchange: connect, reset, truncated,
-    timeout, cancelled, not_sent; None where the reply is whole in HTTP's own terms. `detail` is the error's
-    own text.
+    All times are ns from the run's start on the monotonic clock, None where it never happened:
+    `dispatched_ns` a slot was granted, `connected_ns` the connection stood (None where one was used again,
+    negative where it was opened ahead of the run), `sent_ns` the request was fully written, `closed_ns` the
+    reply ended or failed. `failure` names what broke the exchange: connect, reset, truncated, timeout,
+    cancelled, not_sent; None where the reply is whole in HTTP's own terms. `detail` is the error's own text.
     """
 
     index: int
@@ -22,6 +76,6 @@ class Capture:
     connected_ns: int | None
     sent_ns: int | None
     closed_ns: int | None
-    reads: tuple[Read, ...]
+    reads: Sequence[Read]
     failure: str | None = None
     detail: str | None = None
