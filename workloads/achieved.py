@@ -1,0 +1,83 @@
+"""How well a schedule was kept: an achieved list of times held against the law that was asked for.
+
+Times are seconds, ascending, from any origin. None stands wherever there are too few times to say.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import gammainc
+
+Times = NDArray[np.float64]
+
+
+def mean_rate_per_s(at_s: ArrayLike) -> float | None:
+    """Requests per second between the first and the last; None for a burst or fewer than two."""
+    times = np.asarray(at_s, dtype=np.float64)
+    if times.size < 2 or times[-1] == times[0]:
+        return None
+    return float((times.size - 1) / (times[-1] - times[0]))
+
+
+def rate_error(at_s: ArrayLike, due_s: ArrayLike) -> float | None:
+    """How far the achieved rate is from the planned one, as a fraction: -0.01 is one percent too slow."""
+    achieved, planned = mean_rate_per_s(at_s), mean_rate_per_s(due_s)
+    return None if achieved is None or planned is None else achieved / planned - 1
+
+
+def gap_cv(at_s: ArrayLike) -> float | None:
+    """Standard deviation of the gaps over their mean: 0 for constant arrivals, 1 for Poisson."""
+    gaps = np.diff(np.asarray(at_s, dtype=np.float64))
+    if gaps.size < 2 or gaps.mean() == 0:
+        return None
+    return float(gaps.std(ddof=1) / gaps.mean())
+
+
+def dispersion(at_s: ArrayLike, window_s: float) -> float | None:
+    """Variance over mean of the counts in consecutive windows: 1 for Poisson at every window, 0 for constant.
+
+    Only whole windows between the first and the last time count; None with fewer than two.
+    """
+    times = np.asarray(at_s, dtype=np.float64)
+    n_windows = int((times[-1] - times[0]) // window_s) if times.size else 0
+    if n_windows < 2:
+        return None
+    edges = times[0] + window_s * np.arange(n_windows + 1)
+    counts = np.diff(np.searchsorted(times, edges))
+    return float(counts.var(ddof=1) / counts.mean())
+
+
+def gap_ks(at_s: ArrayLike, rate_per_s: float, burstiness: float = 1.0) -> float | None:
+    """Kolmogorov-Smirnov distance between the gaps and the asked gamma law (burstiness 1: exponential).
+
+    0..1, the largest vertical distance of the two distribution functions; it exceeds 1.36 / sqrt(n) in 5 %
+    of schedules that do follow the law.
+    """
+    gaps = np.sort(np.diff(np.asarray(at_s, dtype=np.float64)))
+    if gaps.size < 2:
+        return None
+    law = gammainc(burstiness, gaps * rate_per_s * burstiness)
+    steps = np.arange(gaps.size + 1) / gaps.size
+    return float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
+
+
+def in_flight(start_s: Sequence[float], end_s: Sequence[float]) -> tuple[Times, NDArray[np.int64]]:
+    """How many requests were open over time: the instants of change, ascending, and the count from each on.
+
+    `end_s[i]` ends `start_s[i]`; inf where it never ended. A request that ends as another starts never counts
+    together with it.
+    """
+    starts, ends = np.asarray(start_s, dtype=np.float64), np.asarray(end_s, dtype=np.float64)
+    ends = ends[np.isfinite(ends)]
+    instants = np.unique(np.concatenate((starts, ends)))
+    begun = np.searchsorted(np.sort(starts), instants, side="right")
+    ended = np.searchsorted(np.sort(ends), instants, side="right")
+    return instants, begun - ended
+
+
+def mean_in_flight(start_s: Sequence[float], end_s: Sequence[float], low_s: float, high_s: float) -> float:
+    """The time average of the open requests over [low_s, high_s): Little's L."""
+    starts = np.clip(np.asarray(start_s, dtype=np.float64), low_s, high_s)
+    ends = np.clip(np.asarray(end_s, dtype=np.float64), low_s, high_s)
+    return float((ends - starts).sum() / (high_s - low_s))
