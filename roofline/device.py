@@ -11,11 +11,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from roofline.errors import RooflineError
+
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
-
-
-class RooflineError(ValueError):
-    """The user asked what cannot be: what was wrong, the number, the limit, and what to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +120,7 @@ def bundled_devices() -> tuple[Device, ...]:
 
 
 def read_device(id_: str, table: Mapping[str, Any]) -> Device:
-    """The device of one table of `devices.toml`, or of a user's file; raises on what is missing or unknown."""
+    """The device of one table of `devices.toml` or of a user's file; raises on what is missing or unknown."""
     for key in ("peak_flops_per_s", "levels"):
         if not table.get(key):
             raise RooflineError(

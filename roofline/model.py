@@ -1,13 +1,13 @@
 """A model's shape: what its matrices are, how many parameters it has, how much KV cache a token takes.
 
-`read_config` (roofline/families.py) makes a `ModelShape` from a checkpoint's config.json.
+`roofline/families.py` reads it from a checkpoint's config.json.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from roofline.device import RooflineError
+from roofline.errors import RooflineError
 
 # Stored bytes of one element, scales apart.
 ELEMENT_BYTES: Mapping[str, float] = {
@@ -42,7 +42,7 @@ class Quant:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of one quantised weight with its share of scales and zero points: 0.515625 for int4 in 128s."""
+        """Bytes of one quantised weight with its share of scales and zero points (int4 in 128s: 0.515625)."""
         bytes_ = ELEMENT_BYTES[self.weights]
         if self.group is None:
             return bytes_
@@ -114,7 +114,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Mla:
-    """Multi-head latent attention (arXiv 2405.04434 §2.1). `q_rank` is None where queries are not compressed."""
+    """Multi-head latent attention (arXiv 2405.04434 §2.1). `q_rank` is None: queries are not compressed."""
 
     n_heads: int
     q_rank: int | None
@@ -217,24 +217,35 @@ class ModelShape:
     max_context: int | None = None
     dtype: str = "bf16"
 
+    @staticmethod
+    def from_config(config: Mapping[str, Any], name: str | None = None) -> "ModelShape":
+        """The shape a Hugging Face `config.json` describes; raises on what is missing, odd or unknown."""
+        from roofline.families import read_config  # which builds on this module
+
+        return read_config(config, name)
+
     @property
     def n_layers(self) -> int:
         return sum(layer.count for layer in self.layers)
 
+    @property
+    def norm_params(self) -> int:
+        """Of one norm: its weight, and for a LayerNorm its bias."""
+        return self.d * (2 if self.norm == "layer" else 1)
+
     def params(self) -> int:
         """How many parameters the checkpoint holds: a tied LM head is counted once, no rotary tables."""
-        norm = self.d * (2 if self.norm == "layer" else 1)
         layers = sum(
             layer.count
             * (
                 sum(linear.params for linear in layer.linears(self.d))
                 + layer.attention.norm_params
-                + self.norms_per_layer * norm
+                + self.norms_per_layer * self.norm_params
             )
             for layer in self.layers
         )
         embeddings = self.vocab * self.d * (1 if self.tied else 2) + self.n_positions * self.d
-        return embeddings + layers + norm
+        return embeddings + layers + self.norm_params
 
     def active_params(self) -> int:
         """Parameters that one token's pass uses: all but the experts it does not visit."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from roofline.device import RooflineError
+from roofline.errors import RooflineError
 from roofline.model import Dense, Mla, ModelShape, Moe
 
 
