@@ -61,7 +61,8 @@ def weight_bytes(model: ModelShape, quant: Quant, parallel: Parallel) -> float:
         ends = max(embedding, head)
     else:
         ends = embedding + head
-    return ends + _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
+    norm = model.norm_params * stream
+    return ends + norm + _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
 
 
 def _layer_bytes(model: ModelShape, layer: Layer, quant: Quant, parallel: Parallel) -> float:

@@ -1,0 +1,133 @@
+"""FLOPs and parameters against torch itself: FlopCounterMode over transformers' models, difference 0.
+
+Full-size models run on the meta device; experts are chosen by data, so mixtures run small, on the CPU. The
+counter counts the whole rectangle of attention, and is blind to fused CPU attention and to grouped products.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roofline.model import QUANTS, ModelShape
+from roofline.ops import Step, ops
+from roofline.parallel import Parallel
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
+
+MODELS = Path(__file__).parents[2] / "roofline" / "models"
+DENSE = [
+    *("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"),
+    *("gemma-2-9b", "gpt2", "opt-6.7b"),
+]
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "torch_dtype": "float32",
+}
+GQA = TINY | {"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 80}
+MOE = GQA | {"num_experts_per_tok": 3, "moe_intermediate_size": 48}
+LATENT = TINY | {
+    "num_key_value_heads": 4,
+    "intermediate_size": 80,
+    "moe_intermediate_size": 48,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "gemma2 with a window": GQA | {"model_type": "gemma2", "sliding_window": 16},
+    "gemma3 with a window": GQA | {"model_type": "gemma3_text", "sliding_window": 16, "num_hidden_layers": 7},
+    "gemma": GQA | {"model_type": "gemma"},
+    "mistral with a window": GQA | {"model_type": "mistral", "sliding_window": 16},
+    "phi3": TINY
+    | {"model_type": "phi3", "num_key_value_heads": 2, "intermediate_size": 80, "pad_token_id": 0},
+    "llama with biases": GQA | {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "mixtral": GQA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": MOE | {"model_type": "qwen2_moe", "num_experts": 8, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": MOE | {"model_type": "qwen3_moe", "num_experts": 8, "mlp_only_layers": [1]},
+    "deepseek_v3": LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24},
+    "deepseek_v2 with whole queries": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
+}
+
+
+def bundled(name: str) -> dict[str, Any]:
+    return json.loads((MODELS / f"{name}.json").read_text())
+
+
+def build(config: dict[str, Any], device: str) -> Any:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    keys = {key: value for key, value in config.items() if key != "model_type"}
+    full = transformers.AutoConfig.for_model(config["model_type"], **keys)
+    with torch.device(device):
+        model = transformers.AutoModelForCausalLM.from_config(full, attn_implementation="eager")
+    if device != "meta":
+        model.set_experts_implementation("eager")
+    return model.eval()
+
+
+def flops(model: Any, batch: int, *chunks: int) -> list[int]:
+    """What the counter sees of each chunk of prompts fed one after the other; logits for the last token."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    cache, counted = None, []
+    with torch.no_grad():
+        for n_tok in chunks:
+            ids = torch.zeros((batch, n_tok), dtype=torch.long, device=model.device)
+            with FlopCounterMode(display=False) as counter:
+                out = model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+            cache = out.past_key_values
+            counted.append(counter.get_total_flops())
+    return counted
+
+
+def ours(config: dict[str, Any], batch: int, *chunks: int) -> list[int]:
+    shape = ModelShape.from_config(config)
+    steps = [Step.prefill(batch, n_tok, sum(chunks[:i])) for i, n_tok in enumerate(chunks)]
+    return [full_flops(shape, step) for step in steps]
+
+
+def full_flops(shape: ModelShape, step: Step) -> int:
+    found = ops(shape, QUANTS["bf16"], Parallel(), step, absorb=False)
+    return sum(op.count * int(op.flops_full) for op in found)
+
+
+def n_params(model: Any) -> int:
+    """What the checkpoint holds; transformers keeps the routers' biases as buffers."""
+    biases = [b.numel() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return sum(p.numel() for p in model.parameters()) + sum(biases)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_full_size_models_agree_with_torch_in_every_flop_and_parameter(name):
+    config = bundled(name)
+    model = build(config, "meta")
+    assert n_params(model) == ModelShape.from_config(config).params()
+    for batch, chunks in ((1, (512, 1)), (64, (512, 1)), (3, (37, 11, 1))):
+        assert ours(config, batch, *chunks) == flops(model, batch, *chunks)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
+    config = SMALL[name]
+    model = build(config, "cpu")
+    assert n_params(model) == ModelShape.from_config(config).params()
+    for batch, chunks in ((1, (37, 1)), (3, (40, 1, 1)), (2, (20, 9, 1))):
+        assert ours(config, batch, *chunks) == flops(model, batch, *chunks)
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"])
+def test_full_size_mixtures_have_every_parameter(name):
+    config = bundled(name)
+    assert n_params(build(config, "meta")) == ModelShape.from_config(config).params()

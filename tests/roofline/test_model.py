@@ -1,0 +1,183 @@
+"""Shapes read from config.json: parameter counts of published checkpoints, and errors that name the key."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from roofline.errors import RooflineError
+from roofline.families import FAMILIES, quant_of
+from roofline.model import Dense, ModelShape, Moe, Quant
+
+MODELS = Path(__file__).parents[2] / "roofline" / "models"
+PUBLISHED = {
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "mistral-7b": 7_241_732_096,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "mixtral-8x7b": 46_702_792_704,
+    "gemma-2-9b": 9_241_705_984,
+    "deepseek-v3": 671_026_419_200,
+    "gpt2": 124_439_808,
+    "opt-6.7b": 6_658_473_984,
+    "reference": 4_999_424,
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+
+def bundled(name: str) -> dict[str, object]:
+    return json.loads((MODELS / f"{name}.json").read_text())
+
+
+def test_every_bundled_model_has_a_published_count():
+    assert {path.stem for path in MODELS.glob("*.json")} == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_those_of_the_published_checkpoint(name):
+    assert ModelShape.from_config(bundled(name), name).params() == PUBLISHED[name]
+
+
+def test_a_token_passes_through_the_experts_it_picks_only():
+    assert ModelShape.from_config(bundled("mixtral-8x7b")).active_params() == 12_879_925_248
+    dense = ModelShape.from_config(bundled("llama-2-7b"))
+    assert dense.active_params() == dense.params()
+
+
+@pytest.mark.parametrize("key", [key for key in LLAMA if key not in ("model_type", "num_key_value_heads")])
+def test_a_missing_key_is_named(key):
+    with pytest.raises(RooflineError, match=f"config.json has no {key}, which a llama model needs"):
+        ModelShape.from_config({k: v for k, v in LLAMA.items() if k != key})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "mamba"}, "'mamba', which the roofline does not know; it knows llama"),
+        ({"model_type": None}, "model_type None"),
+        ({"num_key_value_heads": 3}, "4 query heads do not divide into 3 KV heads"),
+        ({"hidden_size": 66}, "hidden_size 66 does not divide into 4 heads"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0; expected a whole number"),
+        ({"vocab_size": "many"}, "vocab_size = 'many'"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+    ],
+)
+def test_an_odd_config_is_refused_with_its_value(change, says):
+    with pytest.raises(RooflineError, match=says):
+        ModelShape.from_config(LLAMA | change)
+
+
+def test_opt_with_a_projected_embedding_is_refused():
+    with pytest.raises(RooflineError, match="OPT-350m"):
+        ModelShape.from_config(bundled("opt-6.7b") | {"word_embed_proj_dim": 512})
+
+
+def test_head_size_need_not_be_hidden_size_over_heads():
+    shape = ModelShape.from_config(LLAMA | {"head_dim": 40})
+    assert [(linear.n, linear.k) for linear in shape.layers[0].linears(64)[:2]] == [(320, 64), (64, 160)]
+
+
+def test_the_text_part_of_a_multimodal_config_is_read():
+    whole = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"} | {
+        "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+    }}  # fmt: skip
+    shape = ModelShape.from_config(whole, "gemma-3-4b")
+    assert shape.params() == 3_880_263_168
+    assert sorted((layer.attention.window or 0, layer.count) for layer in shape.layers) == [
+        (0, 5),
+        (1024, 29),
+    ]
+
+
+def test_windows_follow_layer_types_or_the_familys_rule():
+    def windows(**more: object) -> list[tuple[int | None, int]]:
+        shape = ModelShape.from_config(bundled("gemma-2-9b") | more)
+        return [(layer.attention.window, layer.count) for layer in shape.layers]
+
+    assert windows() == [(4096, 21), (None, 21)]
+    assert windows(layer_types=["full_attention"] * 42) == [(None, 42)]
+    mistral = ModelShape.from_config(bundled("mistral-7b"))
+    assert [layer.attention.window for layer in mistral.layers] == [4096]
+
+
+def test_qwen_windows_stay_closed_unless_asked_for():
+    closed = ModelShape.from_config(bundled("qwen2.5-7b") | {"sliding_window": 4096})
+    assert [layer.attention.window for layer in closed.layers] == [None]
+    opened = {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 20}
+    shape = ModelShape.from_config(bundled("qwen2.5-7b") | opened)
+    assert [(layer.attention.window, layer.count) for layer in shape.layers] == [(None, 20), (4096, 8)]
+
+
+def test_mixtures_know_which_layers_are_dense():
+    shape = ModelShape.from_config(bundled("deepseek-v3"))
+    assert [(type(layer.ffn), layer.count) for layer in shape.layers] == [(Dense, 3), (Moe, 58)]
+    sparse = ModelShape.from_config(
+        bundled("qwen3-30b-a3b") | {"mlp_only_layers": [0], "decoder_sparse_step": 2}
+    )
+    assert [(type(layer.ffn), layer.count) for layer in sparse.layers] == [(Dense, 24), (Moe, 24)]
+
+
+@pytest.mark.parametrize(
+    ("config", "quant"),
+    [
+        ({"torch_dtype": "float16"}, Quant("fp16", "fp16", "fp16")),
+        ({"dtype": "float32"}, Quant("fp32", "fp32", "fp32")),
+        ({}, Quant()),
+        (
+            {
+                "torch_dtype": "float16",
+                "quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128},
+            },
+            Quant("int4", "fp16", "fp16", group=128, zero_points=True),
+        ),
+        ({"quantization_config": {"quant_method": "fp8"}}, Quant("fp8", "fp8", "bf16")),
+    ],
+)
+def test_the_checkpoint_says_how_it_is_stored(config, quant):
+    assert quant_of(config) == quant
+
+
+@pytest.mark.parametrize(
+    "config", [{"torch_dtype": "int3"}, {"quantization_config": {"quant_method": "aqlm", "bits": 2}}]
+)
+def test_an_unknown_storage_is_refused(config):
+    with pytest.raises(RooflineError, match=r"int3|aqlm"):
+        quant_of(config)
+
+
+@pytest.mark.parametrize(
+    ("quant", "bytes_"),
+    [
+        (Quant(), 2),
+        (Quant("int4", group=128), 0.515625),
+        (Quant("int4", group=128, zero_points=True), 0.51953125),
+        (Quant("fp8", "fp8"), 1),
+        (Quant("int8", group=64), 1.03125),
+    ],
+)
+def test_a_weight_takes_its_bits_and_its_share_of_the_scales(quant, bytes_):
+    assert quant.weight_bytes == bytes_
+
+
+def test_eight_bit_products_keep_a_sixteen_bit_stream_between_them():
+    assert Quant("fp8", "fp8").stream == "bf16"
+    assert Quant("int4", "fp16").stream == "fp16"
+    with pytest.raises(RooflineError, match="unknown kv dtype 'fp7'"):
+        Quant(kv="fp7")
+
+
+def test_every_family_has_a_reader():
+    assert len(FAMILIES) >= 8
