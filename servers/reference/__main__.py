@@ -1,0 +1,63 @@
+"""`python -m servers.reference`: options, threads and cores first, since BLAS reads its environment once."""
+
+import argparse
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="reference", description=__doc__)
+    add = parser.add_argument
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000, help="0 takes a free one")
+    add(
+        "--model",
+        help="a folder with config.json and, where it has weights, *.safetensors; none: built-in model",
+    )
+    add("--served-model-name", help="default: the folder's name, or 'reference'")
+    add("--max-model-len", type=int, help="default: the model's max_position_embeddings")
+    add("--max-num-seqs", type=int, default=256, help="sequences computed at once")
+    add("--max-num-batched-tokens", type=int, default=2048, help="tokens computed in a step")
+    add("--block-size", type=int, default=16, help="tokens in a KV block")
+    add("--kv-tokens", type=int, default=163_840, help="capacity of the KV cache")
+    add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
+    add("--threads", type=int, default=1, help="cores to compute on; others are left to the clients")
+    add("--step-log", type=Path, help="write what each step computed here, as JSON lines")
+    options = parser.parse_args()
+    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_tokens", "threads"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
+    return options
+
+
+def _take_cores(n: int) -> None:
+    """Compute on the last `n` cores we may use; a narrower choice made for us from outside stands."""
+    for library in ("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM"):
+        os.environ[f"{library}_NUM_THREADS" if library != "VECLIB_MAXIMUM" else f"{library}_THREADS"] = str(n)
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-n:])
+
+
+def main() -> None:
+    options = _options()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))
+    listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        sys.exit(
+            f"error: cannot listen on {options.host}:{options.port}: {error.strerror}; try another --port"
+        )
+    _take_cores(options.threads)
+    from servers.reference.serve import serve  # numpy, so BLAS, is loaded here
+
+    serve(options, listener)
+
+
+if __name__ == "__main__":
+    main()

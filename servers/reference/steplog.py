@@ -1,0 +1,58 @@
+"""The step log: what the engine computed in each step, and when. JSON lines, readable after a kill.
+
+The first line is the header: `schema` (1), `pid`, `engine`, `model` (its config), `block_size`,
+`max_num_seqs`, `max_num_batched_tokens`, `kv_tok`, `threads`, `gemms` (their names). Then a line a step:
+
+| column | meaning |
+|---|---|
+| step | counted from 0 |
+| start_ns, end_ns | time.monotonic_ns before scheduling, and after the new tokens were chosen |
+| prefill_tok, decode_tok | tokens computed; decode: one new token of a sequence whose prompt is done |
+| new_tok, context_tok | per sequence: tokens computed; tokens the last of them attends to, itself included |
+| n_logits | rows of the lm_head GEMM: sequences that got a new token |
+| gemm_ns | name -> time inside that GEMM, all layers together |
+| attention_ns | rotary embedding, KV writes and gathers, scores, softmax, weighted values, all layers |
+| rest_ns | end - start less the two above: scheduling, norms, activation, embedding, sampling |
+| n_waiting, n_preempted, kv_used_blocks | queue and cache after scheduling; preemptions in this step |
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+SCHEMA = 1
+
+
+class StepLog:
+    """Appends one JSON line at a time, each handed to the kernel in one write: a kill loses no whole line."""
+
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb", buffering=0)
+        self.write({"schema": SCHEMA, "pid": os.getpid(), **header})
+
+    def write(self, line: Mapping[str, object]) -> None:
+        self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def load_steps(path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """The header, and the steps as plain columns of equal length, oldest first.
+
+    `gemm_ns` becomes a column a GEMM ("qkv_proj_ns", ...). A torn last line, of a killed server, is left
+    out. Raises ValueError for a log of another schema.
+    """
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or nothing
+    if not lines:
+        raise ValueError(f"{path} is empty: the server ended before its step log began")
+    header = orjson.loads(lines[0])
+    if header.get("schema") != SCHEMA:
+        raise ValueError(f"{path} has step log schema {header.get('schema')!r}, expected {SCHEMA}")
+    columns: dict[str, list[Any]] = {}
+    for line in map(orjson.loads, lines[1:]):
+        gemms = {f"{name}_ns": ns for name, ns in line.pop("gemm_ns").items()}
+        for name, value in {**line, **gemms}.items():
+            columns.setdefault(name, []).append(value)
+    return header, columns
