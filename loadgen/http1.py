@@ -61,8 +61,7 @@ def parse(reads: Sequence[Read]) -> tuple[HttpReply, Arrivals] | None:
     if head.chunked:
         body, starts, filled, complete = _dechunk(data, head.body_start)
     else:
-        stop = len(data) if head.length is None else min(len(data), head.body_start + head.length)
-        body = data[head.body_start : stop]
+        body = body_of(head, data)
         starts, filled = [head.body_start], [0, len(body)]
         complete = head.length is None or len(body) == head.length
     arrivals = Arrivals(
@@ -91,6 +90,13 @@ def read_head(data: bytes | bytearray) -> Head | None:
             return _head(status, fields, start, status_line.startswith(b"HTTP/1.0"))
         if status == 101:
             raise EngineError("the server switched protocols (101); expected a plain HTTP/1.1 reply")
+
+
+def body_of(head: Head, data: bytes) -> bytes:
+    """What there is of the body behind `head`, without its transfer coding."""
+    if head.chunked:
+        return _dechunk(data, head.body_start)[0]
+    return data[head.body_start : None if head.length is None else head.body_start + head.length]
 
 
 def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, bool]:

@@ -1,0 +1,136 @@
+"""One request on its way through the wire, being filled as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+
+import numpy as np
+
+from loadgen.capture import Capture, Reads
+from loadgen.clock import Offsets
+from loadgen.http1 import Head, read_head, skip_chunks
+
+# Where an event stream stands after nearly every read: an event's blank line, the chunk's line end.
+_MID_STREAM = b"\n\n\r\n"
+_LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
+
+
+class Exchange:
+    """One request and what came back: three columns of stamps and the bytes themselves.
+
+    `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
+    happened. `kernel` holds 16 bytes (`struct timespec`) per read.
+    """
+
+    __slots__ = (
+        "at",
+        "closed_ns",
+        "connected_ns",
+        "data",
+        "deadline_ns",
+        "detail",
+        "dispatched_ns",
+        "due_ns",
+        "failure",
+        "future",
+        "head",
+        "index",
+        "kernel",
+        "lens",
+        "mid_stream",
+        "payload",
+        "resent",
+        "sent_ns",
+        "walked",
+    )
+
+    def __init__(self, index: int = 0, due_ns: int = 0) -> None:
+        self.index = index
+        self.due_ns = due_ns
+        self.payload = b""
+        self.deadline_ns: int | None = None
+        self.dispatched_ns: int | None = None
+        self.connected_ns: int | None = None
+        self.sent_ns: int | None = None
+        self.closed_ns: int | None = None
+        self.failure: str | None = None
+        self.detail: str | None = None
+        self.resent = False
+        self.future: asyncio.Future[None] | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget every byte read: a reply is about to begin."""
+        self.at = array("q")
+        self.kernel = bytearray()
+        self.lens = array("I")
+        self.data = bytearray()
+        self.head: Head | None = None
+        self.walked = 0
+        self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing
+
+    def is_whole(self) -> bool:
+        """Whether the end of the message has come, by Content-Length or by the last chunk.
+
+        Looks at the last bytes where that decides, and walks each chunk once where it does not. Raises
+        EngineError where the bytes are no HTTP.
+        """
+        head = self.head
+        if head is None:
+            head = self.head = read_head(self.data)
+            if head is None:
+                return False
+            self.walked = head.body_start
+            if head.chunked:
+                self.mid_stream = _MID_STREAM
+        if head.length is not None:
+            return len(self.data) - head.body_start >= head.length
+        if not head.chunked:
+            return False
+        if self.data.endswith(_LAST_CHUNK):
+            self.walked = len(self.data)
+            return True
+        self.walked, whole = skip_chunks(self.data, self.walked)
+        return whole
+
+    def is_whole_at_eof(self) -> bool:
+        """The same, once the connection has ended."""
+        if not self.data or (not self.is_whole() and self.head is None):
+            return False
+        head = self.head
+        return self.is_whole() or (head is not None and head.length is None and not head.chunked)
+
+    def is_exact(self) -> bool:
+        """Whether no byte follows the end of the message: else the connection cannot be used again."""
+        head = self.head
+        if head is None or not head.keep_alive:
+            return False
+        end = self.walked if head.length is None else head.body_start + head.length
+        return end == len(self.data)
+
+    def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
+        """What is kept of it, with every time counted from `t0_ns`."""
+        at_ns = np.frombuffer(self.at, dtype=np.int64)
+        kernel_ns = offsets.monotonic(self.kernel, at_ns)
+        reads = Reads(
+            at_ns - t0_ns,
+            np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
+            np.cumsum(np.frombuffer(self.lens, dtype=np.uint32), dtype=np.int64),
+            bytes(self.data),
+        )
+
+        def since(moment_ns: int | None) -> int | None:
+            return None if moment_ns is None else moment_ns - t0_ns
+
+        return Capture(
+            self.index,
+            self.due_ns,
+            since(self.dispatched_ns),
+            since(self.connected_ns),
+            since(self.sent_ns),
+            since(self.closed_ns),
+            reads,
+            self.failure,
+            self.detail,
+        )
