@@ -1,0 +1,101 @@
+"""The truth of a run: what the server did for every request, as rows that survive JSON."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import orjson
+
+if TYPE_CHECKING:
+    from servers.truth.serve import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The truth of one request. Instants are ns on the monotonic clock, None where it never came to that.
+
+    `number` counts arrivals from 0; `index` is the client's own (`x-burstline-index`), None where it sent
+    none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
+    `kernel_stamps`, else those of `read_ns`, when the server had the request in hand. Event i is `event_kind[i]`
+    (headers, role, token, usage, done, error, comment, plain), carries `event_tok[i]` tokens, was due at
+    `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events that were
+    not sent are not listed. `ended` is done, close, half_close, reset, stall, or client_closed; None: still
+    open. `start_ns` and `departure_ns` are the queue's, where there is one.
+    """
+
+    number: int
+    index: int | None
+    path: str
+    status: int
+    first_byte_ns: int
+    arrival_ns: int
+    read_ns: int
+    kernel_stamps: bool
+    ended_ns: int | None
+    ended: str | None
+    n_prompt_tok: int | None
+    n_cached_tok: int | None
+    start_ns: int | None
+    departure_ns: int | None
+    event_kind: Sequence[str]
+    event_tok: Sequence[int]
+    event_due_ns: Sequence[int]
+    event_ns: Sequence[int]
+
+    def ns_of(self, kind: str) -> int | None:
+        """When the first event of this kind was sent; None where none was."""
+        return next((ns for ns, own in zip(self.event_ns, self.event_kind, strict=True) if own == kind), None)
+
+    @property
+    def token_ns(self) -> list[int]:
+        """When each event with tokens was sent."""
+        return [ns for ns, n_tok in zip(self.event_ns, self.event_tok, strict=True) if n_tok]
+
+    @property
+    def lateness_ns(self) -> list[int]:
+        """By how much each event was sent after it was due: the server's own error."""
+        return [sent - due for sent, due in zip(self.event_ns, self.event_due_ns, strict=True)]
+
+
+def served(exchange: "Exchange") -> Served:
+    """The row of one exchange, as far as it went."""
+    kinds: list[str] = []
+    n_toks, due_ns, sent_ns = array("q"), array("q"), array("q")
+    scene, ask = exchange.answer.scene, exchange.answer.ask
+    for write, offset_ns, at_ns in zip(scene.writes, scene.offsets_ns, exchange.stamps_ns, strict=False):
+        for mark in write.marks:
+            kinds.append(mark.kind)
+            n_toks.append(mark.n_tok)
+            due_ns.append(exchange.arrival_ns + offset_ns)
+            sent_ns.append(at_ns)
+    return Served(
+        number=exchange.number,
+        index=exchange.index,
+        path=exchange.path,
+        status=scene.status,
+        first_byte_ns=exchange.first_byte_ns,
+        arrival_ns=exchange.arrival_ns,
+        read_ns=exchange.read_ns,
+        kernel_stamps=exchange.kernel_stamps,
+        ended_ns=exchange.ended_ns,
+        ended=exchange.ended,
+        n_prompt_tok=ask.n_prompt_tok if ask else None,
+        n_cached_tok=ask.n_cached_tok if ask else None,
+        start_ns=exchange.answer.start_ns,
+        departure_ns=exchange.answer.departure_ns,
+        event_kind=kinds,
+        event_tok=n_toks.tolist(),
+        event_due_ns=due_ns.tolist(),
+        event_ns=sent_ns.tolist(),
+    )
+
+
+def to_jsonl(rows: Iterable[Served]) -> bytes:
+    """One JSON object a line."""
+    return b"".join(orjson.dumps(asdict(row)) + b"\n" for row in rows)
+
+
+def from_jsonl(text: bytes) -> tuple[Served, ...]:
+    """What `to_jsonl` wrote."""
+    return tuple(Served(**orjson.loads(line)) for line in text.splitlines())

@@ -1,0 +1,396 @@
+"""The known-truth server's only loop: one thread, raw sockets, an absolute schedule.
+
+Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to stay below what it is there to
+measure. It sleeps in select(2) on the epoll descriptor, because epoll_wait's timeout counts in milliseconds.
+"""
+
+import ctypes
+import select
+import socket
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush, heapreplace
+
+from servers.engine import EngineError
+from servers.truth.desk import Answer, Call, Desk, House
+from servers.truth.journal import served, to_jsonl
+from servers.truth.scene import STAMP, Scene, plain_reply
+
+_SO_TIMESTAMPNS = 35
+_PR_SET_TIMERSLACK = 29
+_SENDS_PER_POLL = 64
+_READ_BYTES = 1 << 16
+_LINGER_RESET = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
+_MAX_HEAD_BYTES = 1 << 16
+
+
+class Exchange:
+    """One request and the reply in progress."""
+
+    __slots__ = (
+        "answer",
+        "arrival_ns",
+        "connection",
+        "ended",
+        "ended_ns",
+        "first_byte_ns",
+        "index",
+        "kernel_stamps",
+        "number",
+        "path",
+        "read_ns",
+        "stamp",
+        "stamps_ns",
+    )
+
+    def __init__(self, connection: "_Connection", answer: Answer, number: int, call: Call) -> None:
+        self.connection: _Connection | None = connection
+        self.answer = answer
+        self.number = number
+        index = call.headers.get(b"x-burstline-index", b"")
+        self.index = int(index) if index.isdigit() else None
+        self.path = call.path
+        self.first_byte_ns = connection.first_byte_ns
+        self.arrival_ns = call.arrival_ns
+        self.read_ns = connection.read_ns
+        self.kernel_stamps = connection.kernel_stamps
+        self.stamps_ns = array("q")
+        self.stamp = b""
+        self.ended: str | None = None
+        self.ended_ns: int | None = None
+
+    def due_ns(self) -> int | None:
+        """When the next write is due, None after the last."""
+        offsets_ns, step = self.answer.scene.offsets_ns, len(self.stamps_ns)
+        return self.arrival_ns + offsets_ns[step] if step < len(offsets_ns) else None
+
+
+class _Connection:
+    """One socket: what came in and is not yet asked, what is to go out and does not fit."""
+
+    __slots__ = (
+        "closing",
+        "exchange",
+        "first_byte_ns",
+        "inbox",
+        "kernel_stamps",
+        "outbox",
+        "read_ns",
+        "sock",
+        "stamp_ns",
+    )
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.inbox = bytearray()
+        self.outbox = bytearray()
+        self.exchange: Exchange | None = None
+        self.closing = False
+        self.kernel_stamps = False
+        self.first_byte_ns = self.stamp_ns = self.read_ns = 0
+
+
+class TruthServer:
+    """Serves a house on `host`:`port` (0: any free one) until stopped; `run` is the whole of it."""
+
+    def __init__(self, house: House, host: str = "127.0.0.1", port: int = 0) -> None:
+        if not hasattr(select, "epoll"):
+            raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
+        self.desk = Desk(house)
+        self.exchanges: list[Exchange] = []
+        self._heap: list[tuple[int, int, Exchange]] = []
+        self._connections: dict[int, _Connection] = {}
+        self._epoll = select.epoll()
+        self._listener = socket.create_server((host, port), backlog=4096, reuse_port=False)
+        self._listener.setblocking(False)
+        # Accepted sockets inherit both.
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._listener.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self._bell, self._ring = socket.socketpair()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._epoll.register(self._bell, select.EPOLLIN)
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://{host}:{self.port}"
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Ends `run`; may be called from any thread."""
+        self._stopped = True
+        self._ring.send(b"!")
+
+    def stop_at_end_of(self, fd: int) -> None:
+        """Stops when the pipe `fd` ends: with the process that holds its other end, however that dies."""
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLHUP)
+
+    def log(self) -> bytes:
+        """What `Served` rows say of every request so far, one JSON object a line."""
+        return to_jsonl(map(served, self.exchanges))
+
+    def run(self) -> None:
+        """Serves until stopped, then closes everything."""
+        _sharpen_timers()
+        try:
+            while not self._stopped:
+                self._send_due()
+                self._wait()
+        finally:
+            for connection in list(self._connections.values()):
+                connection.sock.close()
+            for thing in (self._epoll, self._listener, self._bell, self._ring):
+                thing.close()
+
+    def _send_due(self) -> None:
+        heap = self._heap
+        for _ in range(_SENDS_PER_POLL):
+            if not heap:
+                return
+            due_ns, number, exchange = heap[0]
+            now_ns = time.monotonic_ns()
+            if due_ns > now_ns:
+                return
+            if exchange.ended is None:
+                self._send_next(exchange, now_ns)
+            next_ns = exchange.due_ns() if exchange.ended is None else None
+            if next_ns is None:
+                heappop(heap)
+                self._end(exchange)
+            else:
+                heapreplace(heap, (next_ns, number, exchange))
+
+    def _send_next(self, exchange: Exchange, now_ns: int) -> None:
+        write = exchange.answer.scene.writes[len(exchange.stamps_ns)]
+        pieces = write.pieces
+        if len(pieces) == 1:
+            data = pieces[0]
+        else:
+            if write.fresh:
+                exchange.stamp = STAMP % now_ns
+            data = exchange.stamp.join(pieces)
+        if write.cut is not None:
+            data = data[slice(*write.cut)]
+        exchange.stamps_ns.append(now_ns)
+        counters = self.desk.counters
+        for mark in write.marks:
+            counters.output_tok += mark.n_tok
+            counters.events += 1
+        if data and exchange.connection is not None:
+            self._send(exchange.connection, data)
+
+    def _send(self, connection: _Connection, data: bytes) -> None:
+        if connection.outbox:
+            connection.outbox += data
+            return
+        try:
+            n_sent = connection.sock.send(data)
+        except BlockingIOError:
+            n_sent = 0
+        except OSError:
+            self._lose(connection)
+            return
+        if n_sent < len(data):
+            connection.outbox += data[n_sent:]
+            self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
+
+    def _end(self, exchange: Exchange) -> None:
+        """After the last write: the scripted end, then whatever the client asked meanwhile."""
+        connection = exchange.connection
+        if exchange.ended is not None or connection is None:
+            return
+        end = exchange.answer.scene.end
+        if end == "stall":
+            return
+        exchange.ended, exchange.ended_ns = end, time.monotonic_ns()
+        if end != "half_close":
+            self._part(connection)
+        if end == "reset":
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
+            self._close(connection)
+        elif end == "close":
+            self._close_when_sent(connection)
+        elif end == "half_close":
+            connection.sock.shutdown(socket.SHUT_WR)
+        else:
+            self._ask(connection)
+
+    def _part(self, connection: _Connection) -> None:
+        if connection.exchange is not None:
+            connection.exchange.connection = None
+            connection.exchange = None
+            self.desk.counters.running -= 1
+
+    def _lose(self, connection: _Connection) -> None:
+        """The client is gone."""
+        exchange = connection.exchange
+        if exchange is not None and exchange.ended is None:
+            exchange.ended, exchange.ended_ns = "client_closed", time.monotonic_ns()
+        self._part(connection)
+        self._close(connection)
+
+    def _close_when_sent(self, connection: _Connection) -> None:
+        connection.closing = True
+        if not connection.outbox:
+            self._close(connection)
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.sock.fileno(), None) is not None:
+            self._epoll.unregister(connection.sock)
+            connection.sock.close()
+
+    def _wait(self) -> None:
+        wait_s = (self._heap[0][0] - time.monotonic_ns()) / 1e9 if self._heap else 60.0
+        if wait_s > 0:
+            select.select([self._epoll], [], [], wait_s)
+        for fd, mask in self._epoll.poll(0):
+            connection = self._connections.get(fd)
+            if connection is None:
+                self._wake(fd)
+                continue
+            if mask & select.EPOLLOUT:
+                self._flush(connection)
+            if mask & ~select.EPOLLOUT and fd in self._connections:
+                self._read(connection)
+
+    def _wake(self, fd: int) -> None:
+        """Something that is no connection: a newcomer, the bell, or the end of the pipe we live by."""
+        if fd != self._listener.fileno():
+            self._stopped = True
+            return
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise EngineError(
+                    f"the known-truth server cannot accept: {error}; raise `ulimit -n`"
+                ) from error
+            sock.setblocking(False)
+            self._connections[sock.fileno()] = _Connection(sock)
+            self._epoll.register(sock, select.EPOLLIN)
+
+    def _flush(self, connection: _Connection) -> None:
+        try:
+            del connection.outbox[: connection.sock.send(connection.outbox)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._lose(connection)
+            return
+        if not connection.outbox:
+            self._epoll.modify(connection.sock, select.EPOLLIN)
+            if connection.closing:
+                self._close(connection)
+
+    def _read(self, connection: _Connection) -> None:
+        try:
+            data, ancillary, _, _ = connection.sock.recvmsg(_READ_BYTES, 64)
+        except BlockingIOError:
+            return
+        except OSError:
+            data, ancillary = b"", []
+        if not data:
+            self._lose(connection)
+            return
+        connection.read_ns = now_ns = time.monotonic_ns()
+        kernel_ns = _kernel_ns(ancillary, now_ns)
+        connection.kernel_stamps = kernel_ns is not None
+        connection.stamp_ns = now_ns if kernel_ns is None else kernel_ns
+        if not connection.inbox:
+            connection.first_byte_ns = connection.stamp_ns
+        connection.inbox += data
+        self._ask(connection)
+
+    def _ask(self, connection: _Connection) -> None:
+        """Starts the reply to the next whole request, unless one is still going on."""
+        if connection.exchange is not None or not connection.inbox:
+            return
+        try:
+            call = _take_call(connection.inbox, connection.stamp_ns)
+        except ValueError as error:
+            self._send(connection, _bytes_of(plain_reply(400, str(error).encode(), "text/plain")))
+            self._close_when_sent(connection)
+            return
+        if call is None:
+            return
+        if call.method == "POST" and call.path != "/reset":
+            self._perform(connection, call)
+        else:
+            self._send(connection, _bytes_of(self._page(call.path)))
+            self._ask(connection)
+
+    def _perform(self, connection: _Connection, call: Call) -> None:
+        exchange = Exchange(connection, self.desk.answer(call), len(self.exchanges), call)
+        self.exchanges.append(exchange)
+        connection.exchange = exchange
+        self.desk.counters.running += 1
+        heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
+
+    def _page(self, path: str) -> Scene:
+        if path == "/log":
+            return plain_reply(200, self.log(), "application/x-ndjson")
+        if path == "/reset":
+            self.exchanges = [row for row in self.exchanges if row.ended is None]
+            self.desk.reset()
+            return plain_reply(200, b"{}")
+        return self.desk.page(path)
+
+
+def _take_call(inbox: bytearray, arrival_ns: int) -> Call | None:
+    """Takes one whole request off the inbox; None where it is not whole yet, ValueError where it is none."""
+    head_end = inbox.find(b"\r\n\r\n")
+    if head_end < 0:
+        if len(inbox) > _MAX_HEAD_BYTES:
+            raise ValueError("the request's head is too long")
+        return None
+    request_line, *lines = bytes(inbox[:head_end]).split(b"\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        headers[name.lower()] = value.strip()
+    if b"transfer-encoding" in headers:
+        raise ValueError("chunked requests are not served; send a Content-Length")
+    body_begin = head_end + 4
+    body_end = body_begin + int(headers.get(b"content-length", b"0"))
+    if len(inbox) < body_end:
+        return None
+    method, path, _ = request_line.decode("latin-1").split(" ")
+    call = Call(method, path.partition("?")[0], headers, bytes(inbox[body_begin:body_end]), arrival_ns)
+    del inbox[:body_end]
+    return call
+
+
+def _bytes_of(scene: Scene) -> bytes:
+    return b"".join(piece for write in scene.writes for piece in write.pieces)
+
+
+def _kernel_ns(ancillary: list[tuple[int, int, bytes]], now_ns: int) -> int | None:
+    """The kernel's receive stamp on the monotonic clock; None where there is none that can be believed."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) == 16:
+            seconds, ns = int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
+            lag_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - (seconds * 1_000_000_000 + ns)
+            # A lag out of this range is a step of the wall clock, not a delay.
+            return now_ns - lag_ns if 0 <= lag_ns < 60_000_000_000 else None
+    return None
+
+
+def _sharpen_timers() -> None:
+    """Takes this thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser."""
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+
+
+@contextmanager
+def serving_in_thread(house: House) -> Iterator[TruthServer]:
+    """A server in a thread of this process, for tests in which its timing does not matter."""
+    server = TruthServer(house)
+    thread = threading.Thread(target=server.run, name="truth", daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(10)
