@@ -1,0 +1,273 @@
+"""Estimates: no number leaves without its interval, its n and its unit, or the reason why it is absent.
+
+A failed request is infinitely late: it enters a percentile as +inf, so that shedding load never looks faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as sps
+
+LEVEL = 0.95
+EARLY_STOPPING_CONFIDENCE = 0.99
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its uncertainty: the true value lies in [low, high] with probability `level`.
+
+    A bound is None where none exists, `note` then says why; `level` is None for a plain reading, which has
+    no interval at all. `n` is how many observations stand behind it.
+    """
+
+    point: float
+    low: float | None
+    high: float | None
+    level: float | None
+    n: int
+    unit: str
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "point": self.point,
+            "low": self.low,
+            "high": self.high,
+            "level": self.level,
+            "n": self.n,
+            "unit": self.unit,
+        }
+        return row if self.note is None else {**row, "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No number, and why."""
+
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"point": None, "absent": self.reason}
+
+
+Figure = Estimate | Absent
+
+
+def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:
+    """A plain reading; Absent with the reason `absent` where it is None, NaN or infinite."""
+    if value is None or not math.isfinite(value):
+        return Absent(absent)
+    return Estimate(float(value), None, None, None, n, unit)
+
+
+def percentile(values: Floats, p: float, unit: str) -> Figure:
+    """The quantile `p` (0..1) by linear interpolation, with its distribution-free 95 % interval.
+
+    +inf is a failed request, NaN is left out. The interval is that of order statistics: its coverage is exact
+    binomial whatever the distribution. Below MLPerf's early-stopping floor the percentile is Absent.
+    """
+    kept = np.sort(values[~np.isnan(values)])
+    n = len(kept)
+    floor = early_stopping_floor(p)
+    if n < floor:
+        return Absent(f"{label(p)} needs {floor:,} samples, there are {n:,}")
+    point = _interpolated(kept, p)
+    if not math.isfinite(point):
+        return Absent(_too_many_failed(kept, p))
+    low_rank, high_rank = order_statistic_ranks(n, p)
+    low = float(kept[low_rank - 1]) if low_rank is not None else None
+    high = float(kept[high_rank - 1]) if high_rank is not None else None
+    note = None
+    if high is None:
+        note = f"{n:,} samples give {label(p)} no upper bound"
+    elif math.isinf(high):
+        high, note = None, "the upper bound lies among the failed requests"
+    return Estimate(point, low, high, LEVEL, n, unit, note)
+
+
+def mean(values: Floats, unit: str, rng: np.random.Generator) -> Figure:
+    """The mean with a bootstrap interval over requests; Absent when any of them failed (+inf)."""
+    kept = values[~np.isnan(values)]
+    if len(kept) < 2:
+        return Absent(f"a mean with an interval needs 2 samples, there are {len(kept)}")
+    n_failed = int(np.isinf(kept).sum())
+    if n_failed:
+        return Absent(
+            f"{n_failed:,} of {len(kept):,} failed: a failed request has no finite latency to average"
+        )
+    low, high = _interval(resampled_means(kept, rng))
+    return Estimate(float(kept.mean()), low, high, LEVEL, len(kept), unit, "bootstrap over requests")
+
+
+def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
+    """Ranks (1-based) of the two order statistics that hold the quantile `p` with at least that probability.
+
+    At most (1 - level)/2 lies beyond either; None where the sample is too small for that side. Binomial(n, p)
+    of the n samples lie below the quantile: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
+    """
+    tail = (1 - level) / 2
+    low = int(sps.binom.ppf(tail, n, p))
+    high = int(sps.binom.ppf(1 - tail, n, p)) + 1
+    return (low if low >= 1 else None), (high if high <= n else None)
+
+
+def order_statistic_coverage(n: int, p: float, low_rank: int, high_rank: int) -> float:
+    """The probability that the true quantile lies between the two ranks."""
+    return float(sps.binom.cdf(high_rank - 1, n, p) - sps.binom.cdf(low_rank - 1, n, p))
+
+
+def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING_CONFIDENCE) -> int:
+    """MLPerf's t: the largest with find_min(t) + t <= n; find_min(t) is the least h with I_p(h, t + 1) < 1 - c.
+
+    I_p(n - t, t + 1) is the probability that at most t of n samples exceed the quantile. 0 where even t = 0
+    is not reached. Source: MLCommons inference rules, "Early stopping"
+    (https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc, appendix).
+    """
+    guess = int(sps.binom.ppf(1 - confidence, n, 1 - p))
+    while guess >= 0 and sps.binom.cdf(guess, n, 1 - p) >= 1 - confidence:
+        guess -= 1
+    return max(guess, 0)
+
+
+@cache
+def early_stopping_floor(p: float) -> int:
+    """The fewest samples for which early stopping gives a bound: 11, 64, 130, 662, 6,636 for p50 to p99.9."""
+    low, high = 1, 2
+    while early_stopping_discards(high, p) < 1:
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if early_stopping_discards(middle, p) >= 1 else (middle, high)
+    return high
+
+
+def early_stopping_bound(values: Floats, p: float, unit: str) -> Figure:
+    """A value the true quantile stays below with 99 % confidence: the t-th largest sample."""
+    kept = np.sort(values[~np.isnan(values)])
+    t = early_stopping_discards(len(kept), p) if len(kept) else 0
+    if t < 1:
+        floor = early_stopping_floor(p)
+        return Absent(f"a bound on {label(p)} needs {floor:,} samples, there are {len(kept):,}")
+    bound = float(kept[len(kept) - t])
+    if math.isinf(bound):
+        return Absent(_too_many_failed(kept, p))
+    return Estimate(bound, None, bound, EARLY_STOPPING_CONFIDENCE, len(kept), unit, "one-sided upper bound")
+
+
+def pooled_percentiles(
+    values: Floats,
+    weights: Floats,
+    groups: NDArray[np.int64],
+    ps: Sequence[float],
+    unit: str,
+    rng: np.random.Generator,
+) -> dict[float, Figure]:
+    """Quantiles over samples that come in groups (the tokens of a request), by bootstrap over the groups.
+
+    Sample i counts `weights[i]` times and belongs to the group `groups[i]` (0, 1, ...). Tokens of one request
+    stutter together, so an interval that took them for independent would be far too narrow.
+    """
+    order = np.argsort(values, kind="stable")
+    values, weights, groups = values[order], weights[order], groups[order]
+    total = int(weights.sum())
+    draws = _resampled_quantiles(values, weights, groups, ps, rng) if total else np.empty((0, len(ps)))
+    return {p: _pooled_figure(values, weights, p, draws[:, k], unit) for k, p in enumerate(ps)}
+
+
+def resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
+    """Means of bootstrap samples, 200 to 1000 of them (fewer for long samples, whose means hardly vary)."""
+    n = len(values)
+    n_draws = replicates(n)
+    at_once = max(1, 1_000_000 // n)
+    parts = [
+        values[rng.integers(0, n, (min(at_once, n_draws - k), n))].mean(axis=1)
+        for k in range(0, n_draws, at_once)
+    ]
+    return np.concatenate(parts)
+
+
+def replicates(n: int) -> int:
+    """How many bootstrap samples of n observations are drawn: 1000, down to 200 where n is large."""
+    return int(np.clip(20_000_000 // max(n, 1), 200, 1000))
+
+
+def label(p: float) -> str:
+    """`p99` for 0.99, `p99.9` for 0.999."""
+    return f"p{p * 100:g}"
+
+
+def _interpolated(ordered: Floats, p: float) -> float:
+    at = (len(ordered) - 1) * p
+    # A rank that floating point leaves a hair off an integer must not drag in its (infinite) neighbour.
+    below = round(at) if math.isclose(at, round(at), abs_tol=1e-9) else math.floor(at)
+    share = at - below
+    if share < 1e-9:
+        return float(ordered[below])
+    if math.isinf(ordered[below + 1]):
+        return math.inf
+    return float(ordered[below] + share * (ordered[below + 1] - ordered[below]))
+
+
+def _too_many_failed(ordered: Floats, p: float) -> str:
+    n_failed = int(np.isinf(ordered).sum())
+    return (
+        f"{n_failed:,} of {len(ordered):,} failed, which count as infinitely late: {label(p)} lies among them"
+    )
+
+
+def _interval(draws: Floats, level: float = LEVEL) -> tuple[float, float]:
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def _resampled_quantiles(
+    values: Floats, weights: Floats, groups: NDArray[np.int64], ps: Sequence[float], rng: np.random.Generator
+) -> Floats:
+    present, members = np.unique(groups, return_inverse=True)
+    n_groups = len(present)
+    draws = np.empty((replicates(len(values) // 4), len(ps)))
+    for row in draws:
+        times = np.bincount(rng.integers(0, n_groups, n_groups), minlength=n_groups).astype(np.float64)
+        cumulated = np.cumsum(times[members] * weights)
+        row[:] = [_quantile(values, cumulated, p) for p in ps]
+    return draws
+
+
+def _quantile(ordered: Floats, cumulated: Floats, p: float) -> float:
+    """The weighted quantile as numpy interpolates it, each value standing as often as its weight says."""
+    rank = (cumulated[-1] - 1) * p
+    below = math.floor(rank + 1e-9)
+    first, second = np.searchsorted(cumulated, [below, min(below + 1, cumulated[-1] - 1)], side="right")
+    share = rank - below
+    if share < 1e-9 or first == second:
+        return float(ordered[first])
+    if math.isinf(ordered[second]):
+        return math.inf
+    return float(ordered[first] + share * (ordered[second] - ordered[first]))
+
+
+def _pooled_figure(values: Floats, weights: Floats, p: float, draws: Floats, unit: str) -> Figure:
+    total, floor = int(weights.sum()), early_stopping_floor(p)
+    if total < floor:
+        return Absent(f"{label(p)} needs {floor:,} samples, there are {total:,}")
+    point = _quantile(values, np.cumsum(weights), p)
+    if math.isinf(point):
+        share = weights[np.isinf(values)].sum() / total
+        return Absent(
+            f"{share:.1%} of the tokens never came (their requests failed): {label(p)} lies among them"
+        )
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
+    if math.isinf(high):
+        return Estimate(
+            point, float(low), None, LEVEL, total, unit, "the upper bound lies among failed requests"
+        )
+    return Estimate(point, float(low), float(high), LEVEL, total, unit, "bootstrap over requests")
