@@ -1,0 +1,141 @@
+"""What `burstline bound` found, as a person reads it in a terminal."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def told(found: Mapping[str, Any]) -> str:
+    """One device's bounds, op by op."""
+    asked, device, memory = found["asked"], found["device"], found["memory"]
+    ranks = " ".join(f"{kind}{n}" for kind, n in found["parallel"].items() if n > 1)
+    title = (
+        f"{found['model']['name']} ({found['model']['params']:,} parameters, {found['quant']['weights']})"
+        f" on {device['name']}{' ' + ranks if ranks else ''}:"
+        f" batch {asked['batch']}, {asked['n_prompt_tok']} in, {asked['n_output_tok']} out"
+    )
+    parts = [title]
+    for name, phase in found["phases"].items():
+        parts += ["", _sentence(name, phase), "", _phase_table(phase)]
+    room = (
+        f"KV cache: {memory['kv_tok']:,} tokens ({memory['kv_bytes'] / 1e9:.1f} GB at"
+        f" {memory['kv_bytes_per_tok']:,.0f} bytes a token) beside {memory['weight_bytes'] / 1e9:.1f} GB of"
+        f" weights a device; at most {memory['largest_batch']:,} such requests at once."
+    )
+    parts += ["", _outcome(found), room, "", "Assumed:", *(f"- {line}" for line in found["assumed"])]
+    return "\n".join(parts)
+
+
+def _sentence(name: str, phase: Mapping[str, Any]) -> str:
+    largest = max(phase["ops"], key=lambda op: op["share"])
+    times = [
+        f"ceiling {_ms(phase['ceiling_s'])}",
+        *(f"{t} {_ms(s)}" for t, s in phase["predicted_s"].items()),
+    ]
+    steps = "" if phase["n_steps"] == 1 else f" a step, {phase['n_steps']} steps"
+    return (
+        f"{name.capitalize()} is {phase['bound']}-bound ({', '.join(times)}{steps});"
+        f" {largest['op']} takes most, {largest['share']:.0%}."
+    )
+
+
+def _phase_table(phase: Mapping[str, Any]) -> str:
+    tiers = list(phase["predicted_s"])
+    header = ["op", "M × N × K", "runs", "FLOPs", "bytes", "FLOP/B", "ridge", "bound by", "ideal µs"]
+    header += [f"{tier} µs" for tier in tiers] + ["share"]
+    rows = [_op_row(op, tiers) for op in phase["ops"] if op["ideal_us"] or any(op["predicted_us"].values())]
+    return _aligned([header, *rows], n_words=2)
+
+
+def _op_row(op: Mapping[str, Any], tiers: Sequence[str]) -> list[str]:
+    shape = f"{op['m']:.5g} × {op['n']:.6g}" + (f" × {op['k']:.6g}" if op["k"] else "")
+    groups = f"{op['groups']:.4g} × " if op["groups"] != 1 else ""
+    where = f" ({op['level']})" if op["bound"] in ("memory", "communication") else ""
+    return [
+        op["op"],
+        groups + shape,
+        str(op["count"]),
+        _quantity(op["flops"]),
+        _quantity(op["bytes"]),
+        f"{op['intensity']:.1f}" if op["flops"] else "",
+        f"{op['ridge']:.0f}" if op["ridge"] else "",
+        op["bound"] + where,
+        f"{op['ideal_us']:,.1f}",
+        *(f"{op['predicted_us'][tier]:,.1f}" for tier in tiers),
+        f"{op['share']:.1%}",
+    ]
+
+
+def _outcome(found: Mapping[str, Any]) -> str:
+    return "\n".join(
+        f"{tier.capitalize()}: {seconds:.3f} s to the last token,"
+        f" {found['output_tok_per_s'][tier]:,.1f} output tok/s."
+        for tier, seconds in found["latency_s"].items()
+    )
+
+
+def compared(found: Sequence[Mapping[str, Any]]) -> str:
+    """Several devices side by side; those that cannot hold the model say why."""
+    possible = [one for one in found if "impossible" not in one]
+    parts = [_device_table(possible), *(_bound_table(possible, name) for name in ("prefill", "decode"))]
+    parts += [f"{one['device']['name']}: {one['impossible']}" for one in found if "impossible" in one]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _device_table(possible: Sequence[Mapping[str, Any]]) -> str:
+    header = ["device", "prefill by", "decode by", "prefill ms", "decode ms", "latency s", "tok/s"]
+    header += ["KV tokens", "largest batch"]
+    rows = []
+    for one in possible:
+        tier = list(one["latency_s"])[-1]
+        phases = [one["phases"].get(name) for name in ("prefill", "decode")]
+        seconds = [phase and phase["predicted_s"].get(tier, phase["ceiling_s"]) for phase in phases]
+        rows.append(
+            [
+                one["device"]["name"],
+                *(phase["bound"] if phase else "" for phase in phases),
+                *(f"{s * 1e3:,.2f}" if s else "" for s in seconds),
+                f"{one['latency_s'][tier]:,.3f}",
+                f"{one['output_tok_per_s'][tier]:,.0f}",
+                f"{one['memory']['kv_tok']:,}",
+                f"{one['memory']['largest_batch']:,}",
+            ]
+        )
+    return _aligned([header, *rows], n_words=3) if rows else ""
+
+
+def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
+    """Per op, what bounds it on each device and its ideal time there."""
+    phases = [one["phases"][name] for one in possible if name in one["phases"]]
+    if not phases:
+        return ""
+    header = [name, *(one["device"]["name"] for one in possible)]
+    rows = [
+        [ops[0]["op"], *(f"{op['bound']} {op['ideal_us']:,.0f} µs" for op in ops)]
+        for ops in zip(*(phase["ops"] for phase in phases), strict=True)
+        if ops[0]["kind"] != "elementwise"
+    ]
+    return _aligned([header, *rows], n_words=1)
+
+
+def _aligned(rows: Sequence[Sequence[str]], n_words: int) -> str:
+    """Columns as wide as their widest cell; the first `n_words` to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i < n_words else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def _quantity(value: float) -> str:
+    """Three digits and an SI prefix."""
+    for factor, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}"
+    return f"{value:.3g}" if value else ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f} ms"

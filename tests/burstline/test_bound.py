@@ -1,0 +1,96 @@
+"""`burstline bound` as a user calls it."""
+
+import json
+
+import pytest
+
+from burstline.cli import main
+
+ASKED = ["--prompt", "200", "--output", "200"]
+
+
+def told(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(["bound", *argv]) == 0
+    return capsys.readouterr().out
+
+
+def test_it_says_which_op_bounds_each_phase_and_how_many_requests_fit(capsys):
+    text = told(capsys, "--model", "llama-2-13b", "--device", "a100-sxm4-80g", *ASKED)
+    assert "llama-2-13b (13,015,864,320 parameters, fp16) on A100-SXM4-80G: batch 1, 200 in, 200 out" in text
+    assert "Prefill is compute-bound (ceiling 16.67 ms" in text
+    assert "Decode is memory-bound (ceiling 12.73 ms" in text
+    assert "200 × 27648 × 5120" in text
+    assert "KV cache: 60,752 tokens" in text
+    assert "Assumed:" in text
+
+
+def test_json_holds_everything_with_units(capsys):
+    argv = ["--model", "llama-2-13b", "--device", "a100", "--tp", "2", "--batch", "4", *ASKED, "--json"]
+    found = json.loads(told(capsys, *argv))
+    assert found["parallel"]["tp"] == 2
+    ops = {op["op"]: op for op in found["phases"]["decode"]["ops"]}
+    assert (ops["gate_up"]["m"], ops["gate_up"]["n"], ops["gate_up"]["k"]) == (4, 13824, 5120)
+    assert ops["gate_up"]["bytes"] == 40 * 2 * (13824 * 5120 + 4 * (13824 + 5120))
+    assert ops["all_reduce"]["bound"] == "communication"
+    assert sum(op["share"] for op in ops.values()) == pytest.approx(1)
+    ceiling = found["phases"]["prefill"]["ceiling_s"] + 199 * found["phases"]["decode"]["ceiling_s"]
+    assert found["latency_s"]["ceiling"] == pytest.approx(ceiling)
+    assert found["output_tok_per_s"]["ceiling"] == pytest.approx(4 * 200 / ceiling)
+
+
+def test_several_devices_stand_side_by_side_and_one_that_cannot_says_why(capsys):
+    text = told(capsys, "--model", "llama-2-13b", "--device", "a100", "h100", "rtx4090", *ASKED)
+    lines = text.splitlines()
+    assert next(line for line in lines if line.startswith("A100-SXM4-80G")).split()[1:3] == [
+        "compute",
+        "memory",
+    ]
+    assert next(line for line in lines if line.startswith("H100-SXM5-80G")).split()[1:3] == [
+        "memory",
+        "memory",
+    ]
+    assert "RTX4090: llama-2-13b does not fit RTX4090: weights take 26.0 GB" in text
+
+
+@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b", "gemma-2-9b", "gpt2", "opt-6.7b"])
+def test_every_family_is_told(capsys, model):
+    text = told(capsys, "--model", model, "--device", "b200", "--batch", "8", *ASKED)
+    assert "Decode is memory-bound" in text
+
+
+def test_a_mixture_over_nodes_needs_a_network(capsys):
+    argv = [
+        "bound",
+        "--model",
+        "deepseek-v3",
+        "--device",
+        "h200",
+        "--quant",
+        "fp8",
+        "--dp",
+        "16",
+        "--ep",
+        "16",
+    ]
+    assert main(argv) == 2
+    assert "--network-gb-per-s" in capsys.readouterr().err
+    text = told(capsys, *argv[1:], "--network-gb-per-s", "50")
+    assert "communication (network)" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--model", "llama-2-70b", "--device", "a100"], "does not fit"),
+        (["--model", "llama-2-13b", "--device", "a100", "--batch", "4000"], "does not fit the KV cache"),
+        (["--model", "llama-2-13b", "--device", "a101"], "unknown device"),
+        (["--model", "llama-2-13b", "--device", "a100", "--quant", "fp8"], "no dense fp8 peak"),
+        (["--model", "llama-2-13b", "--device", "a100", "--tp", "3"], "does not divide"),
+        (["--model", "llama-2-13b", "--device", "a100", "--output", "0"], "output must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_the_users_fault_in_one_line(capsys, argv, says):
+    assert main(["bound", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert says in error

@@ -1,0 +1,91 @@
+"""A deployment asked for requests: phases, tiers, latency; models by name."""
+
+import json
+
+import pytest
+
+from roofline.bound import ceiling
+from roofline.catalog import bundled_models, load_model
+from roofline.deployment import Asked, Deployment, Tier, latency_s, phase_bounds
+from roofline.device import load_device
+from roofline.errors import RooflineError
+from roofline.model import QUANTS, Quant
+from roofline.parallel import Parallel
+
+
+def llama(tp: int = 1) -> Deployment:
+    return Deployment(load_model("llama-2-7b")[0], QUANTS["bf16"], Parallel(tp=tp), load_device("h100"))
+
+
+def launches(seconds: float) -> Tier:
+    def floor_s(op, device):
+        return op.count * seconds
+
+    return Tier("launches", lambda op, device: ceiling(op, device).seconds + op.count * seconds, floor_s)
+
+
+def test_a_request_is_one_prefill_and_a_decode_for_every_further_token():
+    phases = phase_bounds(llama(), Asked(1, 200, 200))
+    assert [(name, phase.n_steps) for name, phase in phases.items()] == [("prefill", 1), ("decode", 199)]
+    attention = next(line.bound.op for line in phases["decode"].lines if line.bound.op.kind == "attention")
+    assert attention.n == 300
+    assert latency_s(phases) == phases["prefill"].ceiling_s + 199 * phases["decode"].ceiling_s
+    assert list(phase_bounds(llama(), Asked(1, 200, 1))) == ["prefill"]
+
+
+def test_decoding_at_the_mean_context_takes_as_long_as_decoding_step_by_step():
+    whole = 100 * phase_bounds(llama(), Asked(4, 100, 101))["decode"].ceiling_s
+    steps = sum(phase_bounds(llama(), Asked(4, 100 + i, 2))["decode"].ceiling_s for i in range(100))
+    assert whole == pytest.approx(steps, rel=1e-4)
+
+
+def test_a_tier_predicts_beside_the_ceiling_and_its_launches_can_bind():
+    phases = phase_bounds(llama(tp=8), Asked(1, 200, 200), [launches(8e-6)])
+    decode = phases["decode"]
+    n_launches = sum(line.bound.op.count for line in decode.lines)
+    assert decode.predicted_s("launches") == pytest.approx(decode.ceiling_s + n_launches * 8e-6)
+    assert latency_s(phases, "launches") > latency_s(phases)
+    limit = {line.bound.op.name: line.limit for line in decode.lines}
+    assert limit["o"] == "latency"
+    assert limit["lm_head"] == "memory"
+    assert limit["all_reduce"] == "communication"
+    assert decode.limit() == "latency"
+
+
+@pytest.mark.parametrize("asked", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_asking_for_nothing_is_refused(asked):
+    with pytest.raises(RooflineError, match="must be at least 1, not 0"):
+        Asked(*asked)
+
+
+def test_models_are_found_by_name_folder_and_file(tmp_path):
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 8,
+        "n_layer": 1,
+        "n_head": 2,
+        "n_positions": 16,
+        "vocab_size": 32,
+    }
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
+    for path in (folder, folder / "config.json"):
+        shape, quant = load_model(str(path))
+        assert (shape.name, shape.d, quant) == ("my-model", 8, Quant("fp32", "fp32", "fp32"))
+    assert load_model("Llama-2-7B")[0].name == "llama-2-7b"
+    assert "reference" in bundled_models()
+
+
+def test_a_model_that_is_not_there_names_the_nearest(tmp_path):
+    with pytest.raises(RooflineError, match=r"unknown model 'llama-2-17b'.*llama-2-7b"):
+        load_model("llama-2-17b")
+    with pytest.raises(RooflineError, match=r"no config.json in"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(("text", "says"), [("{", "is not JSON"), ("[]", "holds no object")])
+def test_a_config_that_cannot_be_read_is_refused(tmp_path, text, says):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(RooflineError, match=says):
+        load_model(str(tmp_path))
