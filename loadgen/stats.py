@@ -126,7 +126,7 @@ def order_statistic_coverage(n: int, p: float, low_rank: int, high_rank: int) ->
 
 
 def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING_CONFIDENCE) -> int:
-    """MLPerf's t: the largest with find_min(t) + t <= n; find_min(t) is the least h with I_p(h, t + 1) < 1 - c.
+    """MLPerf's t: the largest with find_min(t) + t <= n; find_min(t) is the least h: I_p(h, t + 1) < 1 - c.
 
     I_p(n - t, t + 1) is the probability that at most t of n samples exceed the quantile. 0 where even t = 0
     is not reached. Source: MLCommons inference rules, "Early stopping"

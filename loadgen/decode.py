@@ -1,0 +1,87 @@
+"""Captures to records, in child processes: what decoding costs is not the driver's nor the caller's."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+from array import array
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from loadgen.capture import Capture
+from loadgen.record import Decode, Record, record_of, record_without_capture
+from loadgen.spool import read_captures
+from loadgen.tables import RECORDS, record_table, requests_without_prompts
+from workloads.request import Request
+
+_N_AT_ONCE = 500
+
+
+def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
+    """The records of a run's folder: one row per request of `plan.parquet`, in its order.
+
+    `decode` is the engine's. Requests without a capture are `cancelled`. `n_processes` children share the
+    captures (as many as CPUs unless told, fewer for small runs); each streams its share, so that no more
+    raw bytes than one reply's are in memory at once.
+    """
+    requests, due_ns = _read_asked(directory)
+    if n_processes is None:
+        n_processes = min(_n_cpus(), 1 + len(requests) // 2000)
+    with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
+        shares = [pool.submit(_decode_share, directory, decode, k, n_processes) for k in range(n_processes)]
+        seen = pa.concat_tables(share.result() for share in shares)
+    return with_cancelled(seen, requests, due_ns)
+
+
+def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
+    """One row per request, in order: those of `seen`, and `cancelled` ones for the rest."""
+    # A request that was captured twice is a bug elsewhere; the first capture stands.
+    _, first = np.unique(seen.column("index").to_numpy(), return_index=True)
+    seen = seen.take(first)
+    there = set(seen.column("index").to_pylist())
+    missing = [
+        record_without_capture(request, due)
+        for request, due in zip(requests, due_ns, strict=True)
+        if request.index not in there
+    ]
+    if not missing:
+        return seen
+    whole = pa.concat_tables([seen, record_table(missing)])
+    return whole.take(pc.sort_indices(whole, [("index", "ascending")]))
+
+
+def decoded_batches(
+    captures: Iterable[Capture], requests: list[Request], decode: Decode
+) -> Iterator[list[Record]]:
+    """The records of `captures`, 500 at a time, in the order of the captures."""
+    captures = iter(captures)
+    while batch := list(islice(captures, _N_AT_ONCE)):
+        yield [record_of(requests[capture.index], capture, decode) for capture in batch]
+
+
+def _decode_share(directory: Path, decode: Decode, worker: int, n_workers: int) -> pa.Table:
+    # Each child walks the whole file and decodes every n-th capture: walking costs a tenth of decoding, and
+    # nothing but records crosses a pipe.
+    requests, _ = _read_asked(directory)
+    captures = islice(read_captures(directory / "captures"), worker, None, n_workers)
+    parts = [record_table(records) for records in decoded_batches(captures, requests, decode)]
+    return pa.concat_tables(parts) if parts else RECORDS.empty_table()
+
+
+def _n_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
+    """The plan's requests without their prompts, and when each was due."""
+    names = [name for name in pq.read_schema(directory / "plan.parquet").names if name != "prompt_ids"]
+    table = pq.read_table(directory / "plan.parquet", columns=names)
+    return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())

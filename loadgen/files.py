@@ -1,0 +1,58 @@
+"""Files written whole or not at all, and a full disk told in plain words."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+PARTIAL = ".partial"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON, indented, whole or not at all. NaN and infinity become null."""
+    write_bytes(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
+    with disk_errors(path), renamed(path) as partial, partial.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def renamed(path: Path) -> Iterator[Path]:
+    """A `*.partial` to write to, given its name when the block ends well and removed otherwise."""
+    partial = path.with_name(path.name + PARTIAL)
+    try:
+        yield partial
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+    partial.replace(path)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turns a full disk into an OSError that says so, with the path and the bytes free."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        room = next(folder for folder in path.parents if folder.exists())
+        free_bytes = shutil.disk_usage(room).free
+        raise OSError(
+            error.errno,
+            f"the disk is full: cannot write {path}, {free_bytes:,} bytes are free there; "
+            "make room or choose another folder with --out",
+        ) from error
