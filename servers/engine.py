@@ -182,7 +182,8 @@ class Launch:
     """How to start a server as a local process.
 
     `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
-    SIGTERM to its end before what is left of its process tree is killed.
+    SIGTERM to its end before what is left of its process tree is killed. `notes` says, for the user's eyes,
+    what the adapter decided by itself.
     """
 
     argv: tuple[str, ...]
@@ -191,6 +192,7 @@ class Launch:
     stop_grace_s: float = 30.0
     cpu_affinity: tuple[int, ...] | None = None
     step_log: Path | None = None
+    notes: tuple[str, ...] = ()
 
 
 Get = Callable[[str], HttpReply]

@@ -42,13 +42,17 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
 
 
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
-    """A POST of JSON. Users give base URLs with and without `/v1`, so it is never doubled."""
-    if urlsplit(target.url).path.rstrip("/").endswith("/v1"):
-        path = path.removeprefix("/v1")
+    """A POST of JSON to a path of the server, with the user's key where there is one."""
     headers = [("content-type", "application/json")]
     if target.api_key:
         headers.append(("authorization", f"Bearer {target.api_key}"))
-    return Call("POST", path, orjson.dumps(fields), tuple(headers))
+    return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
+
+
+def path_under(url: str, path: str) -> str:
+    """The path to ask for below a base URL. Users give those with and without `/v1`: it is never doubled."""
+    has_v1 = urlsplit(url).path.rstrip("/").endswith("/v1")
+    return path.removeprefix("/v1") if has_v1 else path
 
 
 def decode_completion(reply: HttpReply) -> Reply:

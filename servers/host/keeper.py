@@ -1,0 +1,175 @@
+"""Keeps one engine: starts it, says how it ended, and leaves nothing of it behind.
+
+Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the keeper is a child subreaper:
+whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
+that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
+
+Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s}`; its end means stop, whether the
+parent closed it or is gone. Standard output: one JSON object a line: `{"pid"}` or `{"failed"}`, then
+`{"code"}` when the engine's first process has ended, `{"survivors"}` when all have.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+ORPHANS_GRACE_S = 1.0
+"""How long processes may outlive the engine's first one, which told them to end, before they are killed."""
+KILLED_GRACE_S = 10.0
+POLL_S = 0.05
+
+
+class Keeper:
+    """One engine's processes and the order to stop them."""
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self.grace_s: float = task["stop_grace_s"]
+        self.code: int | None = None
+        self.stopping = False
+        self._seen: dict[int, psutil.Process] = {}
+        self._signalled = _wake_on_signals(self._stop)
+        self.root = _start(task["argv"], task["env"], task["log"], task["affinity"])
+
+    def _stop(self, *_: object) -> None:
+        self.stopping = True
+
+    def watch(self) -> None:
+        """Until the engine's first process ends, the parent says stop, or the parent is gone."""
+        remember_s = None if sys.platform == "linux" else 1.0
+        while self.code is None and not self.stopping:
+            readable = select.select([sys.stdin, self._signalled], [], [], remember_s)[0]
+            if self._signalled in readable:
+                os.read(self._signalled, 4096)
+            self.stopping = self.stopping or sys.stdin in readable
+            self._reap()
+            if remember_s:
+                self._look()
+
+    def end(self) -> list[int]:
+        """Ends every process: asked first, killed after the grace. The pids that even that did not end."""
+        if self.code is None:
+            os.kill(self.root.pid, signal.SIGTERM)
+            self._wait(lambda: self.code is not None, self.grace_s)
+        if self.code is not None:
+            self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
+        self._wait(self._killed_all, KILLED_GRACE_S)
+        return [process.pid for process in self._look()]
+
+    def _killed_all(self) -> bool:
+        alive = self._look()
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return not alive
+
+    def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not done() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            self._reap()
+
+    def _reap(self) -> None:
+        """Collects the ended: the engine's first process with its code, and orphans that came to us."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.root.pid:
+                    self.code = self.root.returncode = os.waitstatus_to_exitcode(ended[1])
+                    say(code=self.code)
+
+    def _look(self) -> list[psutil.Process]:
+        """All living processes of the engine."""
+        for process in psutil.Process().children(recursive=True):
+            self._seen.setdefault(process.pid, process)
+        self._seen = {pid: process for pid, process in self._seen.items() if _lives(process)}
+        return list(self._seen.values())
+
+
+def _wake_on_signals(stop: Callable[..., None]) -> int:
+    """A descriptor that turns readable at every signal; those that mean the end call `stop` as well."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    return readable
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _start(
+    argv: Sequence[str], env: Mapping[str, str], log: str, affinity: Sequence[int] | None
+) -> subprocess.Popen[bytes]:
+    if affinity is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, affinity)  # inherited by all of the engine; the keeper itself idles
+    with open(log, "ab") as file:  # noqa: PTH123
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_the_keeper if sys.platform == "linux" else None,
+        )
+
+
+def _end_with_the_keeper() -> None:
+    """Should the keeper itself be killed, the kernel asks the engine to end."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+def say(**fact: object) -> None:
+    """One line to the parent, who may be gone."""
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), json.dumps(fact).encode() + b"\n")
+
+
+def main() -> None:
+    task = json.loads(_first_line())
+    if sys.platform == "linux":
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        keeper = Keeper(task)
+    except OSError as error:
+        say(failed=f"{error.strerror}: {error.filename or task['argv'][0]}")
+        return
+    say(pid=keeper.root.pid)
+    keeper.watch()
+    say(survivors=keeper.end())
+
+
+def _first_line() -> bytes:
+    """Read unbuffered, so that `select` sees whatever comes after it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            sys.exit("the keeper is started by burstline, with its task on standard input")
+        line += byte
+    return line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A server as a local process: started under a keeper, asked how it is, stopped with all that it started."""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from servers.engine import EngineError, Launch
+from servers.host import child
+
+KEEPER_GRACE_S = 20.0
+"""What a keeper may need to kill what would not end, beyond the engine's own grace."""
+LAST_BYTES = 4096
+"""How much of a log's end is read to find its last line."""
+
+
+class Server:
+    """A running engine that we started. Leaving it as a context manager stops it."""
+
+    def __init__(self, keeper: subprocess.Popen[bytes], launch: Launch, log_path: Path) -> None:
+        self.launch = launch
+        self.log_path = log_path
+        self._keeper = keeper
+        self._unread = b""
+        self._facts: dict[str, Any] = {}
+        self._hear(until="pid", timeout_s=60.0)
+        if "pid" not in self._facts:
+            self._close()
+            why = self._facts.get("failed", "its keeper ended at once")
+            raise EngineError(f"cannot start {launch.argv[0]}: {why}")
+
+    @property
+    def pid(self) -> int:
+        """The engine's first process."""
+        return int(self._facts["pid"])
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process whose descendants are all of the engine, and nothing else."""
+        return self._keeper.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The engine's own exit code, minus the signal's number where one killed it; None while it runs."""
+        self._hear(until="code", timeout_s=0.0)
+        code = self._facts.get("code")
+        return None if code is None else int(code)
+
+    def alive(self) -> bool:
+        """True while the engine's first process runs."""
+        return self.exit_code is None and self._keeper.poll() is None
+
+    def log(self) -> str:
+        """All that the engine has printed so far."""
+        return self.log_path.read_text(errors="replace")
+
+    def last_line(self) -> str:
+        """The last line that the engine has printed, "" where it has printed none."""
+        with self.log_path.open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def stop(self) -> int | None:
+        """Ends the whole process tree and returns the engine's exit code; a second time does nothing.
+
+        Raises EngineError where a process survived even SIGKILL.
+        """
+        if self._keeper.stdin is not None and not self._keeper.stdin.closed:
+            self._keeper.stdin.close()
+            self._hear(until="survivors", timeout_s=self.launch.stop_grace_s + KEEPER_GRACE_S)
+            self._close()
+        if survivors := self._facts.get("survivors", []):
+            raise EngineError(f"the server's processes {survivors} survived SIGKILL and may hold its port")
+        return self.exit_code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _hear(self, *, until: str, timeout_s: float) -> None:
+        """Takes in what the keeper has said, waiting for the fact `until` at most so long."""
+        deadline = time.monotonic() + timeout_s
+        out = self._keeper.stdout
+        while out is not None and not out.closed and until not in self._facts:
+            left_s = max(0.0, deadline - time.monotonic())
+            if not select.select([out], [], [], left_s)[0]:
+                return
+            heard = os.read(out.fileno(), 65536)
+            if not heard:
+                return
+            *lines, self._unread = (self._unread + heard).split(b"\n")
+            for line in lines:
+                self._facts |= json.loads(line)
+
+    def _close(self) -> None:
+        for pipe in (self._keeper.stdin, self._keeper.stdout):
+            if pipe is not None:
+                pipe.close()
+        try:
+            self._keeper.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._keeper.kill()
+            self._keeper.wait()
+
+
+def start(launch: Launch, log_path: Path) -> Server:
+    """Starts the server; its output goes to `log_path`. EngineError where its command cannot be run."""
+    task = {
+        "argv": launch.argv,
+        "env": os.environ | launch.env,
+        "log": str(log_path),
+        "affinity": launch.cpu_affinity,
+        "stop_grace_s": launch.stop_grace_s,
+    }
+    return Server(child.spawn("servers.host.keeper", task), launch, log_path)
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listens on at this moment."""
+    with socket.create_server((host, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def require_free_port(host: str, port: int) -> None:
+    """EngineError, naming who holds it where that can be known, if the port is taken."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise EngineError(
+            f"port {port} on {host} cannot be used: {error.strerror}{_holder(port)}. "
+            "Stop that process, choose another port, or attach to the server that is there"
+        ) from error
+
+
+def _holder(port: int) -> str:
+    with contextlib.suppress(psutil.Error, OSError):
+        for connection in psutil.net_connections("tcp"):
+            local = connection.laddr
+            if local and local.port == port and connection.status == psutil.CONN_LISTEN and connection.pid:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return f", held by pid {connection.pid} ({command:.120})"
+    return ""

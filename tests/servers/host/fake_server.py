@@ -1,0 +1,87 @@
+"""A process that behaves like an engine, or badly. Run as a script: `fake_server.py HOW [ARGUMENT]`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+
+class Handler(BaseHTTPRequestHandler):
+    completion: tuple[int, dict[str, object]] = (
+        200,
+        {
+            "choices": [{"index": 0, "text": "x", "finish_reason": "length"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 1},
+        },
+    )
+
+    def answer(self, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.answer(200, "ok")
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.answer(*self.completion)
+
+
+def serves(port: str) -> None:
+    time.sleep(0.3)
+    HTTPServer(("127.0.0.1", int(port)), Handler).serve_forever()
+
+
+def refuses(port: str) -> None:
+    Handler.completion = (404, {"error": {"message": "The model `m` does not exist."}})
+    serves(port)
+
+
+def generates_nothing(port: str) -> None:
+    Handler.completion = (200, {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 0}})
+    serves(port)
+
+
+def dies() -> None:
+    print("(Worker pid=7) ERROR 11-21 02:08:33 [executor.py:953] RuntimeError: no weights at all", flush=True)
+    print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
+    sys.exit(3)
+
+
+def sleeps() -> None:
+    print("loading ...", flush=True)
+    time.sleep(600)
+
+
+def stubborn() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sleeps()
+
+
+def family(folder: str) -> None:
+    """A child in a session of its own and an orphaned grandchild, both deaf to SIGTERM, as it is not."""
+    python, deaf = sys.executable, "from fake_server import stubborn; stubborn()"
+    orphans = f"import subprocess as s; print(s.Popen([{python!r}, '-c', {deaf!r}], stdout=2).pid)"
+    own_session: dict[str, bool | Path] = {"start_new_session": True, "cwd": Path(__file__).parent}
+    child = subprocess.Popen([python, "-c", deaf], **own_session)
+    done = subprocess.run([python, "-c", orphans], stdout=subprocess.PIPE, text=True, **own_session)
+    pids = f"{os.getpid()} {child.pid} {done.stdout}"
+    Path(folder, "pids.partial").write_text(pids)
+    Path(folder, "pids.partial").rename(Path(folder, "pids"))
+    sleeps()
+
+
+def tells(path: str) -> None:
+    """Its affinity and an environment variable."""
+    Path(path).write_text(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get("TOLD")]))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

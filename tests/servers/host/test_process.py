@@ -1,0 +1,196 @@
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from servers.engine import EngineError, Launch, Target
+from servers.host import process
+from servers.host.ready import RefusalError, getter, wait_ready
+from servers.vllm import Vllm
+
+FAKE = str(Path(__file__).with_name("fake_server.py"))
+ROOT = Path(__file__).parents[3]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
+
+
+def fake(how: str, *arguments: object, grace_s: float = 5.0, **more: object) -> Launch:
+    argv = (sys.executable, FAKE, how, *map(str, arguments))
+    return Launch(argv, stop_grace_s=grace_s, **more)  # type: ignore[arg-type]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def family_of(folder: Path) -> list[int]:
+    assert eventually((folder / "pids").exists)
+    return [int(pid) for pid in (folder / "pids").read_text().split()]
+
+
+def test_a_server_is_ready_once_it_has_generated_a_token_and_stopping_leaves_nothing(tmp_path: Path) -> None:
+    port = process.free_port()
+    target = Target(f"http://127.0.0.1:{port}", "m")
+    with process.start(fake("serves", port), tmp_path / "log") as server:
+        assert server.alive()
+        assert wait_ready(Vllm(), server, target, timeout_s=30) > 0
+        assert getter(target)("/version").body == b'"ok"'
+        with pytest.raises(EngineError, match=f"port {port} .* held by pid {server.pid}"):
+            process.require_free_port("127.0.0.1", port)
+    assert (server.alive(), server.exit_code) == (False, -signal.SIGTERM)
+    assert server.stop() == -signal.SIGTERM
+    assert gone(server.pid)
+    assert gone(server.keeper_pid)
+    process.require_free_port("127.0.0.1", port)
+
+
+def test_a_server_that_dies_during_its_start_fails_at_once_with_its_root_cause(tmp_path: Path) -> None:
+    with process.start(fake("dies"), tmp_path / "log") as server:
+        with pytest.raises(EngineError) as caught:
+            wait_ready(Vllm(), server, Target(f"http://127.0.0.1:{process.free_port()}", "m"), timeout_s=60)
+        assert server.exit_code == 3
+    assert "vLLM ended with exit code 3 before it was ready: RuntimeError: no weights at all" in str(
+        caught.value
+    )
+    assert str(tmp_path / "log") in str(caught.value)
+
+
+def test_a_server_that_never_gets_ready_is_given_up_with_its_last_line(tmp_path: Path) -> None:
+    seen: list[str] = []
+    with process.start(fake("sleeps"), tmp_path / "log") as server:
+        assert eventually(lambda: server.last_line() == "loading ...")
+        with pytest.raises(EngineError, match=r"not ready after 0.6 s: .* its log ends: loading \.\.\."):
+            wait_ready(
+                Vllm(),
+                server,
+                Target(f"http://127.0.0.1:{process.free_port()}", "m"),
+                timeout_s=0.6,
+                progress=lambda _, words: seen.append(words),
+            )
+    assert "loading ..." in seen
+
+
+def test_a_server_that_refuses_the_request_is_not_waited_for(tmp_path: Path) -> None:
+    port = process.free_port()
+    target = Target(f"http://127.0.0.1:{port}", "m")
+    refusal = pytest.raises(RefusalError, match="The model `m` does not exist")
+    with process.start(fake("refuses", port), tmp_path / "log") as server, refusal:
+        wait_ready(Vllm(), server, target, timeout_s=60)
+
+
+def test_an_answer_without_a_token_is_not_ready(tmp_path: Path) -> None:
+    port = process.free_port()
+    target = Target(f"http://127.0.0.1:{port}", "m")
+    given_up = pytest.raises(EngineError, match="brings none")
+    with process.start(fake("generates_nothing", port), tmp_path / "log") as server, given_up:
+        wait_ready(Vllm(), server, target, timeout_s=1.5)
+
+
+def test_a_server_deaf_to_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+    server = process.start(fake("stubborn", grace_s=0.3), tmp_path / "log")
+    assert eventually(lambda: server.last_line() == "loading ...")
+    assert server.stop() == -signal.SIGKILL
+    assert gone(server.pid)
+
+
+def test_a_crash_of_the_first_process_takes_its_whole_family_along(tmp_path: Path) -> None:
+    with process.start(fake("family", tmp_path), tmp_path / "log") as server:
+        pids = family_of(tmp_path)
+        os.kill(server.pid, signal.SIGKILL)
+        assert eventually(lambda: all(map(gone, pids)))
+        assert server.exit_code == -signal.SIGKILL
+
+
+@LINUX
+def test_stopping_ends_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
+    with process.start(fake("family", tmp_path), tmp_path / "log"):
+        pids = family_of(tmp_path)
+        assert len(pids) == 3
+        assert not any(map(gone, pids))
+    assert all(map(gone, pids))
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from servers.engine import Launch
+from servers.host import process
+folder = Path(sys.argv[2])
+server = process.start(Launch((sys.executable, sys.argv[1], "family", str(folder))), folder / "log")
+print(server.pid, server.keeper_pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-c", PARENT, FAKE, str(tmp_path)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as started:
+        yield started
+        started.kill()
+
+
+@LINUX
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_parent_leaves_nothing_behind(
+    tmp_path: Path, parent: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    pids = family_of(tmp_path)
+    assert parent.stdout is not None
+    pids += [int(pid) for pid in parent.stdout.readline().split()]
+    parent.send_signal(number)
+    assert eventually(lambda: all(map(gone, pids)))
+
+
+@LINUX
+def test_a_killed_keeper_takes_the_engine_with_it(tmp_path: Path) -> None:
+    server = process.start(fake("sleeps"), tmp_path / "log")
+    assert eventually(lambda: server.last_line() == "loading ...")
+    os.kill(server.keeper_pid, signal.SIGKILL)
+    assert eventually(lambda: gone(server.pid))
+    assert not server.alive()
+    server.stop()
+
+
+def test_the_environment_and_the_cpus_asked_for_reach_the_engine(tmp_path: Path) -> None:
+    cpus = tuple(sorted(os.sched_getaffinity(0))[:1])
+    launch = fake("tells", tmp_path / "told", env={"TOLD": "yes"}, cpu_affinity=cpus)
+    with process.start(launch, tmp_path / "log") as server:
+        assert eventually(lambda: server.exit_code == 0)
+    assert json.loads((tmp_path / "told").read_text()) == [list(cpus), "yes"]
+
+
+def test_a_command_that_does_not_exist_is_an_engine_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="cannot start /no/such: No such file or directory"):
+        process.start(Launch(("/no/such",)), tmp_path / "log")
+
+
+def test_a_taken_port_names_its_holder_and_a_free_port_is_free() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(
+            EngineError, match=f"port {port} on 127.0.0.1 cannot be used: Address already in use"
+        ):
+            process.require_free_port("127.0.0.1", port)
+    process.require_free_port("127.0.0.1", process.free_port())
