@@ -1,13 +1,16 @@
 """The desk: decides which scene a request gets, and remembers what that decision rests on. No sockets."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
 import orjson
 
-from servers.truth.dialects import ROUTES, Ask, read_request
+from servers.truth.ask import Ask
+from servers.truth.calls import Call
+from servers.truth.dialects import ROUTES, read_request
 from servers.truth.prefix import PrefixCache
 from servers.truth.queue import Queue
 from servers.truth.scene import Pace, Scene, Scenes, error_reply, plain_reply
@@ -19,7 +22,8 @@ from workloads.request import WorkloadError
 class House:
     """What a server plays and under which rules.
 
-    `scripts` are used in the order of arrival, the last for all that follow. `native` names the engine whose
+    `scripts` are used in the order of arrival, the last for all that follow; a request that brings its own in
+    `x-burstline-script` (laid over the next of them) uses none up. `native` names the engine whose
     own paths are served besides the OpenAI ones. `queue` sets every token's time instead of the scripts: the
     tokens of a request are spread evenly over its service and the last leaves with the departure.
     `max_in_flight` requests are served at once, others refused with `shed_status`; None: no limit.
@@ -39,17 +43,6 @@ class House:
             raise WorkloadError(f"dialect {self.native!r}: expected one of {', '.join(ROUTES)}")
         if self.max_in_flight is not None and self.max_in_flight < 1:
             raise WorkloadError(f"max in flight {self.max_in_flight}: expected at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One whole HTTP request. Header names are lower case; `arrival_ns` is when its last byte was there."""
-
-    method: str
-    path: str
-    headers: Mapping[bytes, bytes]
-    body: bytes
-    arrival_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +113,10 @@ class Desk:
     def _script(self, call: Call) -> Script:
         scripts = self.house.scripts
         script = scripts[min(self._order, len(scripts) - 1)]
+        if own := call.headers.get(b"x-burstline-script"):
+            return script_from_header(own, script)
         self._order += 1
-        own = call.headers.get(b"x-burstline-script")
-        return script_from_header(own, script) if own else script
+        return script
 
     def _shed(self, ask: Ask) -> Scene:
         message = f"Model is overloaded: {self.house.max_in_flight} requests are in flight"
@@ -134,7 +128,7 @@ class Desk:
         """The scene for a GET: health, identity and gauges."""
         pages: dict[str, Any] = {
             "/health": {},
-            "/version": {"version": "truth"},
+            "/version": {"version": version("burstline")},
             "/v1/models": _models(self.house),
             "/info": {"model_id": self.house.model, "router": "truth"},
         }

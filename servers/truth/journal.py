@@ -3,12 +3,10 @@
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import orjson
 
-if TYPE_CHECKING:
-    from servers.truth.serve import Exchange
+from servers.truth.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +15,10 @@ class Served:
 
     `number` counts arrivals from 0; `index` is the client's own (`x-burstline-index`), None where it sent
     none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
-    `kernel_stamps`, else those of `read_ns`, when the server had the request in hand. Event i is `event_kind[i]`
-    (headers, role, token, usage, done, error, comment, plain), carries `event_tok[i]` tokens, was due at
-    `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events that were
-    not sent are not listed. `ended` is done, close, half_close, reset, stall, or client_closed; None: still
+    `kernel_stamps` says so, else our own; `read_ns` is when the server had the request in hand. Event i is
+    `event_kind[i]` (headers, role, token, usage, done, error, comment, plain), carries `event_tok[i]` tokens,
+    was due at `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events
+    that were not sent are not listed. `ended` is done, close, half_close, reset or client_closed; None: still
     open. `start_ns` and `departure_ns` are the queue's, where there is one.
     """
 
@@ -58,7 +56,7 @@ class Served:
         return [sent - due for sent, due in zip(self.event_ns, self.event_due_ns, strict=True)]
 
 
-def served(exchange: "Exchange") -> Served:
+def served(exchange: Exchange) -> Served:
     """The row of one exchange, as far as it went."""
     kinds: list[str] = []
     n_toks, due_ns, sent_ns = array("q"), array("q"), array("q")

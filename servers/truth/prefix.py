@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from servers.truth.dialects import Prompt
+from servers.truth.ask import Prompt
 
 BLOCK_TOK = 16
 
 
 @dataclass(slots=True)
 class PrefixCache:
-    """Remembers every whole block of 16 tokens (or words of a text) together with all that stood before it.
+    """Remembers every whole block of 16 tokens (or words of a text) with all that stood before it.
 
-    Like a real one (vLLM hashes blocks so) it never serves a whole prompt: the last block stays to be computed.
+    Like a real one (vLLM hashes blocks so) it never serves a whole prompt: some of it stays to be computed.
     """
 
     _seen: set[int] = field(default_factory=set)

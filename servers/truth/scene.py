@@ -13,7 +13,8 @@ from itertools import accumulate
 
 import orjson
 
-from servers.truth.dialects import DIALECTS, Ask, Dialect, Json, Portion
+from servers.truth.ask import Ask, Json, Portion
+from servers.truth.dialects import DIALECTS, Dialect
 from servers.truth.script import Script
 
 STAMP = b"%-19d"
@@ -75,12 +76,12 @@ def error_reply(dialect: str, status: int, message: str, at_ns: int = 0) -> Scen
 
 @dataclass(slots=True)
 class Scenes:
-    """Makes scenes; what replies share is made once. `pace` moves the token events, None leaves the script's."""
+    """Makes scenes; what replies share is made once."""
 
     _tracks: dict[tuple[Script, Ask], "_Track"] = field(default_factory=dict)
 
     def make(self, script: Script, ask: Ask, pace: Pace | None = None) -> Scene:
-        """The scene of one request under a script."""
+        """The scene of one request under a script; `pace` moves its token events."""
         if script.status != 200:
             return error_reply(ask.dialect, script.status, script.message, _ns(script.headers_s))
         track = self._track(script, ask)
@@ -151,7 +152,7 @@ def _stream(
     times_ns = list((pace or list)(track.offsets_ns[:n_all]))
     end_ns = times_ns[min(n_shown, n_all - 1)] if times_ns else _ns(script.ttft_s)
 
-    opening = [(_ns(script.headers_s), _stream_head(script))] + _role(script, ask)
+    opening = [(_ns(script.headers_s), _stream_head(script)), *_role(script, ask)]
     writes = [write for _, write in opening] + track.writes[:n_shown]
     offsets_ns = [at_ns for at_ns, _ in opening] + times_ns[:n_shown]
     if n_shown and n_shown == n_all:

@@ -20,16 +20,16 @@ class Script:
     A list that is too short repeats its last value. Tokens and gaps:
     - `role_s`: when an event without tokens (chat: the role) is sent; None: there is none.
     - `tok_per_event`: tokens in each event; `n_tok`: how many in all, None: as many as the request asks for;
-      `n_reasoning_tok`: how many of them, from the first, are reasoning (chat only); `text`: one token's text.
+      `n_reasoning_tok`: how many of them, from the first, are reasoning (chat only); `text`: a token's text.
     - `usage`: where the count stands. "final": in an event of its own; "last": in the last token's event;
       "cumulative": in every event; "lagging": in every event, one event behind but for the last; "null": the
       key is there and empty; "off": nowhere.
     - `finish`: the finish reason, None: none is ever given.
     Failures:
     - `status`: other than 200 refuses the request after `headers_s`; `message` is what errors say.
-    - `fault`, when the event after `fault_after_tok` tokens would be due (-1: before the headers): "error" sends
-      an error inside the stream and ends it, "stall" never sends again, "half_close" ends only our direction,
-      "close" ends the connection amid the reply, "reset" with RST.
+    - `fault`, when the event after `fault_after_tok` tokens would be due (-1: before the headers): "error"
+      sends an error inside the stream and ends it, "stall" never sends again, "half_close" ends only our
+      direction, "close" ends the connection amid the reply, "reset" does so with RST.
     Framing:
     - `comments_s`: when comments (keep-alives) are sent; `crlf`, `space`: CR LF line ends, `data: ` with a
       space (None: as the dialect has it); `chunked`: chunked coding, else the reply ends with the connection.
@@ -72,7 +72,7 @@ class Script:
             (not all(0 <= time_s < 1e9 for time_s in times_s), "a time is negative or not finite"),
             (
                 not self.headers_s <= first_s <= self.ttft_s,
-                f"headers_s {self.headers_s}, role_s {self.role_s}, ttft_s {self.ttft_s}: expected in this order",
+                f"headers_s {self.headers_s}, role_s {self.role_s}, ttft_s {self.ttft_s}: expected to ascend",
             ),
             (not self.gaps_s or not self.tok_per_event, "gaps_s and tok_per_event need at least one value"),
             (any(n < 1 for n in self.tok_per_event), "tok_per_event: expected at least 1 token an event"),

@@ -1,7 +1,7 @@
 """The known-truth server's only loop: one thread, raw sockets, an absolute schedule.
 
-Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to stay below what it is there to
-measure. It sleeps in select(2) on the epoll descriptor, because epoll_wait's timeout counts in milliseconds.
+Prebuilt bytes, one heap of due times, one `send` per event: its own cost has to stay below what it is there
+to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own timeout counts in milliseconds.
 """
 
 import ctypes
@@ -10,88 +10,21 @@ import socket
 import sys
 import threading
 import time
-from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush, heapreplace
 
 from servers.engine import EngineError
-from servers.truth.desk import Answer, Call, Desk, House
+from servers.truth.calls import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
+from servers.truth.desk import Desk, House
+from servers.truth.exchange import Connection, Exchange
 from servers.truth.journal import served, to_jsonl
 from servers.truth.scene import STAMP, Scene, plain_reply
 
-_SO_TIMESTAMPNS = 35
 _PR_SET_TIMERSLACK = 29
 _SENDS_PER_POLL = 64
 _READ_BYTES = 1 << 16
 _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
-_MAX_HEAD_BYTES = 1 << 16
-
-
-class Exchange:
-    """One request and the reply in progress."""
-
-    __slots__ = (
-        "answer",
-        "arrival_ns",
-        "connection",
-        "ended",
-        "ended_ns",
-        "first_byte_ns",
-        "index",
-        "kernel_stamps",
-        "number",
-        "path",
-        "read_ns",
-        "stamp",
-        "stamps_ns",
-    )
-
-    def __init__(self, connection: "_Connection", answer: Answer, number: int, call: Call) -> None:
-        self.connection: _Connection | None = connection
-        self.answer = answer
-        self.number = number
-        index = call.headers.get(b"x-burstline-index", b"")
-        self.index = int(index) if index.isdigit() else None
-        self.path = call.path
-        self.first_byte_ns = connection.first_byte_ns
-        self.arrival_ns = call.arrival_ns
-        self.read_ns = connection.read_ns
-        self.kernel_stamps = connection.kernel_stamps
-        self.stamps_ns = array("q")
-        self.stamp = b""
-        self.ended: str | None = None
-        self.ended_ns: int | None = None
-
-    def due_ns(self) -> int | None:
-        """When the next write is due, None after the last."""
-        offsets_ns, step = self.answer.scene.offsets_ns, len(self.stamps_ns)
-        return self.arrival_ns + offsets_ns[step] if step < len(offsets_ns) else None
-
-
-class _Connection:
-    """One socket: what came in and is not yet asked, what is to go out and does not fit."""
-
-    __slots__ = (
-        "closing",
-        "exchange",
-        "first_byte_ns",
-        "inbox",
-        "kernel_stamps",
-        "outbox",
-        "read_ns",
-        "sock",
-        "stamp_ns",
-    )
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self.inbox = bytearray()
-        self.outbox = bytearray()
-        self.exchange: Exchange | None = None
-        self.closing = False
-        self.kernel_stamps = False
-        self.first_byte_ns = self.stamp_ns = self.read_ns = 0
 
 
 class TruthServer:
@@ -103,13 +36,13 @@ class TruthServer:
         self.desk = Desk(house)
         self.exchanges: list[Exchange] = []
         self._heap: list[tuple[int, int, Exchange]] = []
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._epoll = select.epoll()
         self._listener = socket.create_server((host, port), backlog=4096, reuse_port=False)
         self._listener.setblocking(False)
         # Accepted sockets inherit both.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._listener.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        self._listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._bell, self._ring = socket.socketpair()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._epoll.register(self._bell, select.EPOLLIN)
@@ -180,7 +113,7 @@ class TruthServer:
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
 
-    def _send(self, connection: _Connection, data: bytes) -> None:
+    def _send(self, connection: Connection, data: bytes) -> None:
         if connection.outbox:
             connection.outbox += data
             return
@@ -216,13 +149,13 @@ class TruthServer:
         else:
             self._ask(connection)
 
-    def _part(self, connection: _Connection) -> None:
+    def _part(self, connection: Connection) -> None:
         if connection.exchange is not None:
             connection.exchange.connection = None
             connection.exchange = None
             self.desk.counters.running -= 1
 
-    def _lose(self, connection: _Connection) -> None:
+    def _lose(self, connection: Connection) -> None:
         """The client is gone."""
         exchange = connection.exchange
         if exchange is not None and exchange.ended is None:
@@ -230,12 +163,12 @@ class TruthServer:
         self._part(connection)
         self._close(connection)
 
-    def _close_when_sent(self, connection: _Connection) -> None:
+    def _close_when_sent(self, connection: Connection) -> None:
         connection.closing = True
         if not connection.outbox:
             self._close(connection)
 
-    def _close(self, connection: _Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         if self._connections.pop(connection.sock.fileno(), None) is not None:
             self._epoll.unregister(connection.sock)
             connection.sock.close()
@@ -269,10 +202,10 @@ class TruthServer:
                     f"the known-truth server cannot accept: {error}; raise `ulimit -n`"
                 ) from error
             sock.setblocking(False)
-            self._connections[sock.fileno()] = _Connection(sock)
+            self._connections[sock.fileno()] = Connection(sock)
             self._epoll.register(sock, select.EPOLLIN)
 
-    def _flush(self, connection: _Connection) -> None:
+    def _flush(self, connection: Connection) -> None:
         try:
             del connection.outbox[: connection.sock.send(connection.outbox)]
         except BlockingIOError:
@@ -285,7 +218,7 @@ class TruthServer:
             if connection.closing:
                 self._close(connection)
 
-    def _read(self, connection: _Connection) -> None:
+    def _read(self, connection: Connection) -> None:
         try:
             data, ancillary, _, _ = connection.sock.recvmsg(_READ_BYTES, 64)
         except BlockingIOError:
@@ -296,7 +229,7 @@ class TruthServer:
             self._lose(connection)
             return
         connection.read_ns = now_ns = time.monotonic_ns()
-        kernel_ns = _kernel_ns(ancillary, now_ns)
+        kernel_ns = kernel_ns_of(ancillary, now_ns)
         connection.kernel_stamps = kernel_ns is not None
         connection.stamp_ns = now_ns if kernel_ns is None else kernel_ns
         if not connection.inbox:
@@ -304,12 +237,12 @@ class TruthServer:
         connection.inbox += data
         self._ask(connection)
 
-    def _ask(self, connection: _Connection) -> None:
+    def _ask(self, connection: Connection) -> None:
         """Starts the reply to the next whole request, unless one is still going on."""
         if connection.exchange is not None or not connection.inbox:
             return
         try:
-            call = _take_call(connection.inbox, connection.stamp_ns)
+            call = take_call(connection.inbox, connection.stamp_ns)
         except ValueError as error:
             self._send(connection, _bytes_of(plain_reply(400, str(error).encode(), "text/plain")))
             self._close_when_sent(connection)
@@ -322,7 +255,7 @@ class TruthServer:
             self._send(connection, _bytes_of(self._page(call.path)))
             self._ask(connection)
 
-    def _perform(self, connection: _Connection, call: Call) -> None:
+    def _perform(self, connection: Connection, call: Call) -> None:
         exchange = Exchange(connection, self.desk.answer(call), len(self.exchanges), call)
         self.exchanges.append(exchange)
         connection.exchange = exchange
@@ -339,43 +272,8 @@ class TruthServer:
         return self.desk.page(path)
 
 
-def _take_call(inbox: bytearray, arrival_ns: int) -> Call | None:
-    """Takes one whole request off the inbox; None where it is not whole yet, ValueError where it is none."""
-    head_end = inbox.find(b"\r\n\r\n")
-    if head_end < 0:
-        if len(inbox) > _MAX_HEAD_BYTES:
-            raise ValueError("the request's head is too long")
-        return None
-    request_line, *lines = bytes(inbox[:head_end]).split(b"\r\n")
-    headers = {}
-    for line in lines:
-        name, _, value = line.partition(b":")
-        headers[name.lower()] = value.strip()
-    if b"transfer-encoding" in headers:
-        raise ValueError("chunked requests are not served; send a Content-Length")
-    body_begin = head_end + 4
-    body_end = body_begin + int(headers.get(b"content-length", b"0"))
-    if len(inbox) < body_end:
-        return None
-    method, path, _ = request_line.decode("latin-1").split(" ")
-    call = Call(method, path.partition("?")[0], headers, bytes(inbox[body_begin:body_end]), arrival_ns)
-    del inbox[:body_end]
-    return call
-
-
 def _bytes_of(scene: Scene) -> bytes:
     return b"".join(piece for write in scene.writes for piece in write.pieces)
-
-
-def _kernel_ns(ancillary: list[tuple[int, int, bytes]], now_ns: int) -> int | None:
-    """The kernel's receive stamp on the monotonic clock; None where there is none that can be believed."""
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == _SO_TIMESTAMPNS and len(data) == 16:
-            seconds, ns = int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
-            lag_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - (seconds * 1_000_000_000 + ns)
-            # A lag out of this range is a step of the wall clock, not a delay.
-            return now_ns - lag_ns if 0 <= lag_ns < 60_000_000_000 else None
-    return None
 
 
 def _sharpen_timers() -> None:

@@ -1,0 +1,58 @@
+"""HTTP requests taken off a buffer, and the kernel's word on when they came."""
+
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+SO_TIMESTAMPNS = 35
+"""Linux's own number for it (asm-generic/socket.h); Python's socket module has none."""
+
+_MAX_HEAD_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One whole HTTP request. Header names are lower case; `arrival_ns` is when its last byte was there."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    body: bytes
+    arrival_ns: int
+
+
+def take_call(inbox: bytearray, arrival_ns: int) -> Call | None:
+    """Takes one whole request off the inbox; None where it is not whole yet, ValueError where it is none."""
+    head_end = inbox.find(b"\r\n\r\n")
+    if head_end < 0:
+        if len(inbox) > _MAX_HEAD_BYTES:
+            raise ValueError("the request's head is too long")
+        return None
+    request_line, *lines = bytes(inbox[:head_end]).split(b"\r\n")
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(b":")
+        headers[name.lower()] = value.strip()
+    if b"transfer-encoding" in headers:
+        raise ValueError("chunked requests are not served; send a Content-Length")
+    body_begin = head_end + 4
+    body_end = body_begin + int(headers.get(b"content-length", b"0"))
+    if len(inbox) < body_end:
+        return None
+    method, path, _ = request_line.decode("latin-1").split(" ")
+    call = Call(method, path.partition("?")[0], headers, bytes(inbox[body_begin:body_end]), arrival_ns)
+    del inbox[:body_end]
+    return call
+
+
+def kernel_ns_of(ancillary: list[tuple[int, int, bytes]], now_ns: int) -> int | None:
+    """The kernel's receive stamp on the monotonic clock; None where there is none that can be believed."""
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
+            seconds, ns = int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
+            lag_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - (seconds * 1_000_000_000 + ns)
+            # A lag out of this range is a step of the wall clock, not a delay.
+            return now_ns - lag_ns if 0 <= lag_ns < 60_000_000_000 else None
+    return None
