@@ -37,7 +37,7 @@ class Endpoint:
         graceful_overload=False,
     )
     probe_path = "/v1/models"
-    metrics_path = None
+    metrics_path: str | None = None
 
     def launch(self, options: LaunchOptions) -> Launch:
         raise EngineError(

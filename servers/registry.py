@@ -2,9 +2,11 @@
 
 from servers.endpoint import Endpoint
 from servers.engine import Engine
-from servers.vllm import Vllm
 from servers.truth.adapter import Truth
+from servers.vllm import Vllm
 
 ENGINES: dict[str, Engine] = {
+    "vllm": Vllm(),
+    "openai": Endpoint(),
     "truth": Truth(),
 }

@@ -71,7 +71,7 @@ class Vllm:
         graceful_overload=False,
     )
     probe_path = "/health"
-    metrics_path = "/metrics"
+    metrics_path: str | None = "/metrics"
 
     def launch(self, options: LaunchOptions) -> Launch:
         python = options.python or os.environ.get(PYTHON_VARIABLE) or sys.executable
