@@ -85,7 +85,7 @@ class Wire:
         self._deadlines: deque[Exchange] = deque()
         self._ended: list[Exchange] = []
         self._when_open: list[Callable[[], None]] = []
-        self._stopped = self._closed = False
+        self.stopped = self._closed = False
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
 
     # What others ask of the wire.
@@ -250,7 +250,7 @@ class Wire:
 
     def _park(self, exchange: Exchange) -> None:
         self.n_parked += 1
-        if self._stopped:
+        if self.stopped:
             self._fail(exchange, "not_sent", None)
             return
         heapq.heappush(self._later, (exchange.due_ns, self.n_parked, exchange))
@@ -265,7 +265,7 @@ class Wire:
             self._fail(exchange, "cancelled" if exchange in self._in_flight else "not_sent", None)
 
     def _stop(self) -> None:
-        self._stopped = True
+        self.stopped = True
         parked = [entry[2] for entry in sorted(self._soon + self._later)]
         self._soon.clear()
         self._later.clear()

@@ -1,0 +1,80 @@
+"""What the operating system allows one driver, and what the driver took of it."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from workloads.request import WorkloadError
+
+_SWITCH_INTERVAL_S = 50e-6
+_N_OWN_FDS = 64
+
+
+def ensure_fd_limit(n_connections: int) -> None:
+    """Raise the soft limit of open files so that `n_connections` sockets fit.
+
+    Raises WorkloadError where the hard limit is too low.
+    """
+    need = n_connections + _N_OWN_FDS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return
+    if hard != resource.RLIM_INFINITY and hard < need:
+        raise WorkloadError(
+            f"{n_connections:,} requests at once need {need:,} open files, this process may have {hard:,}; "
+            f"raise the limit (ulimit -Hn {need}; LimitNOFILE= of a unit; --ulimit nofile= of a container) "
+            "or ask for fewer with --concurrency"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What this process has used so far; the difference of two is what it used in between."""
+
+    wall_s: float
+    cpu_s: float
+    n_voluntary: int
+    n_involuntary: int
+
+    @classmethod
+    def now(cls) -> Usage:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return cls(time.monotonic(), used.ru_utime + used.ru_stime, used.ru_nvcsw, used.ru_nivcsw)
+
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(
+            self.wall_s - other.wall_s,
+            self.cpu_s - other.cpu_s,
+            self.n_voluntary - other.n_voluntary,
+            self.n_involuntary - other.n_involuntary,
+        )
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held. On Linux ru_maxrss would count the parent's before exec."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        return int(status.read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No garbage collection, and the interpreter's lock changes hands at once when the wire wants it."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        gc.enable()
+        sys.setswitchinterval(interval_s)
