@@ -1,0 +1,161 @@
+"""How every figure looks, and how a matplotlib figure becomes SVG that follows the page's theme.
+
+Figures are drawn in sentinel colours that `drawn` replaces by CSS variables; text stays text and takes the
+page's font, ids are stable, and one unit of the viewBox is one CSS pixel at full width.
+"""
+
+import io
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from reports.tables import Table
+
+INK, MUTED, GRID, BAD = "#010101", "#020202", "#030303", "#040404"
+SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
+DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
+"""The second cue: series k has colour SERIES[k] and line style DASHES[k]."""
+
+_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad"} | {c: f"c{k}" for k, c in enumerate(SERIES)}
+_STYLE = {
+    "svg.fonttype": "none",
+    "path.simplify": False,
+    "font.size": 11.5,
+    "text.color": INK,
+    "axes.edgecolor": GRID,
+    "axes.labelcolor": MUTED,
+    "axes.labelsize": 11.5,
+    "axes.titlesize": 12,
+    "axes.titlelocation": "left",
+    "axes.titlepad": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "grid.color": GRID,
+    "grid.linewidth": 1,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.labelsize": 11.5,
+    "ytick.labelsize": 11.5,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.fontsize": 11.5,
+    "legend.labelcolor": INK,
+    "legend.borderaxespad": 0,
+    "legend.borderpad": 0,
+    "legend.handlelength": 2.2,
+    "lines.linewidth": 1.8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hover:
+    """Where an axis lies in the SVG, for reading values off the figure's own table.
+
+    `start` and `end` are viewBox units, `first` and `last` the values there; `axis` is "x" or "y" and `column`
+    the table's column that holds those values.
+    """
+
+    axis: str
+    start: float
+    end: float
+    first: float
+    last: float
+    column: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What stands inside an <svg> element whose viewBox is "0 0 width height"."""
+
+    body: str
+    width: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure of the page: what it shows, what was found in words, how to read it, and its numbers.
+
+    `table` is the id of a table elsewhere on the page where the figure has none of its own.
+    """
+
+    kind: ClassVar[str] = "plot"
+    id: str
+    title: str
+    finding: str
+    explained: str
+    drawing: Drawing
+    table: Table | str
+    hover: Hover | None = None
+
+
+def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure of `width` x `height` CSS pixels with `n_rows` panels on one shared x axis."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+        panels = figure.subplots(n_rows, 1, sharex=True, squeeze=False)[:, 0]
+    for panel in panels:
+        panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        panel.yaxis.set_major_formatter(FuncFormatter(_tick))
+        panel.xaxis.set_major_formatter(FuncFormatter(_tick))
+    return figure, list(panels)
+
+
+def _tick(value: float, _: int | None = None) -> str:
+    return f"{value:,g}".replace("-", "−")
+
+
+def legend(panel: Axes) -> None:
+    """The panel's series named in one line above its right end."""
+    with mpl.rc_context(_STYLE):
+        handles = panel.get_legend_handles_labels()[0]
+        panel.legend(loc="lower right", bbox_to_anchor=(1, 1.03), ncols=max(len(handles), 1), columnspacing=1.4)
+
+
+def hover(panel: Axes, axis: str = "x", column: int = 0) -> Hover:
+    """Where the panel's axis ended up, after the layout is final."""
+    (x0, y0), (x1, y1) = panel.transData.transform([(a, b) for a, b in zip(panel.get_xlim(), panel.get_ylim())])
+    height = panel.figure.bbox.height
+    if axis == "x":
+        return Hover("x", round(x0, 1), round(x1, 1), *panel.get_xlim(), column)
+    return Hover("y", round(height - y0, 1), round(height - y1, 1), *panel.get_ylim(), column)
+
+
+def drawn(figure: Figure, name: str) -> Drawing:
+    """The figure as SVG; the same bytes for the same data, its ids prefixed with `name`."""
+    out = io.StringIO()
+    with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    body = text[text.index("</metadata>") + len("</metadata>") : text.rindex("</svg>")]
+    body = re.sub(r"<defs>\s*<style[^>]*>.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
+    body = _scoped_ids(body, name)
+    body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"-?\d+\.\d{4,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    for sentinel, variable in _VARIABLES.items():
+        body = body.replace(sentinel, f"var(--{variable})")
+    width, height = figure.get_size_inches() * 72
+    return Drawing(body, float(width), float(height))
+
+
+def _scoped_ids(body: str, name: str) -> str:
+    """Ids that something refers to carry the figure's name, the others go: a page holds several figures."""
+    used = set(re.findall(r'(?:href="|url\()#([^")]+)', body))
+
+    def scoped(found: re.Match[str]) -> str:
+        return f' id="{name}-{found[1]}"' if found[1] in used else ""
+
+    body = re.sub(r' id="([^"]+)"', scoped, body)
+    return re.sub(r'(href="|url\()#', rf"\1#{name}-", body)

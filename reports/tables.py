@@ -1,0 +1,55 @@
+"""Tables as the page and the terminal print them: a caption, columns with units, rows whose first cell names them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: `text`, a smaller line under it, where it links to, what it sorts by."""
+
+    text: str
+    detail: str = ""
+    href: str = ""
+    sort: float | None = None
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; text columns align left, numbers right."""
+
+    title: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; the first cell is its header, `id` is where links to it lead."""
+
+    cells: tuple[Cell, ...]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with its caption; `sortable` lets a reader with JavaScript sort it by any column."""
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    sortable: bool = False
+    id: str = ""
+
+
+def table(
+    caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], *, text: Sequence[int] = (0,)
+) -> Table:
+    """A table of plain cells; `text` are the indices of the columns that hold words."""
+    return Table(
+        caption,
+        tuple(Column(title, k not in text) for k, title in enumerate(columns)),
+        tuple(Row(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)) for row in rows),
+    )

@@ -1,0 +1,129 @@
+"""A run that never happened: a burst against a continuous-batching server simulated step by step.
+
+A step takes 9 ms, 45 us more for each prompt token and 60 us more for each decoding request; at most
+`max_seqs` requests are in the batch and at most 4096 prompt tokens enter it per step.
+"""
+
+from collections import deque
+
+import numpy as np
+
+from loadgen.record import Outcome, Record
+
+MS = 1_000_000
+
+
+def records(
+    n: int = 1000, prompt_tok: int = 512, output_tok: int = 64, n_failed: int = 0, max_seqs: int = 256, seed: int = 0
+) -> list[Record]:
+    """What a burst of `n` requests left behind; the last `n_failed` ended in a timeout, a 503 or a reset."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.cumsum(rng.uniform(8_000, 14_000, n)).astype(np.int64)
+    tokens = _served(n - n_failed, prompt_tok, output_tok, max_seqs, rng)
+    done = [_served_record(k, int(arrivals[k]), tokens[k], prompt_tok, rng) for k in range(n - n_failed)]
+    lost = [_lost_record(k, int(arrivals[k]), prompt_tok, output_tok) for k in range(n - n_failed, n)]
+    return done + lost
+
+
+def _served(n: int, prompt_tok: int, output_tok: int, max_seqs: int, rng: np.random.Generator) -> list[list[int]]:
+    """When each request's tokens left the server, ns."""
+    tokens: list[list[int]] = [[] for _ in range(n)]
+    waiting, running, now = deque(range(n)), deque[int](), 20.0 * MS
+    while waiting or running:
+        prefill = []
+        while waiting and len(prefill) < 4096 // prompt_tok and len(running) + len(prefill) < max_seqs:
+            prefill.append(waiting.popleft())
+        step_ms = 9 + 0.045 * prompt_tok * len(prefill) + 0.06 * len(running)
+        now += step_ms * MS * float(rng.lognormal(0, 0.04))
+        running.extend(prefill)
+        for k in list(running):
+            tokens[k].append(int(now + rng.uniform(0, 0.3) * MS))
+        running = deque(k for k in running if len(tokens[k]) < output_tok)
+    return tokens
+
+
+def _served_record(index: int, sent_ns: int, tokens: list[int], prompt_tok: int, rng: np.random.Generator) -> Record:
+    return Record(
+        index=index,
+        outcome=Outcome.OK,
+        due_ns=0,
+        dispatched_ns=sent_ns - 5_000,
+        connected_ns=-2 * MS,
+        sent_ns=sent_ns,
+        headers_ns=tokens[0] - 50_000,
+        closed_ns=tokens[-1] + 100_000,
+        answer_ns=tokens[0],
+        token_ns=tokens,
+        token_n=[1] * len(tokens),
+        read_lag_ns=rng.lognormal(10, 0.5, len(tokens)).astype(int).tolist(),
+        planned_prompt_tok=prompt_tok,
+        planned_output_tok=len(tokens),
+        prompt_tok=prompt_tok,
+        prompt_source="usage",
+        output_tok=len(tokens),
+        output_source="ids",
+        output_gap_tok=0,
+        split="counted",
+        cached_tok=0,
+        finish_reason="length",
+        http_status=200,
+        n_events=len(tokens) + 2,
+        n_reads=len(tokens) + 1,
+        error=None,
+    )
+
+
+FAILURES = (
+    (Outcome.TIMEOUT, None, "no reply within 60 s of its due time"),
+    ("http_503", 503, '{"error":"queue is full & <busy>"}'),
+    (Outcome.RESET, None, "connection reset by peer"),
+)
+
+
+def _lost_record(index: int, sent_ns: int, prompt_tok: int, output_tok: int) -> Record:
+    outcome, status, error = FAILURES[index % len(FAILURES)]
+    nothing: dict[str, None] = dict.fromkeys(
+        ["answer_ns", "prompt_tok", "prompt_source", "output_tok", "output_source", "output_gap_tok", "split",
+         "cached_tok", "finish_reason"]
+    )  # fmt: skip
+    return Record(
+        index=index,
+        outcome=outcome,
+        due_ns=0,
+        dispatched_ns=sent_ns - 5_000,
+        connected_ns=-2 * MS,
+        sent_ns=sent_ns,
+        headers_ns=None,
+        closed_ns=sent_ns + (index % 7 + 2) * 1000 * MS,
+        token_ns=[],
+        token_n=[],
+        read_lag_ns=[],
+        planned_prompt_tok=prompt_tok,
+        planned_output_tok=output_tok,
+        http_status=status,
+        n_events=0,
+        n_reads=0,
+        error=error,
+        **nothing,
+    )
+
+
+def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> list[tuple[int, str, str, float]]:
+    """What the watcher would have seen: the engine's gauges, its memory and the device's, the client's memory."""
+    first = np.array([r.token_ns[0] for r in rows if r.token_ns])
+    last = np.array([r.token_ns[-1] for r in rows if r.token_ns])
+    end = max(r.closed_ns or 0 for r in rows)
+    readings = []
+    for at in range(-2000 * MS, end + 500 * MS, every_ms * MS):
+        running = int((first <= at).sum() - (last <= at).sum())
+        waiting = int((first > at).sum()) if at >= 0 else 0
+        grown = min(max(at, 0) / (4000 * MS), 1.0)
+        readings += [
+            (at, "engine", "running", float(running)),
+            (at, "engine", "waiting", float(waiting)),
+            (at, "engine", "kv_used_fraction", running / max_seqs * 0.83),
+            (at, "server", "rss_bytes", 6.1e9 + 0.9e9 * grown),
+            (at, "client", "rss_bytes", 9.5e7 + 2.1e7 * grown),
+            (at, "gpu0", "memory_used_bytes", 7.31e10),
+        ]
+    return readings
