@@ -104,7 +104,7 @@ def mean(values: Floats, unit: str, rng: np.random.Generator) -> Figure:
         return Absent(
             f"{n_failed:,} of {len(kept):,} failed: a failed request has no finite latency to average"
         )
-    low, high = _interval(resampled_means(kept, rng))
+    low, high = interval(resampled_means(kept, rng))
     return Estimate(float(kept.mean()), low, high, LEVEL, len(kept), unit, "bootstrap over requests")
 
 
@@ -224,7 +224,8 @@ def _too_many_failed(ordered: Floats, p: float) -> str:
     )
 
 
-def _interval(draws: Floats, level: float = LEVEL) -> tuple[float, float]:
+def interval(draws: Floats, level: float = LEVEL) -> tuple[float, float]:
+    """The percentile interval of bootstrap draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
