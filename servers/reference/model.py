@@ -36,8 +36,10 @@ class Model:
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config, self.weights = config, weights
-        half = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
-        self._inv_freq = (1.0 / np.float32(config.rope_theta) ** half).astype(np.float32)
+        # Rounded where transformers rounds: one bit of a frequency is 3e-5 in a logit at position 300.
+        exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+        power = config.rope_theta ** exponent.astype(np.float64)
+        self._inv_freq = np.float32(1) / power.astype(np.float32)
         self.spent_ns: dict[str, int] = {}
         self.clear_clock()
 
