@@ -41,3 +41,14 @@ def tell(child: subprocess.Popen[bytes], line: str) -> None:
         child.stdin.flush()
     except BrokenPipeError:
         pass
+
+
+def first_line(descriptor: int) -> bytes:
+    """The child's task, read byte by byte, so that `select` on the descriptor sees all that comes after."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(descriptor, 1)
+        if not byte:
+            sys.exit("this process is started by burstline, with its task on standard input")
+        line += byte
+    return line

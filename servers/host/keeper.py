@@ -23,6 +23,8 @@ from typing import Any
 
 import psutil
 
+from servers.host import child
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 ORPHANS_GRACE_S = 1.0
@@ -147,7 +149,7 @@ def say(**fact: object) -> None:
 
 
 def main() -> None:
-    task = json.loads(_first_line())
+    task = json.loads(child.first_line(sys.stdin.fileno()))
     if sys.platform == "linux":
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
@@ -158,17 +160,6 @@ def main() -> None:
     say(pid=keeper.root.pid)
     keeper.watch()
     say(survivors=keeper.end())
-
-
-def _first_line() -> bytes:
-    """Read unbuffered, so that `select` sees whatever comes after it."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(sys.stdin.fileno(), 1)
-        if not byte:
-            sys.exit("the keeper is started by burstline, with its task on standard input")
-        line += byte
-    return line
 
 
 if __name__ == "__main__":

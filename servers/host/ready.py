@@ -1,5 +1,7 @@
 """Waiting for a server, started or found, until it has generated a real token; and asking it by GET."""
 
+import functools
+import ssl
 import time
 from collections.abc import Callable
 
@@ -90,13 +92,23 @@ def _why_it_ended(engine: Engine, server: Server) -> str:
     return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
 
 
+@functools.cache
+def _trusted() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _certificates(url: str) -> ssl.SSLContext | bool:
+    """Loading certificates takes 20 ms of CPU: once, and only where there is TLS."""
+    return _trusted() if url.startswith("https:") else False
+
+
 def _send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     url = target.url.rstrip("/") + path_under(target.url, call.path)
     headers = dict(call.headers)
     if target.api_key:
         headers.setdefault("authorization", f"Bearer {target.api_key}")
     try:
-        with httpx.Client(trust_env=False, timeout=timeout_s) as client:
+        with httpx.Client(trust_env=False, timeout=timeout_s, verify=_certificates(url)) as client:
             reply = client.request(call.method, url, content=call.body, headers=headers)
     except httpx.HTTPError as error:
         raise EngineError(f"{call.method} {url}: {error or type(error).__name__}") from error

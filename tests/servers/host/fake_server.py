@@ -9,6 +9,8 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+METRICS = Path(__file__).parents[2] / "golden" / "vllm" / "metrics.prom"
+
 
 class Handler(BaseHTTPRequestHandler):
     completion: tuple[int, dict[str, object]] = (
@@ -19,19 +21,22 @@ class Handler(BaseHTTPRequestHandler):
         },
     )
 
-    def answer(self, status: int, value: object) -> None:
-        body = json.dumps(value).encode()
+    def answer(self, status: int, body: bytes) -> None:
         self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        self.answer(200, "ok")
+        if self.path == "/metrics":
+            self.answer(200, METRICS.read_bytes())
+        else:
+            self.answer(200, b'"ok"')
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers["content-length"]))
-        self.answer(*self.completion)
+        status, value = self.completion
+        self.answer(status, json.dumps(value).encode())
 
 
 def serves(port: str) -> None:

@@ -1,0 +1,49 @@
+"""Asks a running engine for its own gauges, rarely."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+
+from servers.engine import Engine, EngineError, Get, Target
+from servers.host.ready import getter
+from servers.host.telemetry import Row, missing
+
+PERIOD_S = 1.0
+"""Rarely: an engine renders its metrics on the very thread that serves requests."""
+TIMEOUT_S = 5.0
+
+
+def scrape(
+    engine: Engine, target: Target, write: Callable[[Iterable[Row]], None], stopped: threading.Event
+) -> None:
+    """Asks the engine for its gauges until `stopped`. Beside them, `scrape_s`: how long the answer took."""
+    if engine.metrics_path is None:
+        write([missing("engine", f"{engine.title} has no metrics")])
+        return
+    get = getter(target, timeout_s=TIMEOUT_S)
+    complaints: set[str] = set()
+    while True:
+        began_ns = time.monotonic_ns()
+        rows = _gauge_rows(engine, get, engine.metrics_path)
+        fresh = [row for row in rows if row.value is not None or row.name + str(row.note) not in complaints]
+        complaints |= {row.name + str(row.note) for row in rows if row.value is None}
+        write(fresh)
+        if stopped.wait(max(0.0, PERIOD_S - (time.monotonic_ns() - began_ns) / 1e9)):
+            return
+
+
+def _gauge_rows(engine: Engine, get: Get, path: str) -> list[Row]:
+    began_ns = time.monotonic_ns()
+    try:
+        reply = get(path)
+    except EngineError as error:
+        return [missing("engine", str(error))]
+    at_ns = time.monotonic_ns()
+    if reply.status != 200:
+        return [missing("engine", f"{path} answers {reply.status}")]
+    values: dict[str, float | None] = asdict(engine.gauges(reply.body.decode(errors="replace")))
+    rows = [Row(at_ns, "engine", "scrape_s", (at_ns - began_ns) / 1e9)]
+    for name, value in values.items():
+        rows.append(Row(at_ns, "engine", name, value, "not provided" if value is None else None))
+    return rows

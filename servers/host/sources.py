@@ -1,0 +1,160 @@
+"""What a machine tells of itself beside its processes: CPU time, pressure, throttling, GPUs."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+class MissingSourceError(RuntimeError):
+    """This machine does not have the source; the words say why."""
+
+
+class Source(Protocol):
+    """Something that can be sampled: values by name, each name with its unit."""
+
+    name: str
+
+    def read(self) -> Mapping[str, float]: ...
+
+
+class HostCpu:
+    """CPU time of the whole machine, from when it is made.
+
+    `others_cpu_s` is what neither the server, nor the clients, nor the watcher used, `steal_s` what a
+    hypervisor gave to its other guests. All CPUs together: two busy CPUs use 2 s a second.
+    """
+
+    name = "host"
+
+    def __init__(self, ours_cpu_s: Callable[[], float]) -> None:
+        self._ours_cpu_s = ours_cpu_s
+        self._busy_base_s, self._steal_base_s = _busy_and_steal_s()
+        self._ours_base_s = ours_cpu_s()
+        self._others_s = 0.0
+
+    def read(self) -> Mapping[str, float]:
+        busy_s, steal_s = _busy_and_steal_s()
+        busy_s -= self._busy_base_s
+        # The kernel counts in ticks of 10 ms, so the difference may step back by one.
+        self._others_s = max(self._others_s, busy_s - (self._ours_cpu_s() - self._ours_base_s))
+        return {
+            "busy_s": busy_s,
+            "others_cpu_s": self._others_s,
+            "steal_s": steal_s - self._steal_base_s,
+            "n_cpus": float(psutil.cpu_count() or 1),
+        }
+
+
+class CpuPressure:
+    """How long some task of the machine was runnable and had no CPU.
+
+    Linux PSI, "some": https://docs.kernel.org/accounting/psi.html
+    """
+
+    name = "pressure"
+
+    def __init__(self) -> None:
+        self._base_s = 0.0
+        self._base_s = self.read()["cpu_waiting_s"]
+
+    def read(self) -> Mapping[str, float]:
+        try:
+            some = (PROC / "pressure" / "cpu").read_text().splitlines()[0]
+        except OSError as error:
+            raise MissingSourceError(f"no pressure stall information: {error}") from error
+        return {"cpu_waiting_s": int(some.rpartition("total=")[2]) / 1e6 - self._base_s}
+
+
+class Throttling:
+    """How often and how long our control group was stopped for having used up its CPU quota."""
+
+    name = "cgroup"
+
+    def __init__(self) -> None:
+        self._path = _cpu_stat_path()
+        self._base: Mapping[str, float] = {}
+        self._base = self.read()
+
+    def read(self) -> Mapping[str, float]:
+        stat = dict(line.split() for line in self._path.read_text().splitlines())
+        # Version 2 counts microseconds, version 1 nanoseconds.
+        throttled_s = int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9
+        values = {"n_throttled": float(stat["nr_throttled"]), "throttled_s": throttled_s}
+        return {name: value - self._base.get(name, 0.0) for name, value in values.items()}
+
+
+class Gpu:
+    """One NVIDIA GPU through NVML; `energy_j` counts from when the source is made."""
+
+    def __init__(self, index: int) -> None:
+        self.name = f"gpu{index}"
+        self._nvml = _nvml()
+        self._handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+        self._energy_base_j = 0.0
+        self._energy_base_j = self.read().get("energy_j", 0.0)
+
+    def read(self) -> Mapping[str, float]:
+        nvml, handle = self._nvml, self._handle
+        reads: dict[str, Callable[[], float]] = {
+            "memory_used_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used,
+            "memory_total_bytes": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total,
+            "busy_fraction": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+            "memory_busy_fraction": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).memory / 100,
+            "power_w": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "sm_clock_hz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6,
+            "memory_clock_hz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM) * 1e6,
+            "energy_j": lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000 - self._energy_base_j,
+            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        }
+        values = {}
+        for name, read in reads.items():
+            with contextlib.suppress(nvml.NVMLError):  # a model of GPU may lack any one of them
+                values[name] = float(read())
+        return values
+
+
+def gpus() -> list[Source]:
+    """Every GPU that NVML sees; MissingSourceError where there is no NVML."""
+    return [Gpu(index) for index in range(_nvml().nvmlDeviceGetCount())]
+
+
+def _nvml() -> Any:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise MissingSourceError(f"no NVML: {error}") from error
+    return pynvml
+
+
+def _busy_and_steal_s() -> tuple[float, float]:
+    times = psutil.cpu_times()
+    names = ("user", "nice", "system", "irq", "softirq")
+    return sum(getattr(times, name, 0.0) for name in names), getattr(times, "steal", 0.0)
+
+
+def _cpu_stat_path() -> Path:
+    """Where our group's cpu.stat is. Inside a container the group's own path is often mounted as the root."""
+    try:
+        groups = (PROC / "self" / "cgroup").read_text().splitlines()
+    except OSError as error:
+        raise MissingSourceError(f"no control groups: {error}") from error
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        folders = [CGROUPS] if not controllers else [CGROUPS / "cpu", CGROUPS / "cpu,cpuacct"]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for folder in folders:
+            for candidate in (folder / path.lstrip("/") / "cpu.stat", folder / "cpu.stat"):
+                with contextlib.suppress(OSError):
+                    if "nr_throttled" in candidate.read_text():
+                        return candidate
+    raise MissingSourceError("our control group counts no throttling")

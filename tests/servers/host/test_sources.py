@@ -1,0 +1,132 @@
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from servers.host import sources
+from servers.host.sources import CpuPressure, Gpu, HostCpu, MissingSourceError, Throttling, gpus
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty /proc and /sys/fs/cgroup."""
+    monkeypatch.setattr(sources, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(sources, "CGROUPS", tmp_path / "cgroup")
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_pressure_counts_seconds_from_when_it_is_opened(machine: Path) -> None:
+    write(machine / "proc/pressure/cpu", "some avg10=6.18 avg60=4.30 avg300=1.89 total=29000000\nfull ...\n")
+    pressure = CpuPressure()
+    write(machine / "proc/pressure/cpu", "some avg10=6.18 avg60=4.30 avg300=1.89 total=31500000\nfull ...\n")
+    assert pressure.read() == {"cpu_waiting_s": 2.5}
+
+
+def test_throttling_is_read_in_version_2_of_control_groups(machine: Path) -> None:
+    write(machine / "proc/self/cgroup", "0::/a/b\n")
+    stat = machine / "cgroup/a/b/cpu.stat"
+    write(stat, "usage_usec 9\nnr_periods 10\nnr_throttled 3\nthrottled_usec 1000000\n")
+    throttling = Throttling()
+    write(stat, "usage_usec 9\nnr_periods 10\nnr_throttled 5\nthrottled_usec 1500000\n")
+    assert throttling.read() == {"n_throttled": 2, "throttled_s": 0.5}
+
+
+def test_throttling_is_read_in_version_1_and_where_a_container_mounts_its_group_as_the_root(
+    machine: Path,
+) -> None:
+    write(machine / "proc/self/cgroup", "3:cpuset:/x\n2:cpu,cpuacct:/docker/x\n0::/\n")
+    stat = machine / "cgroup/cpu/cpu.stat"
+    write(stat, "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
+    throttling = Throttling()
+    write(stat, "nr_periods 9\nnr_throttled 1\nthrottled_time 250000000\n")
+    assert throttling.read() == {"n_throttled": 1, "throttled_s": 0.25}
+
+
+def test_what_a_machine_does_not_have_is_missing_with_a_reason(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MissingSourceError, match="no pressure stall information"):
+        CpuPressure()
+    with pytest.raises(MissingSourceError, match="no control groups"):
+        Throttling()
+    write(machine / "proc/self/cgroup", "0::/\n")
+    with pytest.raises(MissingSourceError, match="counts no throttling"):
+        Throttling()
+
+    def no_library() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    import pynvml
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_library)
+    with pytest.raises(MissingSourceError, match="no NVML: "):
+        gpus()
+
+
+def test_others_use_what_is_neither_ours_nor_stolen_and_it_never_falls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    busy_and_steal = [(100.0, 7.0), (110.0, 8.0), (110.0, 8.0)]
+    ours = [20.0, 24.0, 25.0]
+    monkeypatch.setattr(sources, "_busy_and_steal_s", lambda: busy_and_steal.pop(0))
+    host = HostCpu(lambda: ours.pop(0))
+    first, second = host.read(), host.read()
+    assert (first["busy_s"], first["others_cpu_s"], first["steal_s"]) == (10, 6, 1)
+    assert second["others_cpu_s"] == 6
+
+
+class FakeNvml:
+    """NVML's functions for a GPU that cannot tell its energy."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(used=5 * 2**30, total=80 * 2**30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=97, memory=40)
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return 700_000
+
+    def nvmlDeviceGetClockInfo(self, handle: int, which: int) -> int:
+        return {1: 1980, 2: 2619}[which]
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        raise self.NVMLError("Not Supported")
+
+    def nvmlDeviceGetTemperature(self, handle: int, which: int) -> int:
+        return 61
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return 4
+
+
+def test_each_gpu_is_a_source_and_what_it_cannot_tell_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_nvml", FakeNvml)
+    assert [gpu.name for gpu in gpus()] == ["gpu0", "gpu1"]
+    assert Gpu(0).read() == {
+        "memory_used_bytes": 5 * 2**30,
+        "memory_total_bytes": 80 * 2**30,
+        "busy_fraction": 0.97,
+        "memory_busy_fraction": 0.4,
+        "power_w": 700,
+        "sm_clock_hz": 1980e6,
+        "memory_clock_hz": 2619e6,
+        "temperature_c": 61,
+        "throttle_reasons": 4,
+    }

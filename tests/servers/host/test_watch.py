@@ -1,0 +1,183 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from servers.engine import Launch, Target
+from servers.host import process
+from servers.host.processes import ProcessTree
+from servers.host.ready import wait_ready
+from servers.host.telemetry import Row, as_lines, load_telemetry, missing, rows_of
+from servers.host.watch import start_watcher
+from servers.vllm import Vllm
+
+FAKE = str(Path(__file__).with_name("fake_server.py"))
+ROOT = Path(__file__).parents[3]
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+MB = 10**6
+
+
+def eventually(condition: Callable[[], object], within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def by_name(rows: list[Row]) -> dict[tuple[str, str], list[Row]]:
+    grouped = defaultdict(list)
+    for row in rows:
+        grouped[row.source, row.name].append(row)
+    return dict(grouped)
+
+
+def python(code: str) -> subprocess.Popen[str]:
+    """A child that runs `code`, then says so and waits for its input to end."""
+    code += "\nimport sys; print('done', flush=True); sys.stdin.read()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def when_done(child: subprocess.Popen[str]) -> None:
+    assert child.stdout is not None
+    assert child.stdout.readline() == "done\n"
+
+
+def test_rows_survive_the_file_and_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    rows = [*rows_of("server", {"rss_bytes": 1.5e9, "cpu_s": 0.25}, at_ns=7), missing("gpu", "no NVML")]
+    (tmp_path / "t").write_bytes(as_lines(rows) + as_lines(rows)[:20])
+    assert load_telemetry(tmp_path / "t") == rows
+    assert rows[2].value is None
+    assert rows[2].note == "no NVML"
+
+
+@LINUX
+def test_memory_that_came_and_went_between_samples_shows_in_the_peak() -> None:
+    tree = ProcessTree()
+    with python("x = bytearray(200_000_000); del x") as child:
+        when_done(child)
+        tree.adopt([child.pid])
+        values = tree.read()
+    assert values["rss_bytes"] < 150 * MB
+    assert values["hwm_bytes"] > 200 * MB
+    assert 0 < values["anon_bytes"] < values["rss_bytes"]
+
+
+def test_cpu_time_counts_from_when_a_tree_is_made_and_outlives_its_processes() -> None:
+    burn = "import time\nwhile time.process_time() < 0.4: pass"
+    with python(burn) as before:
+        when_done(before)
+        tree = ProcessTree()
+        tree._since = time.time() + 10  # as if the process were much older than the tree
+        tree.adopt([before.pid])
+        assert tree.read()["cpu_s"] < 0.2
+    tree = ProcessTree()
+    with python(burn) as after:
+        tree.adopt([after.pid])
+        when_done(after)
+        assert 0.35 < tree.read()["cpu_s"] < 2
+        assert tree.pss_bytes() is None or tree.pss_bytes() > 0
+    assert eventually(lambda: tree.read()["n_processes"] == 0)
+    assert 0.35 < tree.read()["cpu_s"] < 2
+    assert tree.read()["rss_bytes"] == 0
+
+
+def test_descendants_are_counted_without_their_ancestor() -> None:
+    tree = ProcessTree()
+    with python("import time") as child:
+        when_done(child)
+        tree.adopt_descendants(os.getpid())
+        assert child.pid in [p.pid for p in tree._living]
+        assert os.getpid() not in [p.pid for p in tree._living]
+
+
+def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
+    port = process.free_port()
+    target = Target(f"http://127.0.0.1:{port}", "m")
+    launch = Launch((sys.executable, FAKE, "serves", str(port)))
+    path = tmp_path / "telemetry.jsonl"
+    with process.start(launch, tmp_path / "log") as server:
+        wait_ready(Vllm(), server, target)
+        began_ns = time.monotonic_ns()
+        with (
+            start_watcher(
+                path, keeper_pid=server.keeper_pid, engine="vllm", target=target, period_s=0.1
+            ) as w,
+            python("import time") as client,
+        ):
+            w.add_clients([client.pid])
+            assert eventually(lambda: path.exists() and seen_with_client(path))
+        w.stop()
+        server_rss = psutil.Process(server.pid).memory_info().rss
+    ended_ns = time.monotonic_ns()
+    rows = load_telemetry(path)
+    named = by_name(rows)
+    assert all(began_ns < row.at_ns < ended_ns for row in rows)
+    assert named["server", "n_processes"][-1].value == 1
+    assert named["server", "rss_bytes"][-1].value == pytest.approx(server_rss, rel=0.2)
+    assert named["engine", "generation_tokens"][0].value == 450
+    assert named["engine", "kv_used_fraction"][0].value == 0
+    assert named["watcher", "cpu_s"][-1].value > 0
+    host = [named["host", name][-1].value for name in ("busy_s", "others_cpu_s", "steal_s")]
+    assert all(value is not None and value >= 0 for value in host)
+    if sys.platform == "linux":
+        assert len(named["server", "pss_bytes"]) == 1
+    for source in ("pressure", "cgroup", "gpu"):
+        found = [row for row in rows if row.source.startswith(source)]
+        assert found
+        assert all(row.value is not None or row.note for row in found)
+
+
+def seen_with_client(path: Path) -> bool:
+    named = by_name(load_telemetry(path))
+    clients = [row.value for row in named.get(("client", "n_processes"), [])]
+    return 1 in clients and ("engine", "running") in named
+
+
+def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    dead = Target(f"http://127.0.0.1:{process.free_port()}", "m")
+    with start_watcher(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
+        assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
+    named = by_name(load_telemetry(path))
+    assert "we did not start the server" in str(named["server", "*"][0].note)
+    assert [row.value for row in named["engine", "*"]] == [None]
+    assert named["client", "rss_bytes"][0].value > 0
+
+
+def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "telemetry.jsonl"
+    watcher = start_watcher(path, period_s=0.05)
+    assert eventually(lambda: path.exists() and len(load_telemetry(path)) > 30)
+    os.kill(watcher.pid, signal.SIGKILL)
+    watcher.stop()
+    assert load_telemetry(path)[-1].note == "the watcher ended with exit code -9"
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from servers.host.watch import start_watcher
+print(start_watcher(Path(sys.argv[1])).pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_watcher_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", PARENT, str(tmp_path / "t")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as parent:
+        assert parent.stdout is not None
+        watcher = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    assert eventually(lambda: not watcher.is_running() or watcher.status() == psutil.STATUS_ZOMBIE)
