@@ -37,6 +37,9 @@ class StepLog:
     def write(self, line: Mapping[str, object]) -> None:
         self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
+    def close(self) -> None:
+        self._file.close()
+
 
 def load_steps(path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """The header, and the steps as plain columns of equal length, oldest first.

@@ -28,7 +28,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     """The same random model twice: transformers' and, through its saved folder, ours. Shards included."""
     folder = tmp_path_factory.mktemp("llama")
     shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
-    config = transformers.LlamaConfig(**shape, vocab_size=1000, initializer_range=0.1, **SHAPES[request.param])
+    config = transformers.LlamaConfig(
+        **shape, vocab_size=1000, initializer_range=0.1, **SHAPES[request.param]
+    )
     torch.manual_seed(0)
     theirs = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():  # norms that are all 1 would hide that they are used
