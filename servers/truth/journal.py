@@ -13,8 +13,8 @@ from servers.truth.exchange import Exchange
 class Served:
     """The truth of one request. Instants are ns on the monotonic clock, None where it never came to that.
 
-    `number` counts arrivals from 0; `index` is the client's own (`x-burstline-index`), None where it sent
-    none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
+    `number` counts arrivals since the start; `index` is the client's own (`x-burstline-index`), None where it
+    sent none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
     `kernel_stamps` says so, else our own; `read_ns` is when the server had the request in hand. Event i is
     `event_kind[i]` (headers, role, token, usage, done, error, comment, plain), carries `event_tok[i]` tokens,
     was due at `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events

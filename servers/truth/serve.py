@@ -13,16 +13,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush, heapreplace
+from itertools import count
 
 from servers.engine import EngineError
 from servers.truth.calls import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
 from servers.truth.desk import Desk, House
 from servers.truth.exchange import Connection, Exchange
 from servers.truth.journal import served, to_jsonl
-from servers.truth.scene import STAMP, Scene, plain_reply
+from servers.truth.scene import Scene, plain_reply
+from servers.truth.writes import STAMP
 
 _PR_SET_TIMERSLACK = 29
 _SENDS_PER_POLL = 64
+_SPIN_S = 50e-6
+"""Going to sleep and waking takes about as long: for a shorter wait the loop goes round instead."""
 _READ_BYTES = 1 << 16
 _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
 
@@ -35,6 +39,7 @@ class TruthServer:
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
         self.desk = Desk(house)
         self.exchanges: list[Exchange] = []
+        self._numbers = count()
         self._heap: list[tuple[int, int, Exchange]] = []
         self._connections: dict[int, Connection] = {}
         self._epoll = select.epoll()
@@ -175,8 +180,8 @@ class TruthServer:
 
     def _wait(self) -> None:
         wait_s = (self._heap[0][0] - time.monotonic_ns()) / 1e9 if self._heap else 60.0
-        if wait_s > 0:
-            select.select([self._epoll], [], [], wait_s)
+        if wait_s > _SPIN_S and not select.select([self._epoll], [], [], wait_s)[0]:
+            return
         for fd, mask in self._epoll.poll(0):
             connection = self._connections.get(fd)
             if connection is None:
@@ -256,7 +261,7 @@ class TruthServer:
             self._ask(connection)
 
     def _perform(self, connection: Connection, call: Call) -> None:
-        exchange = Exchange(connection, self.desk.answer(call), len(self.exchanges), call)
+        exchange = Exchange(connection, self.desk.answer(call), next(self._numbers), call)
         self.exchanges.append(exchange)
         connection.exchange = exchange
         self.desk.counters.running += 1

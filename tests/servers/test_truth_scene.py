@@ -11,8 +11,9 @@ from servers.engine import HttpReply
 from servers.openai import decode_completion
 from servers.truth.ask import Ask
 from servers.truth.dialects import DIALECTS
-from servers.truth.scene import STAMP, Scene, Scenes
+from servers.truth.scene import Scene, Scenes
 from servers.truth.script import Script
+from servers.truth.writes import STAMP
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASK = Ask("completions", "m", stream=True, n_prompt_tok=3, n_output_tok=5)

@@ -214,6 +214,27 @@ def test_a_stalled_reply_stays_open_until_the_client_leaves():
         assert truth.metrics()["truth:requests_running"] == 0
 
 
+def test_a_crowded_schedule_does_not_keep_newcomers_waiting():
+    # The next event is always nearer than it is worth sleeping for, for a second.
+    body = STREAM | {"max_tokens": 50_000}
+    with (
+        truth_server(Script(ttft_s=0, gaps_s=(0.00002,)), thread=True) as truth,
+        raw(truth, request_bytes(body)),
+    ):
+        assert truth.metrics()["truth:requests_running"] == 1
+
+
+def test_requests_that_outlive_a_reset_stay_in_the_log():
+    stalled_then_fast = [Script(ttft_s=0, fault="stall"), FAST]
+    with truth_server(stalled_then_fast, thread=True) as truth, raw(truth, request_bytes(STREAM)) as sock:
+        until(sock, b"200 OK")
+        post(truth, STREAM)
+        truth.reset()
+        with raw(truth, request_bytes(STREAM)) as other:
+            until(other, b"200 OK")
+            assert [(row.number, row.ended) for row in truth.log()] == [(0, None), (2, None)]
+
+
 def test_a_reply_without_chunks_ends_with_the_connection():
     with truth_server(Script(ttft_s=0, chunked=False), thread=True) as truth:
         reply = post(truth, STREAM)

@@ -1,0 +1,103 @@
+"""Writes: the bytes of a reply in the pieces that are handed to the kernel.
+
+Every event has a hole of 19 characters where the moment of sending goes: JSON allows blanks after a number,
+so the stamp is a plain integer padded on the right and the framing around it never changes. A write is kept
+as the pieces around its holes, so that sending it costs one `stamp.join(pieces)`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import orjson
+
+from servers.truth.ask import Json
+from servers.truth.script import Script
+
+STAMP = b"%-19d"
+_HOLE_NUMBER = 2**63 - 1
+HOLE = str(_HOLE_NUMBER).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An event whose last byte is in a write: headers, role, token, usage, done, error, comment or plain."""
+
+    kind: str
+    n_tok: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Bytes to hand to the kernel at once: `pieces` around the stamps, or the part of them that `cut` names.
+
+    `fresh` is False for a later part of a cut write: it keeps the stamp that its first part took.
+    """
+
+    pieces: tuple[bytes, ...]
+    marks: tuple[Mark, ...] = ()
+    cut: tuple[int, int | None] | None = None
+    fresh: bool = True
+
+
+NOTHING = Write((b"",))
+"""Gives the end of a reply a due time of its own."""
+
+
+def json_event(script: Script, payload: Json, seq: int, mark: Mark, *, space: bool) -> Write:
+    """An event with its stamp's hole and its number, unless the script wants the engine's own bytes."""
+    if script.stamp:
+        payload = payload | {"sent_ns": _HOLE_NUMBER, "seq": seq}
+    return data_event(script, orjson.dumps(payload), mark, space=space)
+
+
+def data_event(script: Script, data: bytes, mark: Mark, *, space: bool) -> Write:
+    """An event with these bytes as its data; `space` is the dialect's own habit after the colon."""
+    field = b"data: " if (space if script.space is None else script.space) else b"data:"
+    return Write(tuple(_framed(script, field + data).split(HOLE)), (mark,))
+
+
+def comment(script: Script) -> Write:
+    """A keep-alive, which is no event to who reads the stream."""
+    return Write((_framed(script, b": keep-alive"),), (Mark("comment"),))
+
+
+def end_of_body(script: Script) -> Write:
+    """The last chunk; nothing where the connection's end says so."""
+    return Write((b"0\r\n\r\n",)) if script.chunked else NOTHING
+
+
+def stream_head(script: Script) -> Write:
+    """The head of a stream, stamped like an event."""
+    coding = "transfer-encoding: chunked" if script.chunked else "connection: close"
+    lines = ["content-type: text/event-stream; charset=utf-8", coding]
+    if script.stamp:
+        lines.append(f"x-burstline-sent-ns: {_HOLE_NUMBER}")
+    return Write(tuple(head(200, lines).split(HOLE)), (Mark("headers"),))
+
+
+def head(status: int, lines: Sequence[str]) -> bytes:
+    """The head of a reply with these header lines."""
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:
+        phrase = "Unknown"
+    return "\r\n".join((f"HTTP/1.1 {status} {phrase}", *lines, "", "")).encode()
+
+
+def _framed(script: Script, line: bytes) -> bytes:
+    block = line + (b"\r\n\r\n" if script.crlf else b"\n\n")
+    return b"%x\r\n%b\r\n" % (len(block), block) if script.chunked else block
+
+
+def joined(writes: Sequence[Write]) -> Write:
+    """One write of several: the last piece of each grows together with the first of the next."""
+    pieces = list(writes[0].pieces)
+    for write in writes[1:]:
+        pieces[-1] += write.pieces[0]
+        pieces.extend(write.pieces[1:])
+    return Write(tuple(pieces), tuple(mark for write in writes for mark in write.marks))
+
+
+def to_ns(time_s: float) -> int:
+    return round(time_s * 1e9)
