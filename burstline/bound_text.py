@@ -43,7 +43,7 @@ def _phase_table(phase: Mapping[str, Any]) -> str:
     header = ["op", "M × N × K", "runs", "FLOPs", "bytes", "FLOP/B", "ridge", "bound by", "ideal µs"]
     header += [f"{tier} µs" for tier in tiers] + ["share"]
     rows = [_op_row(op, tiers) for op in phase["ops"] if op["ideal_us"] or any(op["predicted_us"].values())]
-    return _aligned([header, *rows], n_words=2)
+    return aligned([header, *rows], n_words=2)
 
 
 def _op_row(op: Mapping[str, Any], tiers: Sequence[str]) -> list[str]:
@@ -100,7 +100,7 @@ def _device_table(possible: Sequence[Mapping[str, Any]]) -> str:
                 f"{one['memory']['largest_batch']:,}",
             ]
         )
-    return _aligned([header, *rows], n_words=3) if rows else ""
+    return aligned([header, *rows], n_words=3) if rows else ""
 
 
 def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -114,10 +114,10 @@ def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
         for ops in zip(*(phase["ops"] for phase in phases), strict=True)
         if ops[0]["kind"] != "elementwise"
     ]
-    return _aligned([header, *rows], n_words=1)
+    return aligned([header, *rows], n_words=1)
 
 
-def _aligned(rows: Sequence[Sequence[str]], n_words: int) -> str:
+def aligned(rows: Sequence[Sequence[str]], n_words: int) -> str:
     """Columns as wide as their widest cell; the first `n_words` to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -1,0 +1,33 @@
+"""`burstline study` as a user calls it."""
+
+import argparse
+import json
+from xml.etree import ElementTree
+
+from burstline import study
+
+
+def call(*argv: str) -> int:
+    parser = argparse.ArgumentParser()
+    study.add_arguments(parser)
+    return study.run(parser.parse_args(argv))
+
+
+def test_it_prints_four_analyses(capsys):
+    assert call("--device", "a100", "h100") == 0
+    text = capsys.readouterr().out
+    assert [line[:2] for line in text.splitlines() if line[:1].isdigit()] == ["1.", "2.", "3.", "3.", "4."]
+    gate_up = next(line for line in text.splitlines() if line.startswith("prefill  gate_up"))
+    assert gate_up.split()[-2:] == ["compute", "memory"]
+    assert "HBM4" in text
+
+
+def test_json_and_figures_hold_the_same_numbers(capsys, tmp_path):
+    assert call("--json", "--figures", str(tmp_path / "figures"), "--output", "1") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["limits"]["prefill"]["down"]["h100-sxm5-80g"] == "memory"
+    assert "decode" not in found["limits"]
+    assert len(found["published"]) == 22
+    assert [point["technology"] for point in found["dram"]["8"]][-1] == "HBM4"
+    for name in ("published", "dram", "generations"):
+        assert ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
