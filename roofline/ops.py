@@ -24,7 +24,8 @@ class Op:
     `flops` counts each query against the keys it sees (causal); `flops_full` against the whole rectangle, as
     eager attention computes it and torch's FlopCounterMode counts it. A matmul is `groups` products of
     m x n x k (groups > 1: the experts a batch is expected to touch, m: rows per expert). An attention has
-    `groups` requests of on average m new tokens against n keys of head size k, and its `phase`. A collective
+    `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
+    device, and the longest context among its requests. A collective
     moves `link_bytes` (the whole buffer, as NCCL counts a message; for all_to_all what one rank sends) among
     `n_ranks`; a send's `n_ranks` is how many devices its two stages span.
     """
@@ -43,6 +44,9 @@ class Op:
     activation_bytes: float = 0
     kv_bytes: float = 0
     phase: Phase | Literal[""] = ""
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    longest_tok: int = 0
     collective: Literal["", "all_reduce", "all_gather", "all_to_all", "send"] = ""
     link_bytes: float = 0
     n_ranks: int = 1
@@ -84,7 +88,7 @@ def ops(
     if parallel.pp > 1:
         send = Op("send", "collective", parallel.pp - 1, quant.stream, m=step.n_tok, n=model.d)
         found.append(replace(send, collective="send", link_bytes=rows, n_ranks=2 * parallel.tp))
-    found.append(_elementwise(run, "norm", 1, model.d, 2))
+    found.append(_elementwise(run, "final_norm", 1, model.d, 2))
     if step.n_logits:
         found += _logits(run)
     return _merged(found)
@@ -219,7 +223,9 @@ def _attention_ops(run: _Pass, attention: Attention | Mla, count: int) -> Iterat
         if not isinstance(attention, Mla):
             h = attention.head_dim
             kv = kv_bytes * part.keys_read(attention.window)
-            yield _attention(run, phase, part, count, (heads, h, h), kv, attention.window)
+            yield _attention(
+                run, phase, part, count, (heads, attention.kv_heads(tp), h, h), kv, attention.window
+            )
         elif phase == "decode" and run.absorb:
             yield from _absorbed(run, attention, part, count)
         else:
@@ -231,15 +237,15 @@ def _attention(
     phase: Phase,
     part: Step,
     count: int,
-    dims: tuple[int, int, int],
+    dims: tuple[int, int, int, int],
     kv_bytes: float,
     window: int | None = None,
 ) -> Op:
     """Scores and values fused: queries in, outputs out, the cache once, no scores to memory.
 
-    `dims` are heads, a head's size in the scores, and in the values.
+    `dims` are query heads, KV heads, a head's size in the scores, and in the values.
     """
-    heads, qk_dim, v_dim = dims
+    heads, kv_heads, qk_dim, v_dim = dims
     per_pair = 2 * heads * (qk_dim + v_dim)
     return Op(
         "attention",
@@ -255,6 +261,9 @@ def _attention(
         activation_bytes=part.n_tok * heads * (qk_dim + v_dim) * ELEMENT_BYTES[run.quant.stream],
         kv_bytes=kv_bytes,
         phase=phase,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        longest_tok=int(part.context_tok.max()),
     )
 
 
@@ -264,7 +273,7 @@ def _absorbed(run: _Pass, mla: Mla, part: Step, count: int) -> Iterator[Op]:
     rows = part.n_tok * heads
     yield matmul("q_absorb", rows, rank, mla.nope_dim, run.quant, count=count, groups=heads)
     kv = part.keys_read() * mla.kv_elements(1) * ELEMENT_BYTES[run.quant.kv]
-    yield _attention(run, "decode", part, count, (heads, rank + mla.rope_dim, rank), kv)
+    yield _attention(run, "decode", part, count, (heads, 1, rank + mla.rope_dim, rank), kv)
     yield matmul("v_absorb", rows, mla.v_dim, rank, run.quant, count=count, groups=heads)
 
 
@@ -275,7 +284,7 @@ def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Ite
     keys = part.keys_read()
     yield matmul("kv_b", keys, wide, mla.kv_rank, run.quant, count=count)
     kv = keys * (wide + mla.rope_dim) * ELEMENT_BYTES[run.quant.stream]
-    yield _attention(run, phase, part, count, (heads, mla.nope_dim + mla.rope_dim, mla.v_dim), kv)
+    yield _attention(run, phase, part, count, (heads, heads, mla.nope_dim + mla.rope_dim, mla.v_dim), kv)
 
 
 def _dense_ops(run: _Pass, ffn: Dense, linears: list[Linear], count: int, prefix: str = "") -> Iterator[Op]:

@@ -252,3 +252,21 @@ def test_a_moe_layers_experts_see_few_rows_each():
     assert op.groups == pytest.approx(8, abs=1e-6)
     assert op.m == pytest.approx(16, abs=1e-5)
     assert replace(op, count=1).flops == 2 * 64 * 2 * 4096 * 28672
+
+
+def test_an_attention_knows_its_heads_on_a_rank_and_its_longest_request():
+    step = Step.of([(1, 300, 1), (1, 700, 1)])
+    op = next(op for op in ops(model("llama-2-70b"), BF16, Parallel(tp=16), step) if op.kind == "attention")
+    assert (op.n_heads, op.n_kv_heads, op.longest_tok) == (4, 1, 700)
+    latent = next(
+        op for op in ops(model("deepseek-v3"), BF16, Parallel(tp=8), step) if op.kind == "attention"
+    )
+    assert (latent.n_heads, latent.n_kv_heads) == (16, 1)
+
+
+def test_the_activation_between_two_products_is_as_wide_as_the_feed_forward_block():
+    found = {op.name: op for op in ops(model("llama-2-7b"), BF16, Parallel(), Step.prefill(1, 10))}
+    assert found["act"].bytes == 3 * 10 * 11008 * 2
+    assert found["norm"].bytes == 4 * 10 * 4096 * 2
+    assert found["rope"].bytes == 2 * 10 * 2 * 4096 * 2
+    assert found["kv_write"].bytes == 2 * 10 * 4096 * 2
