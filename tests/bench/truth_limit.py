@@ -32,7 +32,8 @@ def main() -> None:
     counts = [int(word) for word in sys.argv[1:] if word.isdigit()]
     for n_streams in counts or [50, 100, 250, 500, 750, 1000, 1500, 2000]:
         phases_s = np.arange(n_streams) / n_streams * GAP_S * spread
-        with truth_server([Script(ttft_s=0.5 + float(phase_s), gaps_s=(GAP_S,)) for phase_s in phases_s]) as truth:
+        scripts = [Script(ttft_s=0.5 + phase_s, gaps_s=(GAP_S,)) for phase_s in phases_s.tolist()]
+        with truth_server(scripts) as truth:
             if len(cores) > 1:
                 os.sched_setaffinity(truth.pid or 0, cores[:1])
                 os.sched_setaffinity(0, cores[1:])
