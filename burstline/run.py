@@ -1,63 +1,96 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
+import os
 import secrets
 from pathlib import Path
 
-from burstline import exit_codes
+API_KEY_VARIABLE = "BURSTLINE_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline run [--engine NAME | --url URL] [OPTIONS] [-- ENGINE ARGS...]"
-    engine = parser.add_argument_group("what is measured")
-    engine.add_argument(
-        "--engine", metavar="NAME", help="the engine to start, or the dialect spoken at --url"
-    )
-    engine.add_argument("--url", help="drive the server that already runs there instead of starting one")
-    engine.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
-    engine.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has vLLM installed")
-    load = parser.add_argument_group("the load")
-    load.add_argument("--requests", type=int, default=1000, metavar="N", help="default 1000")
-    load.add_argument("--prompt-tokens", default="512", metavar="N|A..B", help="exact prompt length (512)")
-    load.add_argument("--output-tokens", default="64", metavar="N|A..B", help="exact output length (64)")
-    load.add_argument("--arrival", default="burst", help="when requests are due: burst (all at once)")
-    load.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
-    load.add_argument("--salt", metavar="HEX", help="repeat an earlier run's salt, byte for byte")
-    load.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="whose ordinary ids prompts are drawn from"
-    )
-    load.add_argument("--vocab-size", type=int, metavar="N", help="where neither tokenizer nor server says")
-    load.add_argument(
-        "--deadline-s", type=float, default=600.0, help="per request, from when it was due (600)"
-    )
+    parser.usage = "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]"
+    _add_engine(parser.add_argument_group("what is measured"))
+    _add_load(parser.add_argument_group("the load"))
+    _add_arrivals(parser.add_argument_group("when requests are due"))
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
     )
-    out.add_argument("-q", "--quiet", action="store_true", help="no progress, only where the report is")
+    out.add_argument("-q", "--quiet", action="store_true", help="no progress, only the result")
     parser.set_defaults(engine_args=())
+
+
+def _add_engine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--engine", metavar="NAME", help="the engine to start, or the dialect spoken at --url")
+    group.add_argument(
+        "--url", help=f"drive the server that already runs there (its API key: {API_KEY_VARIABLE})"
+    )
+    group.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
+    group.add_argument("--port", type=int, help="for the engine that is started (any free one)")
+    group.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has vLLM installed")
+
+
+def _add_load(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--requests", type=int, metavar="N", help="how many (1000)")
+    group.add_argument("--prompt-tokens", default="512", metavar="N|A..B", help="exact prompt length (512)")
+    group.add_argument("--output-tokens", default="64", metavar="N|A..B", help="exact output length (64)")
+    group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
+    group.add_argument("--salt", metavar="HEX", help="an earlier run's salt repeats it byte for byte")
+    group.add_argument(
+        "--tokenizer", type=Path, metavar="DIR", help="whose ordinary ids prompts are drawn from"
+    )
+    group.add_argument("--vocab-size", type=int, metavar="N", help="where neither tokenizer nor server says")
+    group.add_argument(
+        "--deadline-s", type=float, default=600.0, help="per request, from when it was due (600)"
+    )
+    group.add_argument("--workers", type=int, default=1, metavar="N", help="load driver processes (1)")
+
+
+def _add_arrivals(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--arrival", help="burst (all at once), constant, poisson, gamma, ramp, steps, replay")
+    group.add_argument("--rate", type=float, metavar="R", help="requests per second")
+    group.add_argument("--duration-s", type=float, help="how long requests arrive, instead of --requests")
+    group.add_argument("--burstiness", type=float, help="gamma: 1 is Poisson, less is clumpier")
+    group.add_argument("--ramp-to", type=float, metavar="R", help="ramp: the last rate")
+    group.add_argument("--steps", metavar="RxS,...", help="steps: rate x seconds, e.g. 5x30,10x30")
+    group.add_argument(
+        "--arrival-times", type=Path, metavar="FILE", help="replay: a time in seconds per line"
+    )
+    group.add_argument("--concurrency", type=int, metavar="N", help="a closed loop: N requests at a time")
+    group.add_argument("--max-rate", type=float, metavar="R", help="closed loop: at most R starts per second")
 
 
 def run(args: argparse.Namespace) -> int:
     from burstline.experiment import Settings, run_experiment
+    from burstline.load import Wish
+    from burstline.site import Where
 
-    salt = args.salt if args.salt is not None else secrets.token_hex(8)
-    settings = Settings(
+    where = Where(
         engine=args.engine,
         url=args.url,
         model=args.model,
-        vllm_python=args.vllm_python,
+        python=args.vllm_python,
+        port=args.port,
+        api_key=os.environ.get(API_KEY_VARIABLE),
+        engine_args=args.engine_args,
+    )
+    wish = Wish(
         requests=args.requests,
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,
         arrival=args.arrival,
+        rate=args.rate,
+        burstiness=args.burstiness,
+        ramp_to=args.ramp_to,
+        steps=args.steps,
+        arrival_times=args.arrival_times,
+        duration_s=args.duration_s,
+        concurrency=args.concurrency,
+        max_rate=args.max_rate,
+        workers=args.workers,
         seed=args.seed,
-        salt=salt,
-        tokenizer=args.tokenizer,
-        vocab_size=args.vocab_size,
+        salt=secrets.token_hex(8) if args.salt is None else args.salt,
         deadline_s=args.deadline_s,
-        out=args.out,
-        quiet=args.quiet,
-        engine_args=args.engine_args,
     )
-    return run_experiment(settings) or exit_codes.DONE
+    return run_experiment(Settings(where, wish, args.tokenizer, args.vocab_size, args.out, args.quiet))

@@ -1,17 +1,48 @@
 """Which token ids prompts may be drawn from: the tokenizer knows best, then the server, then its errors."""
 
+from __future__ import annotations
+
 import json
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from burstline.site import Site
+from servers.host.ready import send
 from workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
-from workloads.request import WorkloadError
+from workloads.request import Request, WorkloadError
 
 LARGEST_VOCABULARY = 1 << 22
 """No published model comes near it; a server that takes this id does not check ids at all."""
+
+
+ASSUMED = vocabulary_from_size(32_000, "assumed: no server was there to ask")
+
+
+def vocabulary_for(
+    tokenizer: Path | None, vocab_size: int | None, model: str | None, site: Site
+) -> Vocabulary:
+    """What the user says, else what the model's folder says, else what the server says or betrays."""
+    if vocab_size is not None:
+        return vocabulary_from_size(vocab_size, "--vocab-size")
+    if tokenizer is not None:
+        vocabulary = vocabulary_of_folder(tokenizer)
+        if vocabulary is None:
+            raise WorkloadError(f"--tokenizer {tokenizer}: expected a folder with tokenizer.json")
+        return vocabulary
+    if model is not None and (vocabulary := vocabulary_of_folder(Path(model))) is not None:
+        return vocabulary
+    if site.identity.vocab_size is not None:
+        return vocabulary_from_size(site.identity.vocab_size, "the server")
+    return vocabulary_by_asking(lambda token_id: _accepts(site, token_id))
+
+
+def _accepts(site: Site, token_id: int) -> bool:
+    request = Request(0, array("I", [token_id]), None, 1, 1)
+    return send(site.target, site.engine.encode(request, site.target), 60.0).status == 200
 
 
 def vocabulary_of_folder(folder: Path) -> Vocabulary | None:

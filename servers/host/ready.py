@@ -56,7 +56,7 @@ def getter(target: Target, *, timeout_s: float = 30.0) -> Get:
     """GET for this server: what `Engine.identify` and probes ask with."""
 
     def get(path: str) -> HttpReply:
-        return _send(target, Call("GET", path, headers=()), timeout_s)
+        return send(target, Call("GET", path, headers=()), timeout_s)
 
     return get
 
@@ -70,7 +70,7 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
         probe = get(engine.probe_path)
         if probe.status != 200:
             return f"{engine.probe_path} answers {probe.status}"
-        raw = _send(target, engine.ready_call(target), timeout_s)
+        raw = send(target, engine.ready_call(target), timeout_s)
     except EngineError as error:
         return str(error)
     reply = engine.decode(raw)
@@ -102,7 +102,8 @@ def _certificates(url: str) -> ssl.SSLContext | bool:
     return _trusted() if url.startswith("https:") else False
 
 
-def _send(target: Target, call: Call, timeout_s: float) -> HttpReply:
+def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
+    """The whole reply to one call; EngineError where nothing answers."""
     url = target.url.rstrip("/") + path_under(target.url, call.path)
     headers = dict(call.headers)
     if target.api_key:

@@ -1,0 +1,31 @@
+"""From captures to the page: decode, summarise, report. Everything here can be done again from the files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from loadgen.decode import decode_run
+from loadgen.job import DriveReport
+from loadgen.rundir import RunDir, Status, open_run
+from loadgen.summary import summarize_run
+from reports.page import render
+from servers.engine import Engine
+
+
+def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> dict[str, Any]:
+    """Decode the captures, then write records, summary and page, and give the run its status."""
+    run.update(drivers=[asdict(report) for report in reports])
+    run.save_records(decode_run(run.path, engine.decode))
+    run.finish(status)
+    return write_report(run)
+
+
+def write_report(run: RunDir) -> dict[str, Any]:
+    """The summary, and the page, from the run's own files; the same files give the same bytes."""
+    run.save_summary(summarize_run(open_run(run.path)))
+    concluded = open_run(run.path)
+    run.save_report(render(concluded))
+    assert concluded.summary is not None
+    return concluded.summary

@@ -1,0 +1,25 @@
+"""`burstline report`: a run's summary and page, made again from its files."""
+
+import argparse
+from pathlib import Path
+
+from burstline import exit_codes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    parser.add_argument("--decode", action="store_true", help="decode the captures once more before")
+
+
+def run(args: argparse.Namespace) -> int:
+    from burstline.conclude import write_report
+    from loadgen.rundir import RunDir, open_run
+
+    run = open_run(args.run)
+    folder = RunDir(run.path)
+    if args.decode or not (run.path / "records.parquet").exists():
+        folder.save_records(run.decoded())
+        folder.finish("complete" if run.status == "complete" else "interrupted")
+    write_report(folder)
+    print(f"Report: {folder.report}")
+    return exit_codes.DONE

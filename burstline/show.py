@@ -1,0 +1,27 @@
+"""`burstline show`: the summary of a run, also of one that was killed half-way."""
+
+import argparse
+from pathlib import Path
+
+from burstline import exit_codes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    parser.add_argument("--json", action="store_true", help="summary.json instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    import orjson
+
+    from loadgen.rundir import open_run
+    from loadgen.summary import summarize_run
+    from reports.text import show
+
+    run = open_run(args.run)
+    if args.json:
+        summary = run.summary or summarize_run(run)
+        print(orjson.dumps(summary, option=orjson.OPT_INDENT_2).decode())
+    else:
+        print(show(run))
+    return exit_codes.DONE
