@@ -105,12 +105,13 @@ def itl(c: Columns) -> Samples:
 def itl_delivery(c: Columns) -> Samples:
     """The delivery view: the first token of an event waited the whole gap, the others not at all."""
     gap_s, event = _gaps(c, counted=True)
-    owner, later = c.owner[event], c.event_n[event] - 1
+    n = c.event_n[event]
+    with_more = n > 1
     return _with_failures(
         c,
-        np.concatenate([gap_s, np.zeros(len(gap_s))]),
-        np.concatenate([np.ones(len(gap_s)), later]),
-        np.concatenate([owner, owner]),
+        np.concatenate([gap_s, np.zeros(with_more.sum())]),
+        np.concatenate([np.ones(len(gap_s)), n[with_more] - 1]),
+        np.concatenate([c.owner[event], c.owner[event[with_more]]]),
     )
 
 

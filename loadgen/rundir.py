@@ -26,7 +26,11 @@ import pyarrow.parquet as pq
 from loadgen import tables
 from loadgen.decode import decode_run
 from loadgen.files import disk_errors, renamed, write_bytes, write_json
+from loadgen.job import DriveReport
 from loadgen.redact import without_secrets
+from loadgen.spread import Spread
+from servers.engine import Identity
+from servers.host.telemetry import Row
 from servers.registry import ENGINES
 from workloads.plan import Plan
 from workloads.request import WorkloadError
@@ -90,9 +94,9 @@ class RunDir:
     def save_records(self, records: pa.Table) -> None:
         self._save("records.parquet", [records])
 
-    def save_telemetry(self, readings: Iterable[tables.Reading], t0_ns: int = 0) -> None:
-        """Rows `(at_ns, source, name, value)`; `t0_ns`, the run's start, is taken off every `at_ns`."""
-        self._save("telemetry.parquet", [tables.telemetry_table(readings, t0_ns)])
+    def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
+        """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
+        self._save("telemetry.parquet", [tables.telemetry_table(rows, t0_ns)])
 
     def save_steps(self, steps: pa.Table) -> None:
         self._save("steps.parquet", [steps])
@@ -157,7 +161,7 @@ class Run:
 
     @cached_property
     def telemetry(self) -> pd.DataFrame | None:
-        """Rows at_ns, source, name, value, in the order of time."""
+        """Rows at_ns, source, name, value, note, in the order of time; a value that is missing is NaN."""
         return _as_frame(self._read("telemetry.parquet"))
 
     @cached_property
@@ -169,6 +173,17 @@ class Run:
     def summary(self) -> dict[str, Any] | None:
         path = self.path / "summary.json"
         return orjson.loads(path.read_bytes()) if path.exists() else None
+
+    @property
+    def drive_reports(self) -> list[DriveReport]:
+        """What the drivers said of themselves (the manifest's `drivers`)."""
+        return [_drive_report(row) for row in self.manifest.get("drivers", [])]
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who the server is (the manifest's `identity`)."""
+        row = self.manifest.get("identity")
+        return None if row is None else Identity(**row)
 
     @property
     def server_log(self) -> str:
@@ -215,6 +230,11 @@ def open_run(path: Path) -> Run:
             f"({manifest.get('version', 'not named')}) or a newer one"
         )
     return Run(path, manifest)
+
+
+def _drive_report(row: Mapping[str, Any]) -> DriveReport:
+    spreads = {name: row[name] and Spread(**row[name]) for name in ("late", "read_lag", "connect")}
+    return DriveReport(**{**row, **spreads})
 
 
 def _as_frame(table: pa.Table | None) -> pd.DataFrame | None:

@@ -235,7 +235,7 @@ def _resampled_quantiles(
 ) -> Floats:
     present, members = np.unique(groups, return_inverse=True)
     n_groups = len(present)
-    draws = np.empty((replicates(len(values) // 4), len(ps)))
+    draws = np.empty((replicates(len(values)), len(ps)))
     for row in draws:
         times = np.bincount(rng.integers(0, n_groups, n_groups), minlength=n_groups).astype(np.float64)
         cumulated = np.cumsum(times[members] * weights)
@@ -272,3 +272,24 @@ def _pooled_figure(values: Floats, weights: Floats, p: float, draws: Floats, uni
             point, float(low), None, LEVEL, total, unit, "the upper bound lies among failed requests"
         )
     return Estimate(point, float(low), float(high), LEVEL, total, unit, "bootstrap over requests")
+
+
+def pooled_mean(
+    values: Floats, weights: Floats, groups: NDArray[np.int64], unit: str, rng: np.random.Generator
+) -> Figure:
+    """The weighted mean of samples in groups, by bootstrap over the groups; Absent when any failed."""
+    if np.isinf(values).any():
+        n_failed = len(np.unique(groups[np.isinf(values)]))
+        return Absent(f"{n_failed:,} requests failed: a failed request has no finite latency to average")
+    present, members = np.unique(groups, return_inverse=True)
+    n = len(present)
+    if n < 2:
+        return Absent(f"a mean with an interval needs 2 requests, there are {n}")
+    sums, counts = np.bincount(members, values * weights), np.bincount(members, weights)
+    draws = np.empty(replicates(n))
+    for k in range(len(draws)):
+        drawn = rng.integers(0, n, n)
+        draws[k] = sums[drawn].sum() / counts[drawn].sum()
+    low, high = interval(draws)
+    total = int(weights.sum())
+    return Estimate(float(sums.sum() / total), low, high, LEVEL, total, unit, "bootstrap over requests")

@@ -12,11 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from loadgen.record import Record
+from servers.host.telemetry import Row
 from workloads.plan import Plan
 from workloads.request import Request, Sampling
-
-Reading = tuple[int, str, str, float]
-"""One row of telemetry: at_ns, source, name, value."""
 
 PLAN: Final = pa.schema(
     {
@@ -65,7 +63,13 @@ RECORDS: Final = pa.schema(
 )
 
 TELEMETRY: Final = pa.schema(
-    {"at_ns": pa.int64(), "source": pa.string(), "name": pa.string(), "value": pa.float64()}
+    {
+        "at_ns": pa.int64(),
+        "source": pa.string(),
+        "name": pa.string(),
+        "value": pa.float64(),
+        "note": pa.string(),
+    }
 )
 
 
@@ -84,11 +88,13 @@ def records_of(table: pa.Table) -> Iterator[Record]:
         yield Record(**row)
 
 
-def telemetry_table(readings: Iterable[Reading], t0_ns: int = 0) -> pa.Table:
-    """One row per reading, in the order of time; `t0_ns` is taken off every `at_ns`."""
-    rows = sorted(readings, key=lambda reading: reading[0])
-    at_ns, source, name, value = zip(*rows, strict=True) if rows else ((), (), (), ())
-    columns = [np.array(at_ns, dtype=np.int64) - t0_ns, source, name, np.array(value, dtype=np.float64)]
+def telemetry_table(rows: Iterable[Row], t0_ns: int = 0) -> pa.Table:
+    """One row per sampled value, in the order of time; `t0_ns` is taken off every `at_ns`."""
+    rows = sorted(rows, key=lambda row: row.at_ns)
+    columns = [
+        [row.at_ns - t0_ns for row in rows],
+        *([getattr(row, name) for row in rows] for name in TELEMETRY.names[1:]),
+    ]
     return pa.table(
         [pa.array(c, field.type) for c, field in zip(columns, TELEMETRY, strict=True)], schema=TELEMETRY
     )

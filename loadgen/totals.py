@@ -16,7 +16,7 @@ BURST = (
     "first_wave_s",
     "drain_s",
     "plateau_tok_per_s",
-    "ttft_slope_s",
+    "ttft_slope_s_per_request",
     "prefill_requests_per_s",
     "prefill_tok_per_s",
     "fifo",
@@ -133,7 +133,7 @@ def stalls(c: Columns) -> dict[str, Figure]:
 def burst(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
     """What only a burst shows: first wave, drain, plateau, and how TTFT grows along the queue.
 
-    A request's place in the queue is the order in which first tokens came. `ttft_slope_s` is the seconds that
+    A request's place in the queue is the order in which first tokens came. `ttft_slope_s_per_request` is what
     each place costs, by least squares; its inverse is the rate at which the server takes requests in, pure
     prefill only as long as no decoding competes with it. `fifo` is Spearman's correlation of the order sent
     with the order served: 1 is first come, first served.
@@ -150,7 +150,7 @@ def burst(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
         "first_wave_s": _once(float(c.first_s[c.ok].min()) - due_s, "s", n),
         "drain_s": _once(float(c.last_s[c.ok].max()) - due_s, "s", n),
         "plateau_tok_per_s": _plateau(c),
-        "ttft_slope_s": slope,
+        "ttft_slope_s_per_request": slope,
         "prefill_requests_per_s": _inverse(slope, 1.0, "1/s"),
         "prefill_tok_per_s": _inverse(slope, float(prompt_tok(c)[c.ok].mean()), "tok/s"),
         "fifo": _fifo(c),
@@ -176,7 +176,7 @@ def _ttft_slope(c: Columns, rng: np.random.Generator) -> Figure:
     weights = place / (place**2).sum()
     draws = np.array([np.sort(waits_s[rng.integers(0, n, n)]) @ weights for _ in range(replicates(n))])
     low, high = interval(draws)
-    return Estimate(float(waits_s @ weights), low, high, LEVEL, n, "s", "bootstrap over requests")
+    return Estimate(float(waits_s @ weights), low, high, LEVEL, n, "s/request", "bootstrap over requests")
 
 
 def _inverse(slope: Figure, factor: float, unit: str) -> Figure:
@@ -223,4 +223,4 @@ def _rate(amount: Floats, length_s: float, draws: Floats, unit: str, n: int) -> 
 
 
 def _once(value: float, unit: str, n: int) -> Figure:
-    return Estimate(value, None, None, None, n, unit, ONE_BURST)
+    return Estimate(float(value), None, None, None, n, unit, ONE_BURST)

@@ -1,0 +1,68 @@
+"""What the reader of a run must know though it takes nothing from the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadgen.stats import Absent, Figure
+from loadgen.verdict import Reason
+
+NOTABLE = 0.01
+
+
+def caveats(
+    counts: Mapping[str, int], lengths: Mapping[str, Any], conserved: Mapping[str, Figure]
+) -> tuple[Reason, ...]:
+    """Every caveat that applies, out of the summary's own sections."""
+    found = (
+        _failures(counts),
+        _prompt_lengths(_point(lengths["prompt_mismatches"])),
+        _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
+        _cached(_point(lengths["cached_fraction"])),
+        _conservation(_point(conserved["output_residual"])),
+    )
+    return tuple(reason for reason in found if reason is not None)
+
+
+def _failures(counts: Mapping[str, int]) -> Reason | None:
+    failed = counts["planned"] - counts["ok"]
+    if not failed or not counts["ok"]:
+        return None
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if kind not in ("planned", "ok"))
+    text = f"{failed:,} of {counts['planned']:,} requests failed: {kinds}."
+    return Reason("failures", text, "They count as infinitely late; the report lists the first of each kind.")
+
+
+def _prompt_lengths(n: float) -> Reason | None:
+    if not n:
+        return None
+    text = f"The server counted other prompt lengths than planned for {n:,.0f} requests."
+    return Reason("prompt-length", text, "A special token that the server adds is the usual cause.")
+
+
+def _guessed_chunks(n: int) -> Reason | None:
+    if not n:
+        return None
+    text = f"The server did not say how many tokens each event of {n:,} replies carries."
+    return Reason("chunks", text, "Their ITL is an even spread: read ICL and TPOT instead.")
+
+
+def _cached(share: float) -> Reason | None:
+    if share <= NOTABLE:
+        return None
+    text = f"The prefix cache served {share:.1%} of the prompt tokens."
+    return Reason(
+        "prefix-cache", text, "Was a salt repeated? A fresh one shares no prefix with earlier runs."
+    )
+
+
+def _conservation(residual: float) -> Reason | None:
+    if abs(residual) <= NOTABLE:
+        return None
+    text = f"Client and server differ by {residual:.1%} in how many tokens were generated."
+    return Reason("conservation", text, "Does anybody else use this server?")
+
+
+def _point(figure: Figure) -> float:
+    return 0.0 if isinstance(figure, Absent) else figure.point

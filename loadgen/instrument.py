@@ -1,0 +1,92 @@
+"""How late the client itself was: what its own records, its drivers and the watcher say about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from loadgen.columns import Columns, Floats
+from loadgen.job import DriveReport
+from loadgen.stats import Absent, Figure, measured
+from loadgen.watched import Watched
+
+NOT_SENT = "no request was sent"
+NO_STAMP = "the kernel stamped no read (TLS, or no Linux)"
+NO_REPORT = "no driver reported on itself"
+
+
+def instrument(
+    c: Columns, reports: Sequence[DriveReport], watched: Watched, *, closed_loop: bool
+) -> dict[str, Figure]:
+    """The client's own lateness and cost.
+
+    `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
+    leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is how long after
+    the kernel our code had an event; it is already taken out of every time. `read_error_*` bounds what cannot
+    be taken out.
+    """
+    sent_s = c.sent_s[~np.isnan(c.sent_s)]
+    lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
+    stamped = ~np.isnan(c.event_lag_s)
+    max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
+    error_s = read_error_s(c, max_pass_s)
+    n = len(sent_s)
+    return {
+        "send_spread_s": measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
+        **_quantiles("send_lag", lag_s, NOT_SENT),
+        **_quantiles("read_lag", c.event_lag_s, NO_STAMP),
+        **_quantiles("read_error", error_s, "no token arrived"),
+        "kernel_stamps": measured(
+            float(stamped.mean()) if len(stamped) else None, "1", "no token arrived", len(stamped)
+        ),
+        "max_pass_s": measured(max_pass_s, "s", NO_REPORT),
+        "client_cpu_s": _sum(reports, lambda report: report.cpu_s, "s"),
+        "client_peak_bytes": _sum(reports, lambda report: report.peak_rss_bytes, "bytes"),
+        "involuntary_switches": _sum(reports, lambda report: report.n_involuntary_switches, "switches"),
+        "resent": _sum(reports, lambda report: report.n_resent, "requests"),
+        "clock_drift_s": measured(
+            max((abs(report.clock_drift_ns) / 1e9 for report in reports), default=None), "s", NO_REPORT
+        ),
+        "others_cpu_fraction": watched.cpu_fraction("others_cpu_s"),
+        "steal_fraction": watched.cpu_fraction("steal_s"),
+        "cpu_waiting_fraction": watched.time_fraction("pressure", "cpu_waiting_s"),
+        "throttled_fraction": watched.time_fraction("cgroup", "throttled_s"),
+    }
+
+
+def read_error_s(c: Columns, max_pass_s: float | None) -> Floats:
+    """The most by which each event's time can be wrong.
+
+    An event alone in its read has the kernel's own time: 0. Events that came in one read share the stamp of
+    its last segment; the earlier ones may have arrived at any time since the read before, but no longer ago
+    than our code ever took to come round. Without kernel stamps that pass bounds all events; where not even
+    it is known, NaN.
+    """
+    longest_s = np.nan if max_pass_s is None else max_pass_s
+    event_s, n = c.event_s, len(c.event_s)
+    same = np.zeros(n, dtype=bool)
+    same[1:] = (c.owner[1:] == c.owner[:-1]) & (event_s[1:] == event_s[:-1])
+    shared = same.copy()
+    shared[:-1] |= same[1:]
+    first = np.maximum.accumulate(np.where(same, 0, np.arange(n)))
+    before = np.maximum(first - 1, 0)
+    is_start = (first == 0) | (c.owner[before] != c.owner)
+    had_s = event_s[before] + np.nan_to_num(c.event_lag_s[before])
+    since_s = np.where(is_start, np.inf, np.maximum(event_s - had_s, 0))
+    stamped_error_s = np.where(shared, np.fmin(since_s, longest_s), 0.0)
+    unknown = np.isinf(stamped_error_s)
+    return np.where(np.isnan(c.event_lag_s), longest_s, np.where(unknown, np.nan, stamped_error_s))
+
+
+def _quantiles(name: str, values: Floats, absent: str) -> dict[str, Figure]:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return {f"{name}_{p}_s": Absent(absent) for p in ("p50", "p99", "max")}
+    p50, p99, largest = np.quantile(known, [0.5, 0.99, 1.0])
+    found = {"p50": p50, "p99": p99, "max": largest}
+    return {f"{name}_{p}_s": measured(float(value), "s", absent, len(known)) for p, value in found.items()}
+
+
+def _sum(reports: Sequence[DriveReport], of: Callable[[DriveReport], float], unit: str) -> Figure:
+    return measured(sum(map(of, reports)) if reports else None, unit, NO_REPORT, len(reports))

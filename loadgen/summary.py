@@ -1,0 +1,170 @@
+"""Every number of a run in one dictionary: a pure function of its records and its telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from loadgen import totals
+from loadgen.accounts import conservation, counts, lengths
+from loadgen.caveats import caveats
+from loadgen.columns import Columns, columns_of
+from loadgen.instrument import instrument
+from loadgen.job import DriveReport
+from loadgen.memory import memory
+from loadgen.metrics import METRICS, Metric, latencies
+from loadgen.rundir import SCHEMA, Run
+from loadgen.stats import (
+    Absent,
+    Estimate,
+    Figure,
+    early_stopping_bound,
+    label,
+    mean,
+    measured,
+    percentile,
+    pooled_mean,
+    pooled_percentiles,
+)
+from loadgen.verdict import Evidence, Reason, judge
+from loadgen.watched import Watched
+from servers.engine import Identity
+from workloads.seeds import rng
+
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
+HEADLINE: Final = ("ttft", "itl", "e2e")
+"""Whose percentiles the client's lateness is held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a summary needs besides the records. `seed` is for the bootstrap alone.
+
+    `instrument_error_s` is by percentile what a server of known truth found the client to err by;
+    `not_comparable` and `not_stationary` are reasons found elsewhere.
+    """
+
+    telemetry: pd.DataFrame | None = None
+    reports: Sequence[DriveReport] = ()
+    identity: Identity | None = None
+    status: str = "complete"
+    closed_loop: bool = False
+    seed: int = 0
+    instrument_error_s: Mapping[str, Figure] = field(default_factory=dict)
+    not_comparable: tuple[Reason, ...] = ()
+    not_stationary: tuple[Reason, ...] = ()
+
+
+def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
+    """The summary of a run on disk, from its files alone; `more` are further fields of `Context`."""
+    context = Context(
+        telemetry=run.telemetry,
+        reports=run.drive_reports,
+        identity=run.identity,
+        status=run.status,
+        closed_loop=run.manifest.get("concurrency") is not None,
+        **more,
+    )
+    return summarize(run.record_table, context)
+
+
+def summarize(records: pa.Table, context: Context | None = None) -> dict[str, Any]:
+    """Counts, metrics, throughput and the rest by name, ready for JSON.
+
+    Every figure is `{"point", "low", "high", "level", "n", "unit"}`, perhaps with a `note`, or
+    `{"point": null, "absent": reason}`; only `schema`, `verdict`, `counts` and tallies in `lengths` are not.
+    """
+    context = context or Context()
+    c = columns_of(records)
+    window = totals.whole_run(c)
+    ends_s = c.closed_s[~np.isnan(c.closed_s)]
+    watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
+    metrics = {
+        name: figures(metric, c, context.seed)
+        for name, metric in METRICS.items()
+        if metric.of or metric.pooled
+    }
+    bounds = {
+        name: _bounds(metric, c)
+        for name, metric in METRICS.items()
+        if metric.of and metric.failures == "infinite"
+    }
+    client = instrument(c, context.reports, watched, closed_loop=context.closed_loop)
+    sections: dict[str, Any] = {
+        "counts": counts(c),
+        "metrics": metrics,
+        "bounds": bounds,
+        "throughput": totals.throughputs(c, rng(context.seed, "throughput")),
+        "window": _window(window),
+        "concurrency": totals.concurrency(c),
+        "burst": totals.burst(c, rng(context.seed, "burst")),
+        "stalls": totals.stalls(c),
+        "lengths": lengths(c),
+        "instrument": client,
+        "memory": memory(watched, context.reports, context.identity),
+        "conservation": conservation(c, watched),
+    }
+    verdict = judge(
+        _evidence(sections, context),
+        caveats(sections["counts"], sections["lengths"], sections["conservation"]),
+    )
+    return {"schema": SCHEMA, "verdict": verdict.to_json(), **_jsonable(sections)}
+
+
+def figures(metric: Metric, c: Columns, seed: int) -> dict[str, Figure]:
+    """The metric's percentiles and its mean, by name."""
+    if not c.ok.any() and metric.failures == "infinite":
+        return dict.fromkeys([*map(label, QUANTILES), "mean"], totals.NO_SUCCESS)
+    random = rng(seed, metric.title)
+    if metric.pooled is not None:
+        samples = metric.pooled(c)
+        of = (samples.value, samples.weight, samples.owner)
+        quantiles = pooled_percentiles(*of, QUANTILES, metric.unit, random)
+        return {label(p): quantiles[p] for p in QUANTILES} | {"mean": pooled_mean(*of, metric.unit, random)}
+    values = latencies(metric, c)
+    if not np.isfinite(values).any():
+        return dict.fromkeys(
+            [*map(label, QUANTILES), "mean"], Absent(f"{metric.title} is defined for no request")
+        )
+    quantiles = {p: percentile(values, p, metric.unit) for p in QUANTILES}
+    return {label(p): quantiles[p] for p in QUANTILES} | {"mean": mean(values, metric.unit, random)}
+
+
+def _bounds(metric: Metric, c: Columns) -> dict[str, Figure]:
+    values = latencies(metric, c)
+    return {label(p): early_stopping_bound(values, p, metric.unit) for p in QUANTILES}
+
+
+def _window(window: totals.Window | None) -> dict[str, Figure]:
+    if window is None:
+        return dict.fromkeys(("start_s", "end_s"), totals.NO_SUCCESS)
+    return {"start_s": measured(window.start_s, "s", ""), "end_s": measured(window.end_s, "s", "")}
+
+
+def _evidence(sections: Mapping[str, Any], context: Context) -> Evidence:
+    client = sections["instrument"]
+    throttled = client["throttled_fraction"]
+    return Evidence(
+        counts=sections["counts"],
+        status=context.status,
+        headline={name: sections["metrics"][name] for name in HEADLINE},
+        send_lag_s={p: client[f"send_lag_{p}_s"] for p in ("p50", "p99")},
+        read_error_s={p: client[f"read_error_{p}_s"] for p in ("p50", "p99")},
+        instrument_error_s=context.instrument_error_s,
+        throttled_fraction=None if isinstance(throttled, Absent) else throttled.point,
+        not_comparable=context.not_comparable,
+        not_stationary=context.not_stationary,
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Estimate | Absent):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return value

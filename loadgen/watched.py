@@ -1,0 +1,82 @@
+"""Telemetry read for a summary: peaks, and how much counters grew while the load ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from loadgen.columns import Floats
+from loadgen.stats import Absent, Figure, measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """The watcher's rows, at_ns from the run's start; `length_s` is how long the load ran."""
+
+    rows: pd.DataFrame | None
+    length_s: float
+
+    def series(self, source: str, name: str) -> tuple[Floats, Floats]:
+        """When (s) and what, in the order of time, without what was missing; empty where never seen."""
+        if self.rows is None or self.rows.empty:
+            return np.empty(0), np.empty(0)
+        mine = self.rows[(self.rows["source"] == source) & (self.rows["name"] == name)]
+        mine = mine[mine["value"].notna()]
+        return mine["at_ns"].to_numpy() / 1e9, mine["value"].to_numpy(dtype=np.float64)
+
+    def why_missing(self, source: str, name: str) -> str:
+        """The watcher's own words on why there is no such value."""
+        if self.rows is None or self.rows.empty:
+            return "nothing was watched on this run"
+        mine = self.rows[(self.rows["source"] == source) & self.rows["name"].isin((name, "*"))]
+        notes = mine["note"].dropna() if "note" in mine else pd.Series(dtype=object)
+        return str(notes.iloc[-1]) if len(notes) else f"{source} gave no {name}"
+
+    def peak(self, source: str, name: str, unit: str) -> Figure:
+        """The largest value while the load ran."""
+        at_s, values = self.series(source, name)
+        inside = values[(at_s >= 0) & (at_s <= self.length_s)] if len(values) else values
+        values = inside if len(inside) else values
+        largest = float(values.max()) if len(values) else None
+        return measured(largest, unit, self.why_missing(source, name), len(values))
+
+    def grown(self, source: str, name: str, unit: str) -> Figure:
+        """How much a counter grew: its last value less its last one before the load (its first, if none)."""
+        at_s, values = self.series(source, name)
+        if len(values) < 2:
+            return Absent(self.why_missing(source, name) if not len(values) else f"{name} was seen only once")
+        before = max(int((at_s <= 0).sum()) - 1, 0)
+        return measured(float(values[-1] - values[before]), unit, "", len(values))
+
+    def time_fraction(self, source: str, name: str) -> Figure:
+        """The share of the watched time that a counter of seconds took."""
+        return self._fraction(source, name, 1.0)
+
+    def cpu_fraction(self, name: str) -> Figure:
+        """The share of the machine's CPU time that a counter of the host took."""
+        _, n_cpus = self.series("host", "n_cpus")
+        return self._fraction("host", name, float(n_cpus[-1]) if len(n_cpus) else 1.0)
+
+    def devices(self) -> list[str]:
+        """The GPUs that were seen: gpu0, gpu1, ..."""
+        if self.rows is None:
+            return []
+        return sorted(
+            {
+                source
+                for source in self.rows["source"].unique()
+                if source.startswith("gpu") and source != "gpu"
+            }
+        )
+
+    def _fraction(self, source: str, name: str, per_s: float) -> Figure:
+        at_s, values = self.series(source, name)
+        inside = (at_s >= 0) & (at_s <= self.length_s)
+        if inside.sum() < 2:
+            return Absent(
+                self.why_missing(source, name) if not len(values) else "the load was too short to watch"
+            )
+        at_s, values = at_s[inside], values[inside]
+        return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))
