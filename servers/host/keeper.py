@@ -4,8 +4,8 @@ Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the k
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s}`; its end means stop, whether the
-parent closed it or is gone. Standard output: one JSON object a line: `{"pid"}` or `{"failed"}`, then
+Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s}`; any more of it, or its end, means
+stop. Standard output: one JSON object a line: `{"pid"}` or `{"failed"}`, then
 `{"code"}` when the engine's first process has ended, `{"survivors"}` when all have.
 """
 
@@ -31,6 +31,8 @@ ORPHANS_GRACE_S = 1.0
 """How long processes may outlive the engine's first one, which told them to end, before they are killed."""
 KILLED_GRACE_S = 10.0
 POLL_S = 0.05
+WATCH_PERIOD_S = 1.0
+"""How often the keeper looks around though nothing has woken it."""
 
 
 class Keeper:
@@ -49,14 +51,14 @@ class Keeper:
 
     def watch(self) -> None:
         """Until the engine's first process ends, the parent says stop, or the parent is gone."""
-        remember_s = None if sys.platform == "linux" else 1.0
+        parent = os.getppid()
         while self.code is None and not self.stopping:
-            readable = select.select([sys.stdin, self._signalled], [], [], remember_s)[0]
+            readable = select.select([sys.stdin, self._signalled], [], [], WATCH_PERIOD_S)[0]
             if self._signalled in readable:
                 os.read(self._signalled, 4096)
-            self.stopping = self.stopping or sys.stdin in readable
+            self.stopping = self.stopping or sys.stdin in readable or os.getppid() != parent
             self._reap()
-            if remember_s:
+            if sys.platform != "linux":
                 self._look()
 
     def end(self) -> list[int]:
@@ -74,6 +76,9 @@ class Keeper:
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
+        if alive and sys.platform != "linux":
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.root.pid, signal.SIGKILL)
         return not alive
 
     def _wait(self, done: Callable[[], bool], timeout_s: float) -> None:
@@ -119,7 +124,10 @@ def _start(
     argv: Sequence[str], env: Mapping[str, str], log: str, affinity: Sequence[int] | None
 ) -> subprocess.Popen[bytes]:
     if affinity is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, affinity)  # inherited by all of the engine; the keeper itself idles
+        try:
+            os.sched_setaffinity(0, affinity)  # inherited by all of the engine; the keeper itself idles
+        except OSError as error:
+            raise OSError(error.errno, f"it cannot be bound to the CPUs {list(affinity)}") from error
     with open(log, "ab") as file:  # noqa: PTH123
         return subprocess.Popen(
             argv,
@@ -149,7 +157,7 @@ def say(**fact: object) -> None:
 
 
 def main() -> None:
-    task = json.loads(child.first_line(sys.stdin.fileno()))
+    task = json.loads(child.next_line(sys.stdin.fileno()))
     if sys.platform == "linux":
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:

@@ -75,7 +75,7 @@ class Server:
         Raises EngineError where a process survived even SIGKILL.
         """
         if self._keeper.stdin is not None and not self._keeper.stdin.closed:
-            self._keeper.stdin.close()
+            child.tell(self._keeper, {"stop": True})
             self._hear(until="survivors", timeout_s=self.launch.stop_grace_s + KEEPER_GRACE_S)
             self._close()
         if survivors := self._facts.get("survivors", []):

@@ -68,7 +68,7 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     """
     try:
         probe = get(engine.probe_path)
-        if probe.status != 200:
+        if probe.status >= 500:  # anything else is settled by the token
             return f"{engine.probe_path} answers {probe.status}"
         raw = send(target, engine.ready_call(target), timeout_s)
     except EngineError as error:

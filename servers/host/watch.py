@@ -1,7 +1,7 @@
 """Watches a run from beside it: samples server, clients, machine, GPUs and the engine's own gauges.
 
 Run as `python -m servers.host.watch` by `start_watcher`; its task comes on standard input, more clients
-later, and the input's end means stop, whoever caused it. Nice'd: it must not take from what it watches.
+later. It stops when told, and when its parent is gone. Nice'd: it must not take from what it watches.
 """
 
 import json
@@ -43,12 +43,13 @@ class Watcher:
 
     def add_clients(self, pids: Iterable[int]) -> None:
         """Counts these processes as clients from now on."""
-        child.tell(self._process, json.dumps({"clients": list(pids)}))
+        child.tell(self._process, {"clients": list(pids)})
 
     def stop(self) -> None:
         """Takes the last samples and ends; a second time does nothing. A watcher that failed is recorded."""
         if self._process.returncode is not None:
             return
+        child.tell(self._process, {"stop": True})
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -115,23 +116,20 @@ class Watch:
         self._sources = self._open_sources()
 
     def run(self, commands: int) -> None:
-        """Samples until the descriptor `commands` is closed."""
+        """Samples until told to stop on the descriptor `commands`, or left alone by its parent."""
+        parent = os.getppid()
         next_s = time.monotonic()
-        unread = b""
-        while True:
-            wait_s = max(0.0, next_s - time.monotonic())
-            if select.select([commands], [], [], wait_s)[0]:
-                heard = os.read(commands, 65536)
-                if not heard:
+        while os.getppid() == parent:
+            if select.select([commands], [], [], max(0.0, next_s - time.monotonic()))[0]:
+                command = json.loads(child.next_line(commands) or b'{"stop": true}')
+                if "stop" in command:
                     break
-                *lines, unread = (unread + heard).split(b"\n")
-                for line in lines:
-                    self._clients.adopt(json.loads(line)["clients"])
-                continue
-            self.sample()
-            next_s = max(next_s + self._period_s, time.monotonic())
+                self._clients.adopt(command["clients"])
+            else:
+                self.sample()
+                next_s = max(next_s + self._period_s, time.monotonic())
         self.sample()
-        if (pss_bytes := self._server.pss_bytes()) and self._keeper_pid is not None:
+        if self._keeper_pid is not None and (pss_bytes := self._server.pss_bytes()):
             self._write(rows_of("server", {"pss_bytes": pss_bytes}))
 
     def sample(self) -> None:
@@ -178,7 +176,7 @@ class Watch:
 
 
 def main() -> None:
-    task = json.loads(child.first_line(sys.stdin.fileno()))
+    task = json.loads(child.next_line(sys.stdin.fileno()))
     os.nice(NICENESS)
     file = os.open(task["path"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 

@@ -131,13 +131,15 @@ def test_stopping_ends_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
 
 
 PARENT = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from servers.engine import Launch
 from servers.host import process
 folder = Path(sys.argv[2])
 server = process.start(Launch((sys.executable, sys.argv[1], "family", str(folder))), folder / "log")
-print(server.pid, server.keeper_pid, flush=True)
+forked = os.fork()  # it holds the keeper's input open, as a worker of multiprocessing would
+if forked:
+    print(server.pid, server.keeper_pid, forked, flush=True)
 time.sleep(600)
 """
 
@@ -158,9 +160,10 @@ def test_a_killed_parent_leaves_nothing_behind(
 ) -> None:
     pids = family_of(tmp_path)
     assert parent.stdout is not None
-    pids += [int(pid) for pid in parent.stdout.readline().split()]
+    *ours, forked = [int(pid) for pid in parent.stdout.readline().split()]
     parent.send_signal(number)
-    assert eventually(lambda: all(map(gone, pids)))
+    assert eventually(lambda: all(map(gone, pids + ours)))
+    os.kill(forked, signal.SIGKILL)
 
 
 @LINUX
@@ -184,6 +187,12 @@ def test_the_environment_and_the_cpus_asked_for_reach_the_engine(tmp_path: Path)
 def test_a_command_that_does_not_exist_is_an_engine_error(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="cannot start /no/such: No such file or directory"):
         process.start(Launch(("/no/such",)), tmp_path / "log")
+
+
+@LINUX
+def test_cpus_that_do_not_exist_are_an_engine_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"cannot be bound to the CPUs \[9999\]"):
+        process.start(fake("sleeps", cpu_affinity=(9999,)), tmp_path / "log")
 
 
 def test_a_taken_port_names_its_holder_and_a_free_port_is_free() -> None:
