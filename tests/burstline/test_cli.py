@@ -1,0 +1,62 @@
+"""The command itself: what it prints and how it ends."""
+
+import subprocess
+import sys
+
+import pytest
+
+from burstline.cli import VERBS, main
+
+
+def code_of(argv):
+    """The exit code, whether the command returns it or argparse exits with it."""
+    try:
+        return main(argv)
+    except SystemExit as ended:
+        return ended.code
+
+
+def test_help_lists_every_verb_and_imports_nothing_heavy():
+    code = "import sys; from burstline.cli import main; main(['--help']); print([m for m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert all(f"  {verb} " in done.stdout for verb in VERBS)
+    assert not {"numpy", "pandas", "httpx", "rich", "matplotlib"} & set(done.stdout.split("'"))
+
+
+def test_no_verb_is_a_usage_error_and_shows_the_help(capsys):
+    assert main([]) == 2
+    assert "usage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["fly"], "run, serve"),
+        (["run", "--engine", "warp"], "reference"),
+        (["run", "--requests", "0"], "--requests 0"),
+        (["run", "--requests", "many"], "--requests"),
+        (["run", "--model", "/nowhere/at/all"], "not a folder"),
+        (["run", "--url", "localhost"], "--url"),
+        (["run", "--requests", "9999999"], "ulimit"),
+        (["show", "/nowhere"], "not a run"),
+        (["report", "/nowhere"], "not a run"),
+    ],
+)
+def test_a_users_mistake_gets_one_clear_line_and_exit_code_two(argv, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert code_of(argv) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) <= 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_model_folder_without_a_config_is_named(tmp_path, capsys):
+    assert code_of(["run", "--engine", "reference", "--model", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself(verb, capsys):
+    assert code_of([verb, "--help"]) == 0
+    assert f"usage: burstline {verb}" in capsys.readouterr().out

@@ -1,0 +1,27 @@
+"""The display's view of a telemetry file that grows."""
+
+from burstline.live import Live
+from servers.host.telemetry import Row, as_lines
+
+
+def test_the_newest_memory_and_the_rate_between_two_counts_are_shown(tmp_path):
+    path = tmp_path / "telemetry.jsonl"
+    live = Live(path)
+    live.refresh()
+    assert (live.memory_bytes, live.tok_per_s) == (None, None)
+    path.write_bytes(
+        as_lines([Row(0, "server", "rss_bytes", 5e8), Row(0, "engine", "generation_tokens", 100)])
+    )
+    live.refresh()
+    with path.open("ab") as file:
+        file.write(as_lines([Row(2_000_000_000, "engine", "generation_tokens", 300)]) + b'[1, "ser')
+    live.refresh()
+    assert (live.memory_bytes, live.tok_per_s) == (5e8, 100.0)
+
+
+def test_a_missing_reading_is_not_zero(tmp_path):
+    path = tmp_path / "telemetry.jsonl"
+    path.write_bytes(as_lines([Row(0, "server", "rss_bytes", None, "not provided")]))
+    live = Live(path)
+    live.refresh()
+    assert live.memory_bytes is None
