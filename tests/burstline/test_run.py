@@ -1,0 +1,195 @@
+"""Whole runs against real servers: whatever happens, every planned request is accounted for."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+
+SMALL = ("--prompt-tokens", "64", "--output-tokens", "8")
+LONG = ("--prompt-tokens", "256", "--output-tokens", "400", "--requests", "60")
+
+
+@contextlib.contextmanager
+def burstline(out: Path, *argv: str):
+    """`burstline run` as a process of its own, which is over when the block is."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "burstline", "run", "--out", str(out), *argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finished(out: Path, *argv: str) -> tuple[int, str]:
+    """The exit code of a whole run, and what it said."""
+    with burstline(out, *argv) as process:
+        said = "\n".join(process.communicate(timeout=100))
+        return process.returncode, said
+
+
+def the_run(out: Path) -> Path:
+    (run,) = out.iterdir()
+    return run
+
+
+def counts_of(run: Path) -> dict[str, int]:
+    counts = json.loads((run / "summary.json").read_text())["counts"]
+    assert sum(n for name, n in counts.items() if name != "planned") == counts["planned"]
+    return counts
+
+
+def engine_processes(run: Path) -> list[psutil.Process]:
+    """The embedded engines that write their step log into this run's folder."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "servers.reference" in (line := " ".join(process.info["cmdline"] or ())) and str(run) in line
+    ]
+
+
+def wait_until(true, timeout_s: float = 40.0):
+    deadline = time.monotonic() + timeout_s
+    while not (seen := true()):
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.05)
+    return seen
+
+
+def under_load(out: Path, process: subprocess.Popen) -> Path:
+    """The run's folder, once the load has been going for a moment."""
+    run = wait_until(lambda: next(iter(out.glob("*/captures")), None)).parent
+    wait_until(lambda: (run / "steps.jsonl").exists() and (run / "steps.jsonl").stat().st_size > 8000)
+    assert process.poll() is None
+    return run
+
+
+def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
+    code, said = finished(tmp_path, "--engine", "reference", "--requests", "20", *SMALL)
+    run = the_run(tmp_path)
+    assert counts_of(run)["ok"] == 20
+    assert code in (0, 4), said  # a busy machine may make it CLIENT-BOUND, and that is said
+    assert {path.name for path in run.iterdir()} == {
+        "captures",
+        "manifest.json",
+        "plan.parquet",
+        "records.parquet",
+        "report.html",
+        "server.log",
+        "steps.parquet",
+        "summary.json",
+        "telemetry.parquet",
+    }
+    assert str(run / "report.html") in said
+    assert not engine_processes(run)
+
+
+def test_an_interrupt_half_way_still_leaves_a_report_and_no_server(tmp_path):
+    with burstline(tmp_path, "--engine", "reference", *LONG) as process:
+        run = under_load(tmp_path, process)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert counts_of(run)["planned"] == 60
+    assert (run / "report.html").exists()
+    assert json.loads((run / "manifest.json").read_text())["status"] == "interrupted"
+    assert not engine_processes(run)
+
+
+def test_a_wrong_url_is_the_servers_fault_and_nothing_was_sent(tmp_path):
+    code, said = finished(
+        tmp_path, "--engine", "vllm", "--url", "http://127.0.0.1:9", "--requests", "12", *SMALL
+    )
+    assert code == 5
+    assert "127.0.0.1:9" in said
+    assert counts_of(the_run(tmp_path))["not_sent"] == 12
+
+
+@pytest.mark.slow
+def test_sigterm_is_an_interrupt(tmp_path):
+    with burstline(tmp_path, "--engine", "reference", *LONG) as process:
+        run = under_load(tmp_path, process)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert counts_of(run)["planned"] == 60
+    assert not engine_processes(run)
+
+
+@pytest.mark.slow
+def test_a_server_killed_in_the_middle_is_the_servers_fault(tmp_path):
+    with burstline(tmp_path, "--engine", "reference", *LONG) as process:
+        run = under_load(tmp_path, process)
+        for engine in engine_processes(run):
+            engine.kill()
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert "ended during the run" in said
+    counts = counts_of(run)
+    assert counts["planned"] == 60
+    assert counts["ok"] < 60
+
+
+@pytest.mark.slow
+def test_a_killed_burstline_leaves_a_readable_run_and_no_server(tmp_path):
+    with burstline(tmp_path, "--engine", "reference", *LONG) as process:
+        run = under_load(tmp_path, process)
+        assert engine_processes(run)
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until(lambda: not engine_processes(run))
+    shown = subprocess.run(
+        [sys.executable, "-m", "burstline", "show", str(run)], capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "60" in shown.stdout
+
+
+@pytest.mark.slow
+def test_errors_of_some_requests_are_outcomes_of_those_requests(tmp_path):
+    good, bad = Script(), Script(status=500)
+    with truth_server([good, good, bad]) as server:
+        finished(tmp_path, "--engine", "truth", "--url", server.url, "--requests", "30", *SMALL)
+    counts = counts_of(the_run(tmp_path))
+    assert (counts["ok"], counts["http_500"]) == (20, 10)
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_cannot_hold_up_the_report(tmp_path):
+    with truth_server([Script(fault="stall")]) as server:
+        flags = ("--deadline-s", "2", "--requests", "10", *SMALL)
+        code, _ = finished(tmp_path, "--engine", "truth", "--url", server.url, *flags)
+    assert code == 4
+    assert counts_of(the_run(tmp_path))["timeout"] == 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="mounting a small disk needs root")
+def test_a_full_disk_says_so(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine does not let us mount")
+    try:
+        code, said = finished(disk, "--engine", "reference", "--requests", "400", "--prompt-tokens", "512")
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+    assert code == 2
+    assert "bytes are free" in said
+    assert "Traceback" not in said
