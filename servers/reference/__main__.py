@@ -35,8 +35,8 @@ def _options() -> argparse.Namespace:
 
 def _take_cores(n: int) -> None:
     """Compute on the last `n` cores we may use; a narrower choice made for us from outside stands."""
-    for library in ("OPENBLAS", "OMP", "MKL", "VECLIB_MAXIMUM"):
-        os.environ[f"{library}_NUM_THREADS" if library != "VECLIB_MAXIMUM" else f"{library}_THREADS"] = str(n)
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+        os.environ[name] = str(n)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-n:])
 
@@ -50,9 +50,8 @@ def main() -> None:
     try:
         listener.bind((options.host, options.port))
     except OSError as error:
-        sys.exit(
-            f"error: cannot listen on {options.host}:{options.port}: {error.strerror}; try another --port"
-        )
+        where = f"{options.host}:{options.port}"
+        sys.exit(f"error: cannot listen on {where}: {error.strerror}; try another --port")
     _take_cores(options.threads)
     from servers.reference.serve import serve  # numpy, so BLAS, is loaded here
 

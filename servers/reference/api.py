@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from itertools import count
 from uuid import uuid4
 
+import numpy as np
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -89,83 +90,88 @@ def _dispatch(outputs: list[Output]) -> None:
         sink.put_nowait((token, reason))
 
 
-def build(
-    engine: Engine, tokenizer: Tokenizer, limits: Limits, info: Mapping[str, object], seed: int
-) -> Starlette:
-    """The web application; `info` is what `/server_info` shows. `seed` rules requests that bring none."""
-    numbers = count()
-    blocks = {k: str(info[k]) for k in ("block_size", "kv_cache_size_tokens", "kv_cache_memory_bytes")}
-    cache = {
-        **blocks,
-        "num_gpu_blocks": str(info["num_blocks"]),
-        "enable_prefix_caching": "False",
-        "cache_dtype": "float32",
-    }
-    registry = metrics.registry(engine, limits.served_name, cache)
+class Api:
+    """The endpoints; `info` is what `/server_info` shows, `seed` rules requests that bring none."""
 
-    async def complete(request: Request) -> Answer:
-        if engine.failure:
-            raise ApiError(f"the engine has failed: {engine.failure}", status=503)
-        ask = completions.read(completions.parse(await request.body()), limits, tokenizer)
-        stream = "request" if ask.seeded else f"request {next(numbers)}"
-        sequence = Sequence(
-            list(ask.prompt_ids), ask.max_tokens, ask.min_tokens, ask.ignore_eos, ask.sampling,
-            rng(ask.sampling.seed if ask.seeded else seed, stream) if ask.sampling.temperature > 0 else None,
-            arrived_ns=time.monotonic_ns(),
-        )  # fmt: skip
-        now = int(datetime.now(UTC).timestamp())
-        writer = Writer(ask, f"cmpl-{uuid4().hex[:16]}", now, limits.served_name)
-        return Answer(engine, tokenizer, ask, sequence, writer)
-
-    async def tokenize(request: Request) -> Response:
-        body = completions.parse(await request.body())
-        completions.check_model(body, limits)
-        ids = completions.prompt_ids(body, limits, tokenizer)
-        return _json(
-            {"count": len(ids), "max_model_len": limits.max_model_len, "tokens": ids, "token_strs": None}
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, limits: Limits, info: Mapping[str, object], seed: int
+    ) -> None:
+        self._engine, self._tokenizer, self._limits, self._seed = engine, tokenizer, limits, seed
+        self._numbers = count()
+        cache = {k: str(v) for k, v in info.items() if "block" in k or k.startswith("kv_cache")}
+        cache |= {
+            "num_gpu_blocks": cache["num_blocks"],
+            "enable_prefix_caching": "False",
+            "cache_dtype": "float32",
+        }
+        self._registry = metrics.registry(engine, limits.served_name, cache)
+        card = {"id": limits.served_name, "object": "model", "owned_by": "burstline", "root": info["model"]}
+        card["max_model_len"] = limits.max_model_len
+        self.app = Starlette(
+            routes=[
+                Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/v1/models", lambda _: _json({"object": "list", "data": [card]})),
+                Route("/health", lambda _: Response(status_code=503 if engine.failure else 200)),
+                Route("/version", lambda _: _json({"version": info["version"]})),
+                Route("/server_info", lambda _: _json(info)),
+                Route("/metrics", self._metrics),
+            ],
+            exception_handlers={ApiError: _refuse},
+            lifespan=self._lifespan,
         )
 
-    async def models(_: Request) -> Response:
-        card = {"id": limits.served_name, "object": "model", "owned_by": "burstline", "root": info["model"]}
-        return _json({"object": "list", "data": [card | {"max_model_len": limits.max_model_len}]})
+    async def _complete(self, request: Request) -> Answer:
+        if self._engine.failure:
+            raise ApiError(f"the engine has failed: {self._engine.failure}", status=503)
+        ask = completions.read(completions.parse(await request.body()), self._limits, self._tokenizer)
+        sequence = Sequence(
+            list(ask.prompt_ids),
+            ask.max_tokens,
+            ask.min_tokens,
+            ask.ignore_eos,
+            ask.sampling,
+            self._generator(ask),
+            arrived_ns=time.monotonic_ns(),
+        )
+        now = int(datetime.now(UTC).timestamp())
+        writer = Writer(ask, f"cmpl-{uuid4().hex[:16]}", now, self._limits.served_name)
+        return Answer(self._engine, self._tokenizer, ask, sequence, writer)
 
-    async def health(_: Request) -> Response:
-        return Response(status_code=503 if engine.failure else 200)
+    def _generator(self, ask: Ask) -> np.random.Generator | None:
+        if ask.sampling.temperature == 0:
+            return None
+        return (
+            rng(ask.seed, "request")
+            if ask.seed is not None
+            else rng(self._seed, f"request {next(self._numbers)}")
+        )
 
-    async def version(_: Request) -> Response:
-        return _json({"version": info["version"]})
+    async def _tokenize(self, request: Request) -> Response:
+        body = completions.parse(await request.body())
+        completions.check_model(body, self._limits)
+        ids = completions.prompt_ids(body, self._limits, self._tokenizer)
+        limit = self._limits.max_model_len
+        return _json({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": None})
 
-    async def server_info(_: Request) -> Response:
-        return _json(info)
-
-    async def show_metrics(_: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
-
-    async def refuse(_: Request, error: Exception) -> Response:
-        assert isinstance(error, ApiError)
-        return Response(error.body, error.status, media_type=JSON)
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
 
         def deliver(outputs: list[Output]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
                 loop.call_soon_threadsafe(_dispatch, outputs)
 
-        engine.start(deliver)
+        self._engine.start(deliver)
         yield
 
-    routes = [
-        Route("/v1/completions", complete, methods=["POST"]),
-        Route("/tokenize", tokenize, methods=["POST"]),
-        Route("/v1/models", models),
-        Route("/health", health),
-        Route("/version", version),
-        Route("/server_info", server_info),
-        Route("/metrics", show_metrics),
-    ]
-    return Starlette(routes=routes, exception_handlers={ApiError: refuse}, lifespan=lifespan)
+
+async def _refuse(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return Response(error.body, error.status, media_type=JSON)
 
 
 def _json(value: object) -> Response:

@@ -47,7 +47,7 @@ class Ask:
     min_tokens: int
     ignore_eos: bool
     sampling: Sampling
-    seeded: bool
+    seed: int | None
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -89,7 +89,6 @@ def read(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Ask:
     sampling = Sampling(
         temperature=_number(body, "temperature", 1.0, 0, 1e6),
         top_p=_number(body, "top_p", 1.0, 1e-9, 1),
-        seed=_number(body, "seed", 0, -(2**63), 2**64),
     )
     return Ask(
         prompt_ids=ids,
@@ -97,7 +96,7 @@ def read(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Ask:
         min_tokens=_number(body, "min_tokens", 0, 0, max_tokens),
         ignore_eos=bool(body.get("ignore_eos")),
         sampling=sampling,
-        seeded=body.get("seed") is not None,
+        seed=_number(body, "seed", None, -(2**63), 2**64),
         stream=bool(body.get("stream")),
         include_usage=bool(options.get("include_usage")),
         continuous_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
@@ -125,11 +124,11 @@ def prompt_ids(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) ->
 
 
 def _number(body: Mapping[str, Any], name: str, default: Any, low: float, high: float) -> Any:
-    """`body[name]` as the kind of number `default` is; integers are valid floats."""
+    """`body[name]` as the kind of number `default` is (None: an integer); integers are valid floats."""
     value = body.get(name)
     if value is None:
         return default
-    kinds = (int,) if isinstance(default, int) else (int, float)
+    kinds = (int, float) if isinstance(default, float) else (int,)
     if type(value) not in kinds or not low <= value <= high:
         raise ApiError(f"{name} is {value!r}, expected {kinds[-1].__name__} from {low} to {high}", name)
     return value

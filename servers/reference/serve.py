@@ -35,7 +35,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     folder = Path(options.model) if options.model else None
     config = engine.model.config
     limits = Limits(str(info["served_model_name"]), int(str(info["max_model_len"])), config.vocab_size)
-    app = api.build(engine, tokenizer.load(folder, config.vocab_size), limits, info, options.seed)
+    app = api.Api(engine, tokenizer.load(folder, config.vocab_size), limits, info, options.seed).app
     settings = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S)
     _Server(settings, engine).run(sockets=[listener])
 
