@@ -29,11 +29,11 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Figures of one kind side by side, explained together."""
+    """Figures or tables of one kind side by side, explained together."""
 
     kind: ClassVar[str] = "side"
-    plots: tuple[Plot, ...]
-    explained: str
+    blocks: tuple[Plot | Table, ...]
+    explained: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,17 @@ Figures are drawn in sentinel colours that `drawn` replaces by CSS variables; te
 page's font, ids are stable, and one unit of the viewBox is one CSS pixel at full width.
 """
 
+from __future__ import annotations
+
 import io
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from reports.tables import Table
@@ -21,8 +24,10 @@ SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
 """The second cue: series k has colour SERIES[k] and line style DASHES[k]."""
 
-_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad"} | {c: f"c{k}" for k, c in enumerate(SERIES)}
-_STYLE = {
+_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad"} | {
+    c: f"c{k}" for k, c in enumerate(SERIES)
+}
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "path.simplify": False,
     "font.size": 11.5,
@@ -62,8 +67,8 @@ _STYLE = {
 class Hover:
     """Where an axis lies in the SVG, for reading values off the figure's own table.
 
-    `start` and `end` are viewBox units, `first` and `last` the values there; `axis` is "x" or "y" and `column`
-    the table's column that holds those values.
+    `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values stand
+    in the first column of the figure's table, or "y", which counts the table's rows.
     """
 
     axis: str
@@ -71,7 +76,6 @@ class Hover:
     end: float
     first: float
     last: float
-    column: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,20 +120,22 @@ def _tick(value: float, _: int | None = None) -> str:
     return f"{value:,g}".replace("-", "−")
 
 
-def legend(panel: Axes) -> None:
+def legend(panel: Axes) -> Legend:
     """The panel's series named in one line above its right end."""
     with mpl.rc_context(_STYLE):
         handles = panel.get_legend_handles_labels()[0]
-        panel.legend(loc="lower right", bbox_to_anchor=(1, 1.03), ncols=max(len(handles), 1), columnspacing=1.4)
+        return panel.legend(
+            loc="lower right", bbox_to_anchor=(1, 1.03), ncols=max(len(handles), 1), columnspacing=1.4
+        )
 
 
-def hover(panel: Axes, axis: str = "x", column: int = 0) -> Hover:
+def hover(panel: Axes, axis: str = "x") -> Hover:
     """Where the panel's axis ended up, after the layout is final."""
-    (x0, y0), (x1, y1) = panel.transData.transform([(a, b) for a, b in zip(panel.get_xlim(), panel.get_ylim())])
+    (x0, y0), (x1, y1) = panel.transData.transform(list(zip(panel.get_xlim(), panel.get_ylim(), strict=True)))
     height = panel.figure.bbox.height
     if axis == "x":
-        return Hover("x", round(x0, 1), round(x1, 1), *panel.get_xlim(), column)
-    return Hover("y", round(height - y0, 1), round(height - y1, 1), *panel.get_ylim(), column)
+        return Hover("x", round(x0, 1), round(x1, 1), *panel.get_xlim())
+    return Hover("y", round(height - y0, 1), round(height - y1, 1), *panel.get_ylim())
 
 
 def drawn(figure: Figure, name: str) -> Drawing:

@@ -8,21 +8,48 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.columns import Floats
 from loadgen.metrics import METRICS
 from reports.numbers import Scale, interval, is_estimate, point, scale_for
-from reports.series import Floats
-from reports.tables import Cell, Column, Row, Table, table
+from reports.tables import Cell, Column, Row, Table
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 ARROWS = {"lower": "↓", "higher": "↑"}
 """Which way is better, as shown after a metric's name."""
 
+HEADLINE = ("ttft", "tpot", "itl", "e2e")
+"""The latencies of the headline table; the others are folded away."""
+ACRONYMS = {
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "itl": "ITL",
+    "e2e": "E2E",
+    "kv": "KV",
+    "rss": "RSS",
+    "pss": "PSS",
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "fifo": "FIFO",
+    "tok": "tokens",
+}
+
 Node = Mapping[str, Any]
 
 
 def title_of(key: str) -> str:
-    """The metric's title; a key without a definition is shown in words."""
-    return METRICS[key].title if key in METRICS else key.replace("_", " ")
+    """The metric's title; a key without a definition is shown in words, the unit at its end left out."""
+    if key in METRICS:
+        return METRICS[key].title
+    words = key.replace(".", " ").replace("_per_s", "/s").split("_")
+    if len(words) > 1 and words[-1] in ("s", "bytes", "fraction"):
+        words.pop()
+    shown = " ".join(ACRONYMS.get(word, word) for word in " ".join(words).split())
+    return shown[:1].upper() + shown[1:]
+
+
+def is_per_request(key: str) -> bool:
+    """Whether the metric has one value per request."""
+    return key in METRICS and METRICS[key].of is not None
 
 
 def named(key: str) -> Cell:
@@ -33,27 +60,32 @@ def named(key: str) -> Cell:
     return Cell(f"{METRICS[key].title} {arrow}".strip(), href=f"#def-{key}")
 
 
-def headline_table(metrics: Mapping[str, Node]) -> Table:
+def latency_table(caption: str, metrics: Mapping[str, Node]) -> Table:
     """One row a metric, one column a quantile, each number over its interval."""
     columns = [p for p in (*QUANTILES, "mean") if any(p in row for row in metrics.values())]
-    rows = [Row((*_headline_cells(key, row, columns),), id=f"row-{key}") for key, row in metrics.items()]
-    titles = ["Latency", "Unit", *columns, "n"]
+    rows = tuple(Row(tuple(_latency_cells(key, row, columns))) for key, row in metrics.items())
     return Table(
-        "Latency over all planned requests, a failed one counting as infinitely late; 95 % intervals below",
-        tuple(Column(title, k > 1) for k, title in enumerate(titles)),
-        tuple(rows),
+        caption,
+        tuple(Column(title, k > 1) for k, title in enumerate(["Latency", "Unit", *columns, "n"])),
+        rows,
     )
 
 
-def _headline_cells(key: str, row: Node, columns: list[str]) -> Iterator[Cell]:
+def _latency_cells(key: str, row: Node, columns: list[str]) -> Iterator[Cell]:
     present = [row[p] for p in columns if p in row]
-    unit = next((e["unit"] for e in present if e.get("unit")), "")
-    scale = scale_for(unit, [e["point"] for e in present])
+    known = [estimate for estimate in present if estimate["point"] is not None]
+    scale = scale_for(known[0]["unit"] if known else "", [estimate["point"] for estimate in known])
     yield named(key)
     yield Cell(scale.unit)
+    reasons = {estimate.get("absent") for estimate in present}
+    if not known and len(reasons) == 1:
+        # One reason for the whole row is said once.
+        yield Cell("–", detail=reasons.pop() or "", tone="reason")
+        yield from [Cell("–")] * len(columns)
+        return
     for p in columns:
-        yield _value(row[p], scale, f"#ev-{key}-{p}") if p in row else Cell("–")
-    yield Cell(f"{max((e.get('n', 0) for e in present), default=0):,}")
+        yield _value(row[p], scale, f"#ev-{key}-{p}" if key in HEADLINE else "") if p in row else Cell("–")
+    yield Cell(f"{max((estimate['n'] for estimate in known), default=0):,}")
 
 
 def _value(estimate: Node, scale: Scale, href: str = "") -> Cell:
@@ -64,19 +96,25 @@ def _value(estimate: Node, scale: Scale, href: str = "") -> Cell:
 
 def group_table(caption: str, group: Node) -> Table:
     """A group of the summary, one estimate a row; nested groups are flattened with their names in front."""
-    rows = []
-    for key, estimate in leaves(group):
-        if estimate["point"] is None:
-            rows.append([named(key), Cell("not provided", detail=estimate.get("absent", ""), tone="reason"), "", "", ""])
-            continue
-        scale = scale_for(estimate["unit"], [estimate["point"]])
-        n = f"{estimate['n']:,}" if estimate.get("n", 1) > 1 else ""
-        rows.append([named(key), point(estimate, scale), scale.unit, interval(estimate, scale), n])
-    return table(caption, ["What", "Value", "Unit", "95 % interval", "n"], rows, text=(0, 2))
+    rows = [Row(tuple(_group_cells(key, estimate))) for key, estimate in leaves(group)]
+    return Table(
+        caption, (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False)), tuple(rows)
+    )
+
+
+def _group_cells(key: str, estimate: Node) -> Iterator[Cell]:
+    yield named(key)
+    if estimate["point"] is None:
+        yield Cell("–", detail=estimate.get("absent", "not provided"), tone="reason")
+        yield Cell("")
+        return
+    scale = scale_for(estimate["unit"], [estimate["point"]])
+    yield _value(estimate, scale)
+    yield Cell(scale.unit)
 
 
 def leaves(group: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
-    """Every estimate of a group with its dotted name, in the summary's order; plain values are not estimates."""
+    """Every estimate of a group with its dotted name, in the summary's order; plain values are left out."""
     for key, value in group.items():
         if is_estimate(value):
             yield f"{prefix}{key}", value

@@ -11,8 +11,10 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "ns": ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns")),
     "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
     "fraction": ((1e-2, "%"),),
+    "1/s": ((1.0, "/s"),),
+    "1": ((1.0, ""),),
 }
-"""Units that are shown as others: (how many of the stored unit one shown unit is, its name), large to small."""
+"""Units shown as others: (how many of the stored unit make one of the shown, its name), large to small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,9 @@ def scale_for(unit: str, values: Iterable[float | None]) -> Scale:
 
 
 def number(value: float, half_width: float | None = None) -> str:
-    """`value` with thousands separators: three significant digits, or as many as its interval supports.
+    """`value` with thousands separators: three significant digits, four where its interval allows.
 
-    `half_width` is half of the interval around it; the last digit shown is then no finer than a tenth of it.
+    `half_width` is half of the interval around it.
     """
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
@@ -47,9 +49,15 @@ def number(value: float, half_width: float | None = None) -> str:
         return "0"
     decimals = 2 - math.floor(math.log10(abs(value)))
     if half_width:
-        decimals = max(decimals, min(-math.floor(math.log10(half_width)), decimals + 3))
+        decimals = max(decimals, min(-math.floor(math.log10(half_width)), decimals + 1))
     rounded = round(value, decimals)
     return f"{rounded:,.{max(decimals, 0)}f}".replace("-", "−")
+
+
+def duration(value_s: float) -> str:
+    """Seconds in words, e.g. "26.5 ms"."""
+    scale = scale_for("s", [value_s])
+    return f"{number(value_s / scale.divisor)} {scale.unit}"
 
 
 def count(value: float) -> str:
@@ -58,13 +66,10 @@ def count(value: float) -> str:
 
 
 def point(estimate: Mapping[str, Any], scale: Scale) -> str:
-    """The estimate's value in the scale's unit, "not provided" where it is absent."""
+    """The estimate's value in the scale's unit, a dash where it is absent."""
     if estimate["point"] is None:
-        return "∞" if estimate.get("low") is not None else "not provided"
-    low, high = estimate.get("low"), estimate.get("high")
-    finite = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
-    half = (high - low) / 2 / scale.divisor if finite else None
-    return number(estimate["point"] / scale.divisor, half)
+        return "–"
+    return number(estimate["point"] / scale.divisor, _half_width(estimate, scale))
 
 
 def interval(estimate: Mapping[str, Any], scale: Scale) -> str:
@@ -72,8 +77,11 @@ def interval(estimate: Mapping[str, Any], scale: Scale) -> str:
     low, high = estimate.get("low"), estimate.get("high")
     if low is None and high is None:
         return ""
-    if low == high == estimate.get("point"):
-        return ""
-    half = (high - low) / 2 / scale.divisor if low is not None and high is not None else None
-    ends = [number(end / scale.divisor, half) if end is not None else "?" for end in (low, high)]
+    half = _half_width(estimate, scale)
+    ends = [number(end / scale.divisor, half) if end is not None else "none" for end in (low, high)]
     return f"[{ends[0]}, {ends[1]}]"
+
+
+def _half_width(estimate: Mapping[str, Any], scale: Scale) -> float | None:
+    low, high = estimate.get("low"), estimate.get("high")
+    return None if low is None or high is None else (high - low) / 2 / scale.divisor

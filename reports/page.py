@@ -16,9 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from loadgen.rundir import Run
-from reports import sections
+from reports import accounts, sections
 from reports.blocks import Block
-from reports.sections import View, view_of
+from reports.view import View, view_of
+from servers.registry import ENGINES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +41,22 @@ SECTIONS: tuple[Section, ...] = (
     Section("shape", "Shape", "What shape do the latencies have?", sections.shape),
     Section("when", "Timeline", "What happened when?", sections.when),
     Section("drain-of-the-burst", "Burst", "How does the burst drain?", sections.burst, sections.is_burst),
-    Section("requests", "Requests", "What became of each request?", sections.each),
-    Section("failures", "Failures", "What failed?", sections.failures),
-    Section("served", "Lengths", "Was it served as asked?", sections.served),
+    Section("requests", "Requests", "What became of each request?", accounts.requests),
+    Section("failures", "Failures", "What failed?", accounts.failures),
+    Section("served", "Lengths", "Was it served as asked?", accounts.served),
     Section("instrument", "Instrument", "How far can the instrument be trusted?", sections.trust),
-    Section("again", "Again", "How is it done again?", sections.again),
-    Section("glossary", "Glossary", "What does each number mean?", sections.glossary),
+    Section("again", "Again", "How is it done again?", accounts.again),
+    Section("glossary", "Glossary", "What does each number mean?", accounts.glossary),
 )
 
 STATES: dict[str, tuple[str, str, str]] = {
     "VALID": ("good", "✓", "Every check passed: these numbers can be used."),
     "CLIENT-BOUND": ("bad", "✕", "The client, not the server, set the pace: do not use these latencies."),
-    "NOT-STATIONARY": ("warn", "!", "The server never settled: these numbers depend on how long the run was."),
+    "NOT-STATIONARY": (
+        "warn",
+        "!",
+        "The server never settled: these numbers depend on how long the run was.",
+    ),
     "NOT-COMPARABLE": ("warn", "!", "The work served is not the work asked: do not compare these numbers."),
     "INSUFFICIENT": ("warn", "!", "There is too little data for some of the numbers."),
 }
@@ -77,12 +82,16 @@ def render(run: Run) -> str:
         for s in SECTIONS
         if s.applies(view)
     ]
-    return _environment().get_template("page.html.j2").render(
-        title=f"{view.manifest.get('engine', 'engine unknown')} · {view.manifest.get('workload', view.name)}",
-        facts=facts(view, run.status),
-        verdict=banner(view.summary),
-        sections=shown,
-        summary_json=Markup(json_in_html(view.summary)),  # noqa: S704
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            title=title(view),
+            facts=facts(view),
+            verdict=banner(view.summary),
+            sections=shown,
+            summary_json=Markup(json_in_html(view.summary)),  # noqa: S704
+        )
     )
 
 
@@ -96,30 +105,38 @@ def _environment() -> Environment:
     )
 
 
-def facts(view: View, status: str) -> list[str]:
+def title(view: View) -> str:
+    """Engine and workload, in the words of those who know them."""
+    engine = str(view.manifest.get("engine", "unknown engine"))
+    engine = ENGINES[engine].title if engine in ENGINES else engine
+    return f"{engine}: {view.manifest.get('title') or view.manifest.get('workload') or view.name}"
+
+
+def facts(view: View) -> list[str]:
     """Who was measured, with what, when: short phrases, those that are known."""
-    manifest = view.manifest
-    identity = manifest.get("identity") or {}
-    utc = str((manifest.get("clock") or {}).get("utc", ""))
-    date = datetime.fromisoformat(utc).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC") if utc else ""
+    manifest, identity = view.manifest, view.server.get("identity") or {}
     version = identity.get("version")
-    records = view.records
+    devices = [str(device["name"]) for device in manifest.get("devices") or ()]
+    utc = (manifest.get("clock") or {}).get("utc")
     parts = [
-        f"{identity.get('engine', manifest.get('engine', ''))} {version}" if version else "",
-        str(identity.get("model") or manifest.get("model") or ""),
-        str(identity.get("dtype") or ""),
-        f"{len(records):,} requests",
-        date,
-        "" if status == "complete" else f"the run is {status}",
+        f"{identity.get('engine') or manifest.get('engine')} {version}" if version else "",
+        identity.get("model") or view.server.get("model"),
+        identity.get("dtype"),
+        " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices)),
+        "" if devices else (manifest.get("host") or {}).get("cpu"),
+        datetime.fromisoformat(utc).astimezone(UTC).strftime("%d %B %Y, %H:%M UTC") if utc else "",
+        "" if view.status == "complete" else f"the run is {view.status}",
     ]
-    return [part for part in parts if part]
+    return [str(part) for part in parts if part]
 
 
 def banner(summary: Mapping[str, Any]) -> Banner:
     """The verdict for the top of the page; a state that is not in STATES is shown as it stands."""
     verdict = summary.get("verdict")
     if not verdict:
-        return Banner("NO SUMMARY", "bad", "✕", "The run left no summary: it ended before its numbers were made.", ())
+        return Banner(
+            "NO SUMMARY", "bad", "✕", "The run left no summary: it ended before its numbers were made.", ()
+        )
     state = str(verdict["state"])
     tone, mark, sentence = STATES.get(state, ("warn", "!", "See the reasons."))
     return Banner(state, tone, mark, sentence, tuple(verdict.get("reasons", ())))

@@ -1,4 +1,6 @@
-"""Tables as the page and the terminal print them: a caption, columns with units, rows whose first cell names them."""
+"""Tables as the page and the terminal print them; the first cell of a row names it."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -5,16 +5,26 @@ A step takes 9 ms, 45 us more for each prompt token and 60 us more for each deco
 """
 
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 
+from loadgen import tables
 from loadgen.record import Outcome, Record
+from loadgen.rundir import Run, RunDir, open_run
+from loadgen.summary import summarize_run
+from servers.host.telemetry import Row
 
 MS = 1_000_000
 
 
 def records(
-    n: int = 1000, prompt_tok: int = 512, output_tok: int = 64, n_failed: int = 0, max_seqs: int = 256, seed: int = 0
+    n: int = 1000,
+    prompt_tok: int = 512,
+    output_tok: int = 64,
+    n_failed: int = 0,
+    max_seqs: int = 256,
+    seed: int = 0,
 ) -> list[Record]:
     """What a burst of `n` requests left behind; the last `n_failed` ended in a timeout, a 503 or a reset."""
     rng = np.random.default_rng(seed)
@@ -25,7 +35,9 @@ def records(
     return done + lost
 
 
-def _served(n: int, prompt_tok: int, output_tok: int, max_seqs: int, rng: np.random.Generator) -> list[list[int]]:
+def _served(
+    n: int, prompt_tok: int, output_tok: int, max_seqs: int, rng: np.random.Generator
+) -> list[list[int]]:
     """When each request's tokens left the server, ns."""
     tokens: list[list[int]] = [[] for _ in range(n)]
     waiting, running, now = deque(range(n)), deque[int](), 20.0 * MS
@@ -42,7 +54,9 @@ def _served(n: int, prompt_tok: int, output_tok: int, max_seqs: int, rng: np.ran
     return tokens
 
 
-def _served_record(index: int, sent_ns: int, tokens: list[int], prompt_tok: int, rng: np.random.Generator) -> Record:
+def _served_record(
+    index: int, sent_ns: int, tokens: list[int], prompt_tok: int, rng: np.random.Generator
+) -> Record:
     return Record(
         index=index,
         outcome=Outcome.OK,
@@ -108,8 +122,8 @@ def _lost_record(index: int, sent_ns: int, prompt_tok: int, output_tok: int) -> 
     )
 
 
-def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> list[tuple[int, str, str, float]]:
-    """What the watcher would have seen: the engine's gauges, its memory and the device's, the client's memory."""
+def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> list[Row]:
+    """What the watcher would have seen: the engine's gauges, memory of server, device and client."""
     first = np.array([r.token_ns[0] for r in rows if r.token_ns])
     last = np.array([r.token_ns[-1] for r in rows if r.token_ns])
     end = max(r.closed_ns or 0 for r in rows)
@@ -126,4 +140,24 @@ def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> l
             (at, "client", "rss_bytes", 9.5e7 + 2.1e7 * grown),
             (at, "gpu0", "memory_used_bytes", 7.31e10),
         ]
-    return readings
+    return [Row(*reading) for reading in readings]
+
+
+def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
+    """The rows kept in a folder under `parent` as a run keeps them, with the summary that Burstline makes."""
+    facts = {
+        "title": f"{len(rows):,} requests of 512 → 64 tokens, all at once",
+        "repeat": "burstline run --engine vllm --model llama-2-7b --salt 00112233",
+        "devices": [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984, "driver": "570.86"}],
+        "server": {
+            "argv": ["vllm", "serve", "llama-2-7b", "--port", "8000"],
+            "identity": {"engine": "vllm", "version": "0.11.2", "model": "llama-2-7b", "dtype": "bfloat16"},
+        },
+    }
+    run = RunDir.create(parent, "vllm", "burst", facts)
+    run.save_records(tables.record_table(rows))
+    if watched:
+        run.save_telemetry(telemetry(rows))
+    run.finish("complete")
+    run.save_summary(summarize_run(open_run(run.path)))
+    return open_run(run.path)
