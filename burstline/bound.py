@@ -2,18 +2,34 @@
 
 import argparse
 import json
+import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from burstline import exit_codes
 from burstline.bound_text import compared, told
+from roofline.calibration import Calibration, load_calibration
 from roofline.capacity import check_batch, kv_bytes, largest_batch, room
 from roofline.catalog import bundled_models, load_model
-from roofline.deployment import Asked, Deployment, Line, PhaseBound, Tier, latency_s, phase_bounds
+from roofline.deployment import (
+    Deployment,
+    Line,
+    PhaseBound,
+    UniformBatch,
+    calibrations_of,
+    latency_s,
+    phase_bounds,
+)
 from roofline.device import Device, load_device
 from roofline.errors import RooflineError
 from roofline.model import QUANTS
 from roofline.parallel import Parallel
+from roofline.predict import Clock
+from roofline.simulate import Asked, Limits, simulate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--utilisation", type=float, default=0.9, help="share of the memory the engine takes; default 0.9"
+    )
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        nargs="?",
+        const=1000,
+        metavar="N",
+        help="a burst of N such requests; default 1000",
+    )
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="of the burst at once; default 256")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=2048, help="new tokens in one step of it; default 2048"
     )
     parser.add_argument("--json", action="store_true", help="everything as JSON")
 
@@ -66,13 +94,14 @@ def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
         device = device.with_network(args.network_gb_per_s * 1e9)
     quant = QUANTS[args.quant] if args.quant else stored
     parallel = Parallel(args.tp, args.pp, args.ep, args.dp)
-    asked = Asked(args.batch, args.prompt, args.output)
+    asked = UniformBatch(args.batch, args.prompt, args.output)
     n_tok = args.prompt + args.output
+    deployment = Deployment(model, quant, parallel, device)
     kv_room = room(model, quant, parallel, device, utilisation=args.utilisation)
     check_batch(model, quant, parallel, kv_room, args.batch, n_tok)
-    tiers = _tiers(device)
-    phases = phase_bounds(Deployment(model, quant, parallel, device), asked, tiers)
-    latency = {"ceiling": latency_s(phases)} | {tier.name: latency_s(phases, tier.name) for tier in tiers}
+    tiers = _calibrations(device_name, device)
+    phases = phase_bounds(deployment, asked, tiers)
+    latency = {"ceiling": latency_s(phases)} | {tier: latency_s(phases, tier) for tier in tiers}
     n_out = args.batch * args.output * parallel.dp
     return {
         "model": {"name": model.name, "params": model.params(), "active_params": model.active_params()},
@@ -88,12 +117,39 @@ def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
             "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
             "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
         },
+        "calibrations": {tier: known.fitted_on for tier, known in tiers.items()},
+        "burst": _burst(args, deployment, kv_room.kv_tok, tiers) if args.simulate else None,
         "assumed": _assumed(args, device, asked),
     }
 
 
-def _tiers(device: Device) -> list[Tier]:
-    return []
+def _burst(
+    args: argparse.Namespace, deployment: Deployment, kv_tok: int, tiers: Mapping[str, Calibration]
+) -> dict[str, Any]:
+    """A burst of `--simulate` requests through vLLM's scheduling rules, by the ceiling and by each tier."""
+    limits = Limits(args.max_num_seqs, args.max_num_batched_tokens, kv_tok)
+    requests = [Asked(0.0, args.prompt, args.output)] * args.simulate
+    shape = (deployment.model, deployment.quant, deployment.parallel, deployment.device)
+    found = {}
+    for tier, known in {"ceiling": None, **tiers}.items():
+        outcome = simulate(requests, limits, Clock(*shape, known))
+        found[tier] = {
+            "makespan_s": outcome.makespan_s,
+            "output_tok_per_s": len(requests) * args.output / outcome.makespan_s,
+            "ttft_p50_s": float(np.median(outcome.ttft_s)),
+            "ttft_p99_s": float(np.quantile(outcome.ttft_s, 0.99)),
+            "tpot_mean_s": float(np.mean(outcome.tpot_s)) if args.output > 1 else None,
+            "most_running": int(outcome.steps.n_running.max()),
+            "n_preemptions": outcome.n_preemptions,
+        }
+    return {"n_requests": args.simulate, **asdict(limits), "tiers": found}
+
+
+def _calibrations(name: str, device: Device) -> dict[str, Calibration]:
+    """The shipped calibrations; a device file's own where it holds one."""
+    if name.endswith(".toml") and "calibration" in tomllib.loads(Path(name).read_text()):
+        return {"device fit": load_calibration(name)}
+    return calibrations_of(device)
 
 
 def _device_facts(device: Device) -> dict[str, Any]:
@@ -109,11 +165,12 @@ def _device_facts(device: Device) -> dict[str, Any]:
 
 
 def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
-    tiers = phase.lines[0].predicted_s
     return {
         "n_steps": phase.n_steps,
         "ceiling_s": phase.ceiling_s,
-        "predicted_s": {tier: phase.predicted_s(tier) for tier in tiers},
+        "predicted_s": {tier: phase.predicted_s(tier) for tier in phase.host_s},
+        "range_s": {tier: phase.range_s(tier) for tier in phase.host_s},
+        "host_s": dict(phase.host_s),
         "bound": phase.limit(),
         "ops": [_op_facts(line, phase, device) for line in phase.lines],
     }
@@ -136,12 +193,12 @@ def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
         "bound": line.limit,
         "level": line.bound.level,
         "ideal_us": line.bound.seconds * 1e6,
-        "predicted_us": {tier: seconds * 1e6 for tier, seconds in line.predicted_s.items()},
+        "predicted_us": {tier: p.seconds * 1e6 for tier, p in line.predictions.items()},
         "share": line.seconds / total if total else 0.0,
     }
 
 
-def _assumed(args: argparse.Namespace, device: Device, asked: Asked) -> list[str]:
+def _assumed(args: argparse.Namespace, device: Device, asked: UniformBatch) -> list[str]:
     said = [
         f"peaks and bandwidths are dense datasheet figures ({device.source}; {device.assurance})",
         "every request has the same length; decode is shown at its mean context",

@@ -21,16 +21,20 @@ def told(found: Mapping[str, Any]) -> str:
         f" {memory['kv_bytes_per_tok']:,.0f} bytes a token) beside {memory['weight_bytes'] / 1e9:.1f} GB of"
         f" weights a device; at most {memory['largest_batch']:,} such requests at once."
     )
-    parts += ["", _outcome(found), room, "", "Assumed:", *(f"- {line}" for line in found["assumed"])]
+    fits = [f"{tier}: {fitted_on}" for tier, fitted_on in found["calibrations"].items()]
+    parts += ["", _outcome(found), room]
+    if found["burst"]:
+        parts += ["", _burst(found["burst"])]
+    parts += ["", "Assumed:", *(f"- {line}" for line in [*found["assumed"], *fits])]
     return "\n".join(parts)
 
 
 def _sentence(name: str, phase: Mapping[str, Any]) -> str:
     largest = max(phase["ops"], key=lambda op: op["share"])
-    times = [
-        f"ceiling {_ms(phase['ceiling_s'])}",
-        *(f"{t} {_ms(s)}" for t, s in phase["predicted_s"].items()),
-    ]
+    times = [f"ceiling {_ms(phase['ceiling_s'])} ms"]
+    for tier, seconds in phase["predicted_s"].items():
+        low, high = phase["range_s"][tier]
+        times.append(f"{tier} {_ms(seconds)} ms ({_ms(low)} to {_ms(high)})")
     steps = "" if phase["n_steps"] == 1 else f" a step, {phase['n_steps']} steps"
     return (
         f"{name.capitalize()} is {phase['bound']}-bound ({', '.join(times)}{steps});"
@@ -71,6 +75,28 @@ def _outcome(found: Mapping[str, Any]) -> str:
         f" {found['output_tok_per_s'][tier]:,.1f} output tok/s."
         for tier, seconds in found["latency_s"].items()
     )
+
+
+def _burst(burst: Mapping[str, Any]) -> str:
+    header = ["", "seconds", "tok/s", "TTFT p50 s", "TTFT p99 s", "TPOT ms", "at once", "preemptions"]
+    rows = [
+        [
+            tier,
+            f"{one['makespan_s']:,.1f}",
+            f"{one['output_tok_per_s']:,.0f}",
+            f"{one['ttft_p50_s']:,.2f}",
+            f"{one['ttft_p99_s']:,.2f}",
+            "" if one["tpot_mean_s"] is None else _ms(one["tpot_mean_s"]),
+            str(one["most_running"]),
+            str(one["n_preemptions"]),
+        ]
+        for tier, one in burst["tiers"].items()
+    ]
+    title = (
+        f"A burst of {burst['n_requests']:,} such requests, at most {burst['max_num_seqs']} at once and"
+        f" {burst['max_num_batched_tokens']:,} new tokens a step:"
+    )
+    return title + "\n\n" + aligned([header, *rows], n_words=1)
 
 
 def compared(found: Sequence[Mapping[str, Any]]) -> str:
@@ -138,4 +164,4 @@ def _quantity(value: float) -> str:
 
 
 def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.2f} ms"
+    return f"{seconds * 1e3:,.2f}"

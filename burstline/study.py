@@ -11,7 +11,7 @@ from burstline import exit_codes
 from burstline.bound_text import aligned
 from roofline.bound import ceiling
 from roofline.catalog import bundled_models, load_model
-from roofline.deployment import Asked, latency_s
+from roofline.deployment import UniformBatch, latency_s
 from roofline.device import load_device
 from roofline.model import QUANTS
 from roofline.ops import Op, ops
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = Asked(args.batch, args.prompt, args.output)
+    asked = UniformBatch(args.batch, args.prompt, args.output)
     runs = published_runs()
     scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
     compared = generations(args.model, asked, args.device)
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _products(args: argparse.Namespace, asked: Asked) -> dict[str, list[Op]]:
+def _products(args: argparse.Namespace, asked: UniformBatch) -> dict[str, list[Op]]:
     """Each phase's products and attention, in fp16 on one device."""
     model = load_model(args.model)[0]
     return {
@@ -72,7 +72,7 @@ def _products(args: argparse.Namespace, asked: Asked) -> dict[str, list[Op]]:
 
 def _told(
     args: argparse.Namespace,
-    asked: Asked,
+    asked: UniformBatch,
     runs: Sequence[PublishedRun],
     scaling: dict[int, list[DramPoint]],
     compared: Sequence[Generation],
@@ -86,7 +86,7 @@ def _told(
     return [*parts, f"4. Generations: {what}, one device", _generation_table(compared)]
 
 
-def _bound_table(args: argparse.Namespace, asked: Asked) -> str:
+def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
     devices = [load_device(name) for name in args.device]
     rows = [["phase", "product", "FLOP/B", *(f"{d.name} (ridge {d.ridge('fp16'):.0f})" for d in devices)]]
     for phase, found in _products(args, asked).items():
@@ -97,13 +97,13 @@ def _bound_table(args: argparse.Namespace, asked: Asked) -> str:
 
 
 def _published_table(runs: Sequence[PublishedRun]) -> str:
-    header = ["device", "model", "tp", "measured", "ceiling", "pooled", "+ host", *OTHERS]
+    header = ["device", "model", "tp", "measured", "ceiling", "calibrated", "+ host", *OTHERS]
     rows = [
         [
             r.device,
             r.model,
             str(r.tp),
-            *(f"{s:.3f}" for s in (r.measured_s, r.ceiling_s, r.pooled_s, r.hosted_s)),
+            *(f"{s:.3f}" for s in (r.measured_s, r.ceiling_s, r.calibrated_s, r.hosted_s)),
             *("" if s is None else f"{s:.3f}" for s in r.others_s.values()),
         ]
         for r in runs
@@ -112,11 +112,11 @@ def _published_table(runs: Sequence[PublishedRun]) -> str:
 
 
 def _error_table(runs: Sequence[PublishedRun]) -> str:
-    header = ["mean error", *("ceiling", "pooled", "+ host, one term a device"), *OTHERS]
+    header = ["mean error", *("ceiling", "calibrated", "+ host, one term a device"), *OTHERS]
     rows = []
     for device in dict.fromkeys(r.device for r in runs):
         own = [r for r in runs if r.device == device]
-        sets = [[r.ceiling_s for r in own], [r.pooled_s for r in own], [r.hosted_s for r in own]]
+        sets = [[r.ceiling_s for r in own], [r.calibrated_s for r in own], [r.hosted_s for r in own]]
         cells = [_error(own, predicted) for predicted in sets]
         others = [_error(own, [r.others_s[name] for r in own]) for name in OTHERS]
         rows.append([f"{device}, signed / absolute", *cells, *others])
@@ -148,13 +148,13 @@ def _dram_table(points: Sequence[DramPoint]) -> str:
 
 
 def _generation_table(compared: Sequence[Generation]) -> str:
-    header = ["device", "quant", "prefill ms", "by", "decode ms", "by", "ceiling s", "pooled s", "speed-up"]
+    header = ["device", "quant", "prefill ms", "by", "decode ms", "by", "ceiling s", "generic s", "speed-up"]
     rows = []
-    first = next((latency_s(g.phases, "pooled") for g in compared if g.phases), 0.0)
+    first = next((latency_s(g.phases, "generic") for g in compared if g.phases), 0.0)
     for g in (g for g in compared if g.phases):
         phases = [cell for p in g.phases.values() for cell in (f"{p.ceiling_s * 1e3:.2f}", p.limit())]
-        pooled = latency_s(g.phases, "pooled")
-        times = [f"{latency_s(g.phases):.3f}", f"{pooled:.3f}", f"{first / pooled:.2f}×"]
+        predicted = latency_s(g.phases, "generic")
+        times = [f"{latency_s(g.phases):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
         rows.append([g.device.name, g.quant, *[*phases, "", ""][:4], *times])
     left_out = [f"{g.device.name} {g.quant}: {g.impossible}" for g in compared if not g.phases]
     return "\n".join([aligned([header, *rows], n_words=2), *left_out])
@@ -162,7 +162,7 @@ def _generation_table(compared: Sequence[Generation]) -> str:
 
 def _facts(
     args: argparse.Namespace,
-    asked: Asked,
+    asked: UniformBatch,
     runs: Sequence[PublishedRun],
     scaling: dict[int, list[DramPoint]],
     compared: Sequence[Generation],
@@ -183,7 +183,7 @@ def _facts(
                 "quant": g.quant,
                 "impossible": g.impossible or None,
                 "ceiling_s": latency_s(g.phases) if g.phases else None,
-                "pooled_s": latency_s(g.phases, "pooled") if g.phases else None,
+                "generic_s": latency_s(g.phases, "generic") if g.phases else None,
                 "limits": {name: phase.limit() for name, phase in g.phases.items()},
             }
             for g in compared

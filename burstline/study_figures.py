@@ -43,8 +43,8 @@ def _published(runs: Sequence[PublishedRun]) -> Figure:
     """Predicted over measured on a logarithmic scale; a perfect model lies on 1."""
     figure, (panel,) = _figure(1)
     figure.set_figwidth(9.2)
-    series = [("ceiling", [r.ceiling_s for r in runs]), ("pooled", [r.pooled_s for r in runs])]
-    series += [("pooled + host", [r.hosted_s for r in runs])]
+    series = [("ceiling", [r.ceiling_s for r in runs]), ("calibrated", [r.calibrated_s for r in runs])]
+    series += [("+ one host term", [r.hosted_s for r in runs])]
     series += [(name, [np.nan if (s := r.others_s[name]) is None else s for r in runs]) for name in OTHERS]
     for (name, predicted_s), colour, mark in zip(series, _COLOURS, "vosx+D", strict=True):
         ratios = np.array(predicted_s) / [r.measured_s for r in runs]
@@ -83,7 +83,7 @@ def _generations(compared: Sequence[Generation]) -> Figure:
     figure, (panel,) = _figure(1)
     shown = [g for g in compared if g.phases]
     at = np.arange(len(shown))
-    for tier, colour, shift in (("ceiling", _COLOURS[0], -0.2), ("pooled", _COLOURS[1], 0.2)):
+    for tier, colour, shift in (("ceiling", _COLOURS[0], -0.2), ("generic", _COLOURS[1], 0.2)):
         seconds = [latency_s(g.phases, None if tier == "ceiling" else tier) for g in shown]
         panel.bar(at + shift, seconds, 0.38, color=colour, label=tier)
     panel.set_xticks(at, [f"{g.device.name.split('-')[0]}\n{g.quant}" for g in shown], fontsize=8)

@@ -1,23 +1,16 @@
 """A model on devices, asked for prompts of one length: each phase's ops, their bounds and predictions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roofline.bound import Bound, Limit, StepLimit, ceilings, classify, classify_step
+from roofline.calibration import Calibration, generic, load_calibration
 from roofline.device import Device
 from roofline.errors import RooflineError
 from roofline.model import ModelShape, Quant
-from roofline.ops import Op, Step, ops
+from roofline.ops import Step, ops
 from roofline.parallel import Parallel
-
-
-@dataclass(frozen=True, slots=True)
-class Tier:
-    """A way to predict: seconds of all `count` runs of an op, and how many of those are launches."""
-
-    name: str
-    seconds: Callable[[Op, Device], float]
-    floor_s: Callable[[Op, Device], float]
+from roofline.predict import Prediction, predict_step, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +24,16 @@ class Deployment:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What is asked: `batch` requests at once for each replica, equal in length, decoded to their end."""
+class UniformBatch:
+    """`batch` requests at once for each replica, equal in length, decoded to their end."""
 
     batch: int
     n_prompt_tok: int
     n_output_tok: int
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("batch", self.batch),
-            ("prompt", self.n_prompt_tok),
-            ("output", self.n_output_tok),
-        ):
+        sizes = {"batch": self.batch, "prompt": self.n_prompt_tok, "output": self.n_output_tok}
+        for name, value in sizes.items():
             if value < 1:
                 raise RooflineError(f"{name} must be at least 1, not {value}")
 
@@ -58,53 +48,79 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One op of a phase: its bound, what limits it once launches count, and seconds by calibration tier."""
+    """One op of a phase: its bound, and its prediction by each tier."""
 
     bound: Bound
-    limit: Limit
-    predicted_s: Mapping[str, float]
+    predictions: Mapping[str, Prediction]
 
     @property
     def seconds(self) -> float:
         """The last tier's prediction, the ceiling where there is none."""
-        return [self.bound.seconds, *self.predicted_s.values()][-1]
+        return [self.bound.seconds, *(p.seconds for p in self.predictions.values())][-1]
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the op, launches counted where a tier knows what they cost."""
+        by_tier = [classify(self.bound, p.floor_s, p.seconds) for p in self.predictions.values()]
+        return [self.bound.limit, *by_tier][-1]
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseBound:
-    """One step of a phase, on one device. `n_steps` is how often the request runs it."""
+    """One step of a phase, on one device. `n_steps` is how often the request runs it; `host_s` by tier."""
 
     lines: tuple[Line, ...]
     n_steps: int
+    host_s: Mapping[str, float]
 
     @property
     def ceiling_s(self) -> float:
         return sum(line.bound.seconds for line in self.lines)
 
     def predicted_s(self, tier: str) -> float:
-        return sum(line.predicted_s[tier] for line in self.lines)
+        return step_seconds((line.predictions[tier] for line in self.lines), self.host_s[tier])
+
+    def range_s(self, tier: str) -> tuple[float, float]:
+        """Between which four of five measured cases lie, if all ops err together."""
+        ops_s = [line.predictions[tier] for line in self.lines]
+        return sum(p.low_s for p in ops_s) + self.host_s[tier], sum(p.high_s for p in ops_s) + self.host_s[
+            tier
+        ]
 
     def limit(self) -> StepLimit:
-        """The class of ops that takes most of the step, by the last tier where there is any."""
-        return classify_step((line.limit, line.seconds) for line in self.lines)
+        """The class of ops that takes most of the step, or the host, by the last tier where there is any."""
+        host_s = [0.0, *self.host_s.values()][-1]
+        return classify_step(((line.limit, line.seconds) for line in self.lines), host_s)
+
+
+def calibrations_of(device: Device) -> dict[str, Calibration]:
+    """The shipped ways to predict for a device by tier, the most trusted last: generic, its own fit."""
+    own = load_calibration(device)
+    return {"generic": generic()} | ({"device fit": own} if own.tier > 1 else {})
 
 
 def phase_bounds(
-    deployment: Deployment, asked: Asked, tiers: Sequence[Tier] = (), *, expert_share: float = 1.0
+    deployment: Deployment,
+    asked: UniformBatch,
+    calibrations: Mapping[str, Calibration] | None = None,
+    *,
+    expert_share: float = 1.0,
 ) -> dict[str, PhaseBound]:
-    """Each phase of `asked`, op by op; the most trusted of the `tiers` last."""
+    """Each phase of `asked`, op by op; `calibrations` by tier, the most trusted last."""
+    tiers = calibrations or {}
+    model, quant, parallel, device = (
+        deployment.model, deployment.quant, deployment.parallel, deployment.device,
+    )  # fmt: skip
     phases = {}
     for name, (step, n_steps) in asked.steps().items():
-        found = ops(deployment.model, deployment.quant, deployment.parallel, step, expert_share=expert_share)
-        bounds = ceilings(found, deployment.device)
-        phases[name] = PhaseBound(tuple(_line(bound, deployment.device, tiers) for bound in bounds), n_steps)
+        found = ops(model, quant, parallel, step, expert_share=expert_share)
+        by_tier = {tier: predict_step(found, device, known) for tier, known in tiers.items()}
+        lines = tuple(
+            Line(bound, {tier: predictions[i] for tier, predictions in by_tier.items()})
+            for i, bound in enumerate(ceilings(found, device))
+        )
+        phases[name] = PhaseBound(lines, n_steps, {tier: known.host_s for tier, known in tiers.items()})
     return phases
-
-
-def _line(bound: Bound, device: Device, tiers: Sequence[Tier]) -> Line:
-    floor_s = tiers[-1].floor_s(bound.op, device) if tiers else 0.0
-    predicted_s = {tier.name: tier.seconds(bound.op, device) for tier in tiers}
-    return Line(bound, classify(bound, floor_s), predicted_s)
 
 
 def latency_s(phases: Mapping[str, PhaseBound], tier: str | None = None) -> float:

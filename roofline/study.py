@@ -10,42 +10,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from roofline.bound import ceiling
+from roofline.calibration import generic, load_calibration
 from roofline.catalog import load_model
-from roofline.deployment import Asked, Deployment, PhaseBound, Tier, latency_s, phase_bounds
+from roofline.deployment import Deployment, PhaseBound, UniformBatch, latency_s, phase_bounds
 from roofline.device import Device, Level, load_device
 from roofline.errors import RooflineError
 from roofline.model import QUANTS
-from roofline.ops import Op
 from roofline.parallel import Parallel
+from roofline.predict import Prediction
 
 GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
-
-# Medians over measured tables of vLLM, TensorRT-LLM and SGLang kernels on A100, H100, L40S and B200
-# (github.com/ai-dynamo/aiconfigurator @095f58a, bf16): the share of peak and of bandwidth a product reaches,
-# the share of a link's, and the seconds a launch costs whatever it does.
-_COMPUTE_REACHED, _MEMORY_REACHED, _LINK_REACHED = 0.745, 0.774, 0.65
-_LAUNCH_S = {"matmul": 3.8e-6, "attention": 10e-6, "elementwise": 2e-6, "collective": 5e-6}
-
-
-def _floor_s(op: Op, device: Device) -> float:
-    del device
-    return op.count * _LAUNCH_S[op.kind]
-
-
-def _body_s(op: Op, device: Device) -> float:
-    bound = ceiling(op, device, _NO_CACHE)
-    unfused_s = op.count * op.bytes / device.bytes_per_s if op.kind == "elementwise" else 0.0
-    return max(
-        bound.compute_s / _COMPUTE_REACHED,
-        max(bound.memory_s, unfused_s) / _MEMORY_REACHED,
-        bound.link_s / _LINK_REACHED,
-    )
-
-
-_NO_CACHE = float("inf")  # a working set that no cache holds, but that crosses every level
-POOLED = Tier("pooled", lambda op, device: _floor_s(op, device) + _body_s(op, device), _floor_s)
-"""One set of efficiencies for every device; fitted to kernels, to none of the runs below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +31,7 @@ class PublishedRun:
     tp: int
     measured_s: float
     ceiling_s: float
-    pooled_s: float
+    calibrated_s: float
     hosted_s: float
     others_s: Mapping[str, float | None]
 
@@ -65,21 +39,24 @@ class PublishedRun:
 def published_runs() -> list[PublishedRun]:
     """NVIDIA's 22 cells of Llama-2, 200 in, 200 out, batch 1, beside ours and three other models'.
 
-    `hosted_s` adds to the pooled prediction one term fitted for each device, the host's seconds per launch:
-    the median of what that device's cells ask for. (The software of 2023 lost milliseconds a step there.)
+    `calibrated_s` knows kernels measured on the device, but none of these runs. `hosted_s` adds one term
+    fitted for each device, the host's seconds per launch: the median of what that device's cells ask for.
+    (The software of 2023 lost milliseconds a step there.)
     """
     rows = _published()
     found = []
     for device in dict.fromkeys(row["device"] for row in rows):
         cells = [(row, *_predicted(row)) for row in rows if row["device"] == device]
-        per_launch_s = _fitted([(float(row["measured_s"]) - pooled, n) for row, _, pooled, n in cells])
+        per_launch_s = _fitted(
+            [(float(row["measured_s"]) - calibrated_s, n) for row, _, calibrated_s, n in cells]
+        )
         found += [
             PublishedRun(
-                device, row["model"], int(row["tp"]), float(row["measured_s"]), ideal, pooled,
-                pooled + per_launch_s * n_launches,
+                device, row["model"], int(row["tp"]), float(row["measured_s"]), ideal, calibrated_s,
+                calibrated_s + per_launch_s * n_launches,
                 {name: float(row[f"{name}_s"]) if row[f"{name}_s"] else None for name in OTHERS},
             )
-            for row, ideal, pooled, n_launches in cells
+            for row, ideal, calibrated_s, n_launches in cells
         ]  # fmt: skip
     return found
 
@@ -94,14 +71,14 @@ def _published() -> list[dict[str, str]]:
 
 
 def _predicted(row: Mapping[str, str]) -> tuple[float, float, int]:
-    """Ceiling and pooled seconds of one cell, and how many launches it takes."""
-    parallel = Parallel(tp=int(row["tp"]))
-    deployment = Deployment(load_model(row["model"])[0], QUANTS["fp16"], parallel, load_device(row["device"]))
-    phases = phase_bounds(deployment, Asked(1, 200, 200), [POOLED])
+    """Ceiling and calibrated seconds of one cell, and how many launches it takes."""
+    device, parallel = load_device(row["device"]), Parallel(tp=int(row["tp"]))
+    deployment = Deployment(load_model(row["model"])[0], QUANTS["fp16"], parallel, device)
+    phases = phase_bounds(deployment, UniformBatch(1, 200, 200), {"own": load_calibration(device)})
     n_launches = sum(
         phase.n_steps * sum(line.bound.op.count for line in phase.lines) for phase in phases.values()
     )
-    return latency_s(phases), latency_s(phases, "pooled"), n_launches
+    return latency_s(phases), latency_s(phases, "own"), n_launches
 
 
 def _fitted(missing: Sequence[tuple[float, int]]) -> float:
@@ -138,36 +115,40 @@ class DramPoint:
     bound_s: Mapping[str, float]
 
 
-def dram_scaling(model: str, asked: Asked, tp: int) -> list[DramPoint]:
-    """An A100 whose memory alone changes: what binds in DRAM's stead as it gets faster, pooled."""
+def dram_scaling(model: str, asked: UniformBatch, tp: int) -> list[DramPoint]:
+    """An A100 whose memory alone changes: what binds in DRAM's stead as it gets faster.
+
+    Predicted by the generic calibration. What comes from DRAM crosses the L2 too, so the slower of the two
+    sets the pace.
+    """
     a100 = load_device("a100-sxm4-80g")
-    cache_level = replace(a100.levels[0], bytes_per_s=_A100_L2_BYTES_PER_S)
     found = []
     for technology, bytes_per_s in DRAM_BYTES_PER_S.items():
-        memory = Level("DRAM", a100.memory.capacity_bytes, bytes_per_s)
-        device = replace(a100, levels=(cache_level, memory))
+        name = "DRAM" if bytes_per_s <= _A100_L2_BYTES_PER_S else "L2"
+        slower = Level(name, a100.memory.capacity_bytes, min(bytes_per_s, _A100_L2_BYTES_PER_S))
+        device = replace(a100, levels=(slower,))
         deployment = Deployment(load_model(model)[0], QUANTS["fp16"], Parallel(tp=tp), device)
-        phases = phase_bounds(deployment, asked, [POOLED])
-        parts = _parts(phases, device)
+        parts = _parts(phase_bounds(deployment, asked, {"generic": generic()}))
         found.append(DramPoint(technology, bytes_per_s, sum(parts.values()), parts))
     return found
 
 
-def _parts(phases: Mapping[str, PhaseBound], device: Device) -> dict[str, float]:
+def _parts(phases: Mapping[str, PhaseBound]) -> dict[str, float]:
     parts = dict.fromkeys(("compute", "DRAM", "L2", "network", "launches"), 0.0)
     for phase in phases.values():
-        for op in (line.bound.op for line in phase.lines):
-            floor_s, whole_s = POOLED.floor_s(op, device), POOLED.seconds(op, device)
-            parts["network" if op.kind == "collective" else "launches"] += phase.n_steps * floor_s
-            parts[_resource(op, device)] += phase.n_steps * (whole_s - floor_s)
+        for line in phase.lines:
+            for resource, seconds in _split(line.predictions["generic"]):
+                parts[resource] += phase.n_steps * seconds
     return parts
 
 
-def _resource(op: Op, device: Device) -> str:
-    bound = ceiling(op, device, _NO_CACHE)
-    if op.kind == "elementwise":
-        return "DRAM"
-    return {"communication": "network", "compute": "compute"}.get(bound.limit, bound.level)
+def _split(prediction: Prediction) -> list[tuple[str, float]]:
+    """What a prediction's floor counts as, and what the rest."""
+    bound, floor_s = prediction.bound, prediction.floor_s
+    rest_s = prediction.seconds - floor_s
+    if bound.limit == "communication":
+        return [("network", floor_s + rest_s)]
+    return [("launches", floor_s), ("compute" if bound.limit == "compute" else bound.level, rest_s)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +161,7 @@ class Generation:
     impossible: str = ""
 
 
-def generations(model: str, asked: Asked, devices: Sequence[str] = GENERATIONS) -> list[Generation]:
+def generations(model: str, asked: UniformBatch, devices: Sequence[str] = GENERATIONS) -> list[Generation]:
     """The same request on one generation after another, in fp16, and in fp8 where the device has it."""
     found = []
     for name in devices:
@@ -188,7 +169,9 @@ def generations(model: str, asked: Asked, devices: Sequence[str] = GENERATIONS) 
             device = load_device(name)
             deployment = Deployment(load_model(model)[0], QUANTS[quant], Parallel(), device)
             try:
-                found.append(Generation(device, quant, phase_bounds(deployment, asked, [POOLED])))
+                found.append(
+                    Generation(device, quant, phase_bounds(deployment, asked, {"generic": generic()}))
+                )
             except RooflineError as error:
                 found.append(Generation(device, quant, {}, str(error)))
     return found

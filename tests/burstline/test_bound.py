@@ -5,6 +5,7 @@ import json
 import pytest
 
 from burstline.cli import main
+from roofline.calibration import calibration_toml, generic
 
 ASKED = ["--prompt", "200", "--output", "200"]
 
@@ -52,10 +53,32 @@ def test_several_devices_stand_side_by_side_and_one_that_cannot_says_why(capsys)
     assert "RTX4090: llama-2-13b does not fit RTX4090: weights take 26.0 GB" in text
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "qwen3-30b-a3b", "gemma-2-9b", "gpt2", "opt-6.7b"])
-def test_every_family_is_told(capsys, model):
+@pytest.mark.parametrize(
+    ("model", "limit"),
+    [
+        ("mixtral-8x7b", "memory"),
+        ("qwen3-30b-a3b", "memory"),
+        ("gemma-2-9b", "memory"),
+        ("opt-6.7b", "memory"),
+        ("gpt2", "latency"),  # a quarter of a GB of weights: launches take longer
+    ],
+)
+def test_every_family_is_told(capsys, model, limit):
     text = told(capsys, "--model", model, "--device", "b200", "--batch", "8", *ASKED)
-    assert "Decode is memory-bound" in text
+    assert f"Decode is {limit}-bound" in text
+
+
+def test_a_device_file_brings_its_own_calibration(capsys, tmp_path):
+    device = """
+peak_flops_per_s = { fp32 = 2e11 }
+levels = [{ name = "DRAM", capacity_bytes = 16e9, bytes_per_s = 2e10 }]
+"""
+    path = tmp_path / "laptop.toml"
+    path.write_text(device)
+    argv = ["--model", "reference", "--device", str(path), *ASKED, "--json"]
+    assert list(json.loads(told(capsys, *argv))["latency_s"]) == ["ceiling", "generic"]
+    path.write_text(device + "\n" + calibration_toml(generic(), "calibration"))
+    assert list(json.loads(told(capsys, *argv))["latency_s"]) == ["ceiling", "device fit"]
 
 
 def test_a_mixture_over_nodes_needs_a_network(capsys):
@@ -94,3 +117,25 @@ def test_what_cannot_be_is_the_users_fault_in_one_line(capsys, argv, says):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert says in error
+
+
+def test_a_burst_is_simulated_by_the_ceiling_and_every_tier(capsys):
+    argv = [
+        "--model",
+        "llama-2-7b",
+        "--device",
+        "a100",
+        "--prompt",
+        "512",
+        "--output",
+        "32",
+        "--simulate",
+        "100",
+    ]
+    burst = json.loads(told(capsys, *argv, "--json"))["burst"]
+    assert list(burst["tiers"]) == ["ceiling", "generic", "device fit"]
+    ceiling, fit = burst["tiers"]["ceiling"], burst["tiers"]["device fit"]
+    assert ceiling["makespan_s"] < fit["makespan_s"]
+    assert ceiling["output_tok_per_s"] == pytest.approx(100 * 32 / ceiling["makespan_s"])
+    assert ceiling["most_running"] == 100
+    assert "A burst of 100 such requests" in told(capsys, *argv)

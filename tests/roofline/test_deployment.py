@@ -1,12 +1,13 @@
 """A deployment asked for requests: phases, tiers, latency; models by name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from roofline.bound import ceiling
+from roofline.calibration import generic
 from roofline.catalog import bundled_models, load_model
-from roofline.deployment import Asked, Deployment, Tier, latency_s, phase_bounds
+from roofline.deployment import Deployment, UniformBatch, calibrations_of, latency_s, phase_bounds
 from roofline.device import load_device
 from roofline.errors import RooflineError
 from roofline.model import QUANTS, Quant
@@ -17,45 +18,50 @@ def llama(tp: int = 1) -> Deployment:
     return Deployment(load_model("llama-2-7b")[0], QUANTS["bf16"], Parallel(tp=tp), load_device("h100"))
 
 
-def launches(seconds: float) -> Tier:
-    def floor_s(op, device):
-        return op.count * seconds
-
-    return Tier("launches", lambda op, device: ceiling(op, device).seconds + op.count * seconds, floor_s)
-
-
 def test_a_request_is_one_prefill_and_a_decode_for_every_further_token():
-    phases = phase_bounds(llama(), Asked(1, 200, 200))
+    phases = phase_bounds(llama(), UniformBatch(1, 200, 200))
     assert [(name, phase.n_steps) for name, phase in phases.items()] == [("prefill", 1), ("decode", 199)]
     attention = next(line.bound.op for line in phases["decode"].lines if line.bound.op.kind == "attention")
     assert attention.n == 300
     assert latency_s(phases) == phases["prefill"].ceiling_s + 199 * phases["decode"].ceiling_s
-    assert list(phase_bounds(llama(), Asked(1, 200, 1))) == ["prefill"]
+    assert list(phase_bounds(llama(), UniformBatch(1, 200, 1))) == ["prefill"]
 
 
 def test_decoding_at_the_mean_context_takes_as_long_as_decoding_step_by_step():
-    whole = 100 * phase_bounds(llama(), Asked(4, 100, 101))["decode"].ceiling_s
-    steps = sum(phase_bounds(llama(), Asked(4, 100 + i, 2))["decode"].ceiling_s for i in range(100))
+    whole = 100 * phase_bounds(llama(), UniformBatch(4, 100, 101))["decode"].ceiling_s
+    steps = sum(phase_bounds(llama(), UniformBatch(4, 100 + i, 2))["decode"].ceiling_s for i in range(100))
     assert whole == pytest.approx(steps, rel=1e-4)
 
 
 def test_a_tier_predicts_beside_the_ceiling_and_its_launches_can_bind():
-    phases = phase_bounds(llama(tp=8), Asked(1, 200, 200), [launches(8e-6)])
+    phases = phase_bounds(llama(tp=8), UniformBatch(1, 200, 200), {"generic": generic()})
     decode = phases["decode"]
-    n_launches = sum(line.bound.op.count for line in decode.lines)
-    assert decode.predicted_s("launches") == pytest.approx(decode.ceiling_s + n_launches * 8e-6)
-    assert latency_s(phases, "launches") > latency_s(phases)
+    assert decode.predicted_s("generic") == pytest.approx(sum(line.seconds for line in decode.lines))
+    assert latency_s(phases, "generic") > latency_s(phases)
     limit = {line.bound.op.name: line.limit for line in decode.lines}
     assert limit["o"] == "latency"
     assert limit["lm_head"] == "memory"
     assert limit["all_reduce"] == "communication"
-    assert decode.limit() == "latency"
+    assert {line.limit for line in phases["prefill"].lines if line.bound.op.name == "gate_up"} == {"memory"}
+
+
+def test_a_slow_host_adds_to_every_step_and_binds_it():
+    slow = replace(generic(), host_s=0.5)
+    phases = phase_bounds(llama(), UniformBatch(1, 200, 3), {"slow": slow})
+    without = phase_bounds(llama(), UniformBatch(1, 200, 3), {"slow": generic()})
+    assert latency_s(phases, "slow") == pytest.approx(latency_s(without, "slow") + 3 * 0.5)
+    assert phases["decode"].limit() == "host"
+
+
+def test_a_measured_device_is_predicted_by_its_own_fit_last():
+    assert list(calibrations_of(load_device("h100"))) == ["generic", "device fit"]
+    assert list(calibrations_of(load_device("mi300x"))) == ["generic"]
 
 
 @pytest.mark.parametrize("asked", [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
 def test_asking_for_nothing_is_refused(asked):
     with pytest.raises(RooflineError, match="must be at least 1, not 0"):
-        Asked(*asked)
+        UniformBatch(*asked)
 
 
 def test_models_are_found_by_name_folder_and_file(tmp_path):

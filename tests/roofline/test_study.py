@@ -2,16 +2,16 @@
 
 import pytest
 
-from roofline.deployment import Asked, latency_s
+from roofline.deployment import UniformBatch, latency_s
 from roofline.study import OTHERS, dram_scaling, generations, mean_error, published_runs
 
-ASKED = Asked(1, 200, 200)
+ASKED = UniformBatch(1, 200, 200)
 
 
 def test_the_published_cells_are_never_faster_than_the_ceiling():
     runs = published_runs()
     assert len(runs) == 22
-    assert all(run.ceiling_s < run.pooled_s < run.hosted_s for run in runs)
+    assert all(run.ceiling_s < run.calibrated_s < run.hosted_s for run in runs)
     assert all(run.ceiling_s < run.measured_s for run in runs)
 
 
@@ -56,7 +56,7 @@ def test_the_parts_of_a_latency_sum_to_it_and_faster_memory_never_hurts():
 def test_each_generation_is_faster_and_one_without_fp8_says_so():
     found = generations("llama-2-13b", ASKED)
     assert [(g.device.id, g.quant) for g in found if g.impossible] == [("a100-sxm4-80g", "fp8")]
-    fp16 = [latency_s(g.phases, "pooled") for g in found if g.quant == "fp16"]
+    fp16 = [latency_s(g.phases, "generic") for g in found if g.quant == "fp16"]
     assert fp16 == sorted(fp16, reverse=True)
     limits = {g.device.id: g.phases["prefill"].limit() for g in found if g.quant == "fp16"}
     assert limits["a100-sxm4-80g"] == "compute"
