@@ -86,6 +86,8 @@ def read(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Ask:
             "input_tokens",
         )
     options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise ApiError(f"stream_options is {options!r}, expected an object", "stream_options")
     sampling = Sampling(
         temperature=_number(body, "temperature", 1.0, 0, 1e6),
         top_p=_number(body, "top_p", 1.0, 1e-9, 1),

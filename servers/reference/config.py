@@ -42,7 +42,8 @@ class ModelConfig:
         _refuse_unsupported(raw)
         try:
             heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-            eos = raw.get("eos_token_id", 2)
+            eos, n_ids = raw.get("eos_token_id", 2), int(raw["vocab_size"])
+            eos_ids = eos if isinstance(eos, list) else [eos]
             config = ModelConfig(
                 hidden_size=hidden,
                 intermediate_size=int(raw["intermediate_size"]),
@@ -50,12 +51,12 @@ class ModelConfig:
                 num_attention_heads=heads,
                 num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
                 head_dim=int(raw.get("head_dim") or hidden // heads),
-                vocab_size=int(raw["vocab_size"]),
+                vocab_size=n_ids,
                 max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
                 rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
                 rope_theta=float(_rope(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0),
                 tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-                eos_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (int(eos),),
+                eos_ids=tuple(i for i in eos_ids if i is not None and i < n_ids),
             )
         except KeyError as missing:
             raise ModelError(f"config.json has no {missing}, which a Llama decoder needs") from None

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import signal
 import socket
 import sys
 from importlib.metadata import version
@@ -99,4 +98,3 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._engine.stop()
         super().handle_exit(sig, frame)
-        signal.signal(sig, signal.SIG_DFL if self.force_exit else self.handle_exit)

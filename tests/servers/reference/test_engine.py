@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -76,6 +77,20 @@ def test_counts_add_up(make_engine: Callable[..., Engine]) -> None:
     generate(engine)
     assert engine.n_tok == {"prompt": sum(map(len, PROMPTS)), "generation": 20 * len(PROMPTS)}
     assert engine.n_finished == {"length": len(PROMPTS)}
+
+
+def test_a_failing_step_ends_every_request_with_error_and_is_told(
+    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, delivered = make_engine(), SimpleQueue[list[tuple]]()
+    monkeypatch.setattr(engine, "step", lambda: 1 / 0)
+    engine.submit(Sequence([1, 2], 5, sink="first"))
+    engine.start(delivered.put)
+    assert delivered.get(timeout=10) == [("first", None, "error")]
+    assert engine.failure is not None
+    assert "ZeroDivisionError" in engine.failure
+    engine.submit(Sequence([1, 2], 5, sink="late"))
+    assert delivered.get(timeout=10) == [("late", None, "error")]
 
 
 def test_the_step_log_accounts_for_every_token_and_nanosecond(

@@ -88,6 +88,7 @@ def test_a_config_without_optional_keys_is_filled_as_transformers_does() -> None
         ({"num_key_value_heads": 2, "head_dim": 32}, {"num_key_value_heads": 2, "head_dim": 32}),
         ({"eos_token_id": [3, 4]}, {"eos_ids": (3, 4)}),
         ({"eos_token_id": None}, {"eos_ids": ()}),
+        ({"eos_token_id": [3, 500]}, {"eos_ids": (3,)}),
     ],
 )
 def test_a_config_key_is_honoured(keys: dict, read: dict) -> None:

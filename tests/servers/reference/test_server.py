@@ -158,6 +158,7 @@ def test_seeded_sampling_repeats_and_unseeded_does_not(client: httpx.Client) -> 
         ({"max_tokens": True}, 400, "BadRequestError", "max_tokens is True"),
         ({"min_tokens": 7}, 400, "BadRequestError", "min_tokens is 7"),
         ({"temperature": -1}, 400, "BadRequestError", "temperature is -1"),
+        ({"stream_options": 1}, 400, "BadRequestError", "stream_options is 1"),
         ({"n": 2}, 400, "BadRequestError", "n=2 is not offered"),
         ({"logprobs": 1}, 400, "BadRequestError", "logprobs=1 is not offered"),
         ({"model": "other"}, 404, "NotFoundError", "`other` does not exist"),
