@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=1000,
         metavar="N",
-        help="a burst of N such requests; default 1000",
+        help="a burst of N such requests at each replica; default 1000",
     )
     parser.add_argument("--max-num-seqs", type=int, default=256, help="of the burst at once; default 256")
     parser.add_argument(
@@ -210,5 +210,5 @@ def _assumed(args: argparse.Namespace, device: Device, asked: UniformBatch) -> l
     if args.pp > 1:
         said.append("one micro-batch at a time passes through the pipeline's stages")
     if args.tp * args.ep > 1:
-        said.append("links are ideal: no latency, the full bandwidth of one direction")
+        said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
     return said

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,7 +29,8 @@ def write_figures(
         ("dram", _dram(scaling)),
         ("generations", _generations(compared)),
     ):
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+        with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):  # the same bytes each time
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
 
 
 def _figure(n_panels: int) -> tuple[Figure, list[Axes]]:

@@ -12,7 +12,7 @@ Limit = Literal["compute", "memory", "latency", "communication"]
 StepLimit = Literal["compute", "memory", "latency", "communication", "host", "KV admission"]
 
 # A working set past this many times a cache's size gets no credit for what the cache might keep: on measured
-# tables (H100, A100, L40S; six rotating weight copies) no product beyond it beat the main memory's ceiling.
+# tables (H100, A100, L40S; six rotating weight copies) a single product beyond it beat main memory's ceiling.
 CACHE_REACH = 3.0
 
 

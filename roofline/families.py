@@ -93,7 +93,7 @@ def _shape(
 
 def _attention(config: _Config, **other: Any) -> Attention:
     d, heads = config.count("hidden_size"), config.count("num_attention_heads")
-    kv_heads = config.get("num_key_value_heads", heads)
+    kv_heads = config.count("num_key_value_heads") if "num_key_value_heads" in config.raw else heads
     if heads % kv_heads:
         raise RooflineError(f"{heads} query heads do not divide into {kv_heads} KV heads")
     if "head_dim" not in config.raw and d % heads:

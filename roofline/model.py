@@ -175,6 +175,10 @@ class Moe:
     shared_gate: bool = False
     router_bias: bool = False
 
+    def __post_init__(self) -> None:
+        if self.top_k > self.n_experts:
+            raise RooflineError(f"a token cannot visit {self.top_k} of {self.n_experts} experts")
+
     def linears(self, d: int, tp: int, moe_tp: int, ep: int) -> list[Linear]:
         """One rank's share: experts are divided among `ep` ranks, each expert among `moe_tp`."""
         shared = Dense(self.d_ff_shared).linears(d, tp, "shared_") if self.d_ff_shared else []

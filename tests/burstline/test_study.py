@@ -30,4 +30,5 @@ def test_json_and_figures_hold_the_same_numbers(capsys, tmp_path):
     assert len(found["published"]) == 22
     assert [point["technology"] for point in found["dram"]["8"]][-1] == "HBM4"
     for name in ("published", "dram", "generations"):
-        assert ElementTree.parse(tmp_path / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
+        path = tmp_path / "figures" / f"{name}.svg"
+        assert ElementTree.parse(path).getroot().tag.endswith("svg")

@@ -69,6 +69,8 @@ def test_a_missing_key_is_named(key):
         ({"model_type": "mamba"}, "'mamba', which the roofline does not know; it knows llama"),
         ({"model_type": None}, "model_type None"),
         ({"num_key_value_heads": 3}, "4 query heads do not divide into 3 KV heads"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads = 0; expected a whole number"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "visit 3 of 2 experts"),
         ({"hidden_size": 66}, "hidden_size 66 does not divide into 4 heads"),
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0; expected a whole number"),
         ({"vocab_size": "many"}, "vocab_size = 'many'"),
