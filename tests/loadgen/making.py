@@ -1,0 +1,95 @@
+"""Requests, wires and records made by hand, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import orjson
+
+from loadgen.capture import Capture
+from loadgen.record import Record, record_of
+from servers.engine import Read
+from servers.openai import decode_completion
+from workloads.request import Request
+
+MS = 1_000_000
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+DONE = b"data: [DONE]\n\n"
+
+
+def request(n_output_tok: int = 3, *, n_prompt_tok: int = 4, ignore_eos: bool = True) -> Request:
+    return Request(0, (1,) * n_prompt_tok, None, n_prompt_tok, n_output_tok, ignore_eos)
+
+
+def event(
+    n_ids: int | None = None, *, text: str = "x", finish: str | None = None, usage: Any = None
+) -> bytes:
+    """One event of a completion; `n_ids` token ids, None where the server sends none."""
+    choice = {"index": 0, "text": text, "finish_reason": finish}
+    if n_ids is not None:
+        choice["token_ids"] = [7] * n_ids
+    answer: dict[str, Any] = {"choices": [choice]}
+    if usage is not None:
+        answer["usage"] = usage
+    return b"data: " + orjson.dumps(answer) + b"\n\n"
+
+
+def chat(**delta: Any) -> bytes:
+    return b"data: " + orjson.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) + b"\n\n"
+
+
+def usage(n_output_tok: int, n_prompt_tok: int = 4) -> bytes:
+    block = {"prompt_tokens": n_prompt_tok, "completion_tokens": n_output_tok}
+    return b"data: " + orjson.dumps({"choices": [], "usage": block}) + b"\n\n"
+
+
+def chunk(data: bytes) -> bytes:
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def wire(*events: tuple[int, bytes], head: bytes = HEAD, end: bytes = b"0\r\n\r\n") -> tuple[Read, ...]:
+    """One read per event at so many ms, each in a chunk of its own; the head comes with the first."""
+    parts = [(at_ms, chunk(data)) for at_ms, data in events] or [(0, b"")]
+    (first_ms, first), *rest = parts
+    parts = [(first_ms, head + first), *rest]
+    parts[-1] = (parts[-1][0], parts[-1][1] + end)
+    return tuple(Read(at_ms * MS, None, data) for at_ms, data in parts)
+
+
+def capture(reads: Sequence[Read], failure: str | None = None, detail: str | None = None) -> Capture:
+    """Due at 0, sent at 2 ms."""
+    closed_ns = reads[-1].at_ns if reads else None
+    return Capture(0, 0, 1 * MS, -5 * MS, 2 * MS, closed_ns, reads, failure, detail)
+
+
+def recorded(asked: Request, *events: tuple[int, bytes], failure: str | None = None) -> Record:
+    return record_of(asked, capture(wire(*events), failure), decode_completion)
+
+
+def ok(index: int, first_s: float, gaps_s: Sequence[float], n: Sequence[int] | None = None) -> Record:
+    """A success sent 1 ms after it was due at 0; `n` tokens in each event, one unless told."""
+    ns = [round(first_s * 1e9)]
+    for gap_s in gaps_s:
+        ns.append(ns[-1] + round(gap_s * 1e9))
+    n = [1] * len(ns) if n is None else list(n)
+    record = recorded(request(1), (10, event(1, finish="length")), (10, usage(1)), (10, DONE))
+    return replace(
+        record,
+        index=index,
+        sent_ns=MS,
+        headers_ns=ns[0],
+        closed_ns=ns[-1],
+        answer_ns=ns[0],
+        token_ns=ns,
+        token_n=n,
+        read_lag_ns=[0] * len(ns),
+        planned_output_tok=sum(n),
+        output_tok=sum(n),
+    )
+
+
+def failed(index: int, outcome: str = "timeout", planned_output_tok: int = 4) -> Record:
+    record = recorded(request(planned_output_tok), failure=outcome)
+    return replace(record, index=index, outcome=outcome, http_status=None)

@@ -1,0 +1,207 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as sps
+
+from loadgen.stats import (
+    Absent,
+    Estimate,
+    early_stopping_bound,
+    early_stopping_discards,
+    early_stopping_floor,
+    mean,
+    measured,
+    order_statistic_coverage,
+    order_statistic_ranks,
+    percentile,
+    pooled_mean,
+    pooled_percentiles,
+)
+
+FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(("p", "floor"), FLOORS.items())
+def test_the_early_stopping_floors_are_mlperfs(p, floor):
+    assert early_stopping_floor(p) == floor
+    assert early_stopping_discards(floor - 1, p) == 0
+
+
+@pytest.mark.parametrize(("n", "p", "t"), [(1000, 0.99, 2), (1000, 0.95, 34), (1000, 0.9, 78), (10_000, 0.99, 77)])
+def test_early_stopping_takes_the_sample_that_mlperf_takes(n, p, t):
+    assert early_stopping_discards(n, p) == t
+    bound = early_stopping_bound(np.arange(n, dtype=float), p, "s")
+    assert isinstance(bound, Estimate)
+    assert bound.point == n - t
+
+
+@pytest.mark.parametrize("t", [1, 2, 5])
+@pytest.mark.parametrize("p", [0.5, 0.9, 0.99])
+def test_the_discards_agree_with_the_incomplete_beta_function(p, t):
+    """find_min(t) by search, from its definition."""
+    h = next(h for h in range(1, 5000) if sps.beta.cdf(p, h, t + 1) < 0.01)
+    assert early_stopping_discards(h + t, p) == t
+    assert early_stopping_discards(h + t - 1, p) == t - 1
+
+
+RANKS = {100: (97, None), 200: (195, None), 500: (490, 500), 1000: (983, 997), 3000: (2959, 2981), 10_000: (9880, 9920)}
+
+
+@pytest.mark.parametrize(("n", "ranks"), RANKS.items())
+def test_the_ranks_about_a_p99_are_those_of_the_binomial(n, ranks):
+    assert order_statistic_ranks(n, 0.99) == ranks
+
+
+def test_the_coverage_of_a_p99_of_1000_is_the_binomials():
+    by_hand = math.fsum(math.comb(1000, k) * 0.99**k * 0.01 ** (1000 - k) for k in range(983, 997))
+    assert order_statistic_coverage(1000, 0.99, 983, 997) == pytest.approx(by_hand)
+    assert by_hand == pytest.approx(0.976, abs=5e-4)
+
+
+@given(st.integers(11, 3000), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_an_interval_covers_at_least_what_it_says_and_one_rank_less_does_not(n, p):
+    low, high = order_statistic_ranks(n, p)
+    tail = 0.025
+    if low is not None:
+        assert sps.binom.cdf(low - 1, n, p) <= tail < sps.binom.cdf(low, n, p)
+    if high is not None:
+        assert sps.binom.sf(high - 1, n, p) <= tail < sps.binom.sf(high - 2, n, p)
+    if low is not None and high is not None:
+        assert order_statistic_coverage(n, p, low, high) >= 0.95
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0, 1e6), min_size=64, max_size=200))
+def test_the_point_is_numpys_linear_quantile_and_lies_in_its_interval(values):
+    for p in (0.5, 0.9):
+        figure = percentile(np.array(values), p, "s")
+        assert isinstance(figure, Estimate)
+        assert figure.point == pytest.approx(np.quantile(values, p), rel=1e-9, abs=1e-12)
+        assert figure.low is not None
+        assert figure.low <= figure.point <= (math.inf if figure.high is None else figure.high)
+
+
+@pytest.mark.parametrize(("p", "floor"), [(0.5, 11), (0.9, 64), (0.95, 130), (0.99, 662)])
+def test_below_its_floor_a_percentile_is_absent_and_says_how_many_it_needs(p, floor):
+    short = percentile(np.ones(floor - 1), p, "s")
+    assert isinstance(short, Absent)
+    assert str(floor) in short.reason
+    assert isinstance(percentile(np.ones(floor), p, "s"), Estimate)
+
+
+def test_a_p99_is_absent_when_more_than_one_percent_failed():
+    values = np.arange(1000.0)
+    values[:11] = np.inf
+    figure = percentile(values, 0.99, "s")
+    assert isinstance(figure, Absent)
+    assert "11 of 1,000 failed" in figure.reason
+    assert isinstance(percentile(values, 0.9, "s"), Estimate)
+
+
+def test_ten_failures_of_1001_leave_a_p99_whose_upper_bound_is_among_them():
+    values = np.arange(1001.0)
+    values[-10:] = np.inf
+    figure = percentile(values, 0.99, "s")
+    assert isinstance(figure, Estimate)
+    assert (figure.point, figure.high) == (990.0, None)
+    assert "failed" in (figure.note or "")
+
+
+@given(st.integers(1, 200))
+def test_failures_never_improve_a_percentile(n_failed):
+    values = np.random.default_rng(n_failed).exponential(1.0, 1000)
+    spoilt = values.copy()
+    spoilt[:n_failed] = np.inf
+    for p in (0.5, 0.9, 0.99):
+        before, after = percentile(values, p, "s"), percentile(spoilt, p, "s")
+        assert isinstance(before, Estimate)
+        assert isinstance(after, Absent) or after.point >= before.point
+
+
+def test_a_mean_is_absent_when_any_failed():
+    assert isinstance(mean(np.array([1.0, np.inf, 2.0]), "s", rng()), Absent)
+
+
+def test_what_is_undefined_is_left_out_and_not_counted():
+    figure = mean(np.array([1.0, np.nan, 3.0]), "s", rng())
+    assert isinstance(figure, Estimate)
+    assert (figure.point, figure.n) == (2.0, 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=12, max_size=60))
+def test_a_weighted_quantile_is_that_of_the_values_repeated(samples):
+    values, weights = (np.array(column, dtype=float) for column in zip(*samples, strict=True))
+    groups = np.arange(len(values))
+    found = pooled_percentiles(values, weights, groups, [0.5], "s", rng())[0.5]
+    assert isinstance(found, Estimate)
+    assert found.point == pytest.approx(np.quantile(np.repeat(values, weights.astype(int)), 0.5))
+    assert found.n == int(weights.sum())
+
+
+def test_tokens_that_share_a_request_widen_the_interval():
+    values = np.repeat(np.random.default_rng(1).exponential(1.0, 100), 50)
+    alone = pooled_percentiles(values, np.ones(5000), np.arange(5000), [0.5], "s", rng())[0.5]
+    shared = pooled_percentiles(values, np.ones(5000), np.repeat(np.arange(100), 50), [0.5], "s", rng())[0.5]
+    assert isinstance(alone, Estimate)
+    assert isinstance(shared, Estimate)
+    assert shared.high - shared.low > 3 * (alone.high - alone.low)
+
+
+def test_a_pooled_mean_weighs_every_token_alike():
+    figure = pooled_mean(np.array([1.0, 4.0]), np.array([3.0, 1.0]), np.array([0, 1]), "s", rng())
+    assert isinstance(figure, Estimate)
+    assert (figure.point, figure.n) == (1.75, 4)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    values = np.random.default_rng(2).exponential(1.0, 300)
+    assert mean(values, "s", rng()) == mean(values, "s", rng())
+
+
+def test_json_has_every_key_and_never_a_naked_number():
+    assert Estimate(1.0, None, 2.0, 0.95, 3, "s", "why").to_json() == {
+        "point": 1.0, "low": None, "high": 2.0, "level": 0.95, "n": 3, "unit": "s", "note": "why",
+    }  # fmt: skip
+    assert Absent("no").to_json() == {"point": None, "absent": "no"}
+    assert measured(math.nan, "s", "never") == measured(None, "s", "never") == Absent("never")
+
+
+def _covered(n_runs: int) -> dict[str, float]:
+    """How often the intervals of log-normal samples hold the truth."""
+    random = np.random.default_rng(7)
+    normal = sps.norm()
+    truth = {p: math.exp(0.5 * normal.ppf(p)) for p in (0.5, 0.99)}
+    hits = dict.fromkeys(("p50", "p99", "bound", "mean", "pooled"), 0)
+    for _ in range(n_runs):
+        values = np.exp(0.5 * random.standard_normal(1000))
+        p50, p99 = (percentile(values, p, "s") for p in (0.5, 0.99))
+        hits["p50"] += p50.low <= truth[0.5] <= p50.high
+        hits["p99"] += p99.low <= truth[0.99] <= p99.high
+        hits["bound"] += truth[0.99] <= early_stopping_bound(values, 0.99, "s").point
+        few = mean(values[:300], "s", random)
+        hits["mean"] += few.low <= math.exp(0.125) <= few.high
+        levels = np.repeat(np.exp(0.3 * random.standard_normal(100)), 8)
+        tokens = levels * np.exp(0.4 * random.standard_normal(800))
+        pooled = pooled_percentiles(tokens, np.ones(800), np.repeat(np.arange(100), 8), [0.5], "s", random)[0.5]
+        hits["pooled"] += pooled.low <= 1.0 <= pooled.high
+    return {name: hit / n_runs for name, hit in hits.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_intervals_cover_what_they_promise_over_2000_runs():
+    covered = _covered(2000)
+    for name, p in (("p50", 0.5), ("p99", 0.99)):
+        low, high = order_statistic_ranks(1000, p)
+        assert covered[name] == pytest.approx(order_statistic_coverage(1000, p, low, high), abs=0.01)
+    assert covered["bound"] >= 0.985
+    assert 0.93 <= covered["mean"] <= 0.97
+    assert 0.93 <= covered["pooled"] <= 0.97

@@ -1,0 +1,152 @@
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pandas as pd
+import pytest
+
+from loadgen.metrics import METRICS
+from loadgen.summary import Context, summarize
+from loadgen.tables import RECORDS, record_table
+from servers.engine import Identity
+from tests.loadgen.making import failed, ok
+
+SECTIONS = {"schema", "verdict", "counts", "metrics", "bounds", "throughput", "window", "concurrency", "burst"}
+SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation"}
+
+
+def run_of(n_ok, n_failed=0):
+    random = np.random.default_rng(3)
+    good = [ok(i, 0.2 + 0.005 * i, random.gamma(4, 0.005, 7)) for i in range(n_ok)]
+    return record_table([*good, *(failed(n_ok + i, planned_output_tok=8) for i in range(n_failed))])
+
+
+def figures(node, path=""):
+    if isinstance(node, dict):
+        if "point" in node:
+            yield path, node
+        else:
+            for key, value in node.items():
+                yield from figures(value, f"{path}.{key}")
+
+
+def telemetry(*rows):
+    names = ["at_ns", "source", "name", "value"]
+    return pd.DataFrame([dict(zip(names, row, strict=True), note=None) for row in rows])
+
+
+RUNS = {
+    "all well": run_of(700),
+    "some failed": run_of(100, 5),
+    "none succeeded": run_of(0, 12),
+    "a single request": run_of(1),
+    "no request": RECORDS.empty_table(),
+}
+
+
+@pytest.mark.parametrize("records", RUNS.values(), ids=RUNS)
+def test_every_figure_is_an_estimate_with_a_unit_or_absent_with_a_reason(records):
+    summary = summarize(records)
+    assert set(summary) == SECTIONS
+    for path, figure in figures(summary):
+        if figure["point"] is None:
+            assert set(figure) == {"point", "absent"}, path
+            assert figure["absent"], path
+        else:
+            assert {"low", "high", "level", "n", "unit"} <= set(figure), path
+            assert np.isfinite(figure["point"]), path
+            assert figure["unit"], path
+    assert b"NaN" not in orjson.dumps(summary)
+
+
+@pytest.mark.parametrize("records", RUNS.values(), ids=RUNS)
+def test_outcomes_add_up_to_what_was_planned(records):
+    counts = summarize(records)["counts"]
+    assert counts["planned"] == len(records) == sum(n for name, n in counts.items() if name != "planned")
+
+
+def test_metrics_have_all_their_percentiles_and_definitions():
+    metrics = summarize(RUNS["all well"])["metrics"]
+    assert set(metrics) <= set(METRICS)
+    assert {"ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl", "ntpot"} <= set(metrics)
+    assert all(set(row) == {"p50", "p90", "p95", "p99", "mean"} for row in metrics.values())
+    ttft = metrics["ttft"]
+    assert ttft["p50"]["point"] == pytest.approx(0.2 + 0.005 * 349.5)
+    assert ttft["p50"]["low"] < ttft["p50"]["point"] < ttft["p50"]["high"]
+
+
+def test_failures_take_the_p99_and_every_mean():
+    metrics = summarize(record_table([*(ok(i, 0.2, [0.01] * 3) for i in range(700)), *(failed(700 + i) for i in range(8))]))["metrics"]
+    for name in ("ttft", "tpot", "e2e"):
+        assert metrics[name]["p99"]["point"] is None
+        assert metrics[name]["mean"]["point"] is None
+        assert metrics[name]["p50"]["point"] is not None
+
+
+def test_a_run_without_success_is_insufficient_and_still_complete():
+    summary = summarize(RUNS["none succeeded"])
+    assert summary["verdict"]["state"] == "INSUFFICIENT"
+    assert summary["counts"] == {"planned": 12, "ok": 0, "timeout": 12}
+    assert summary["throughput"]["output_tok_per_s"] == {"point": None, "absent": "no request succeeded"}
+
+
+def test_a_run_that_was_cut_off_says_so():
+    verdict = summarize(RUNS["some failed"], Context(status="interrupted"))["verdict"]
+    assert verdict["state"] == "INSUFFICIENT"
+    assert verdict["reasons"][0]["code"] == "cut-off"
+
+
+def test_the_same_records_give_the_same_bytes():
+    assert orjson.dumps(summarize(RUNS["some failed"])) == orjson.dumps(summarize(RUNS["some failed"]))
+
+
+def test_client_and_server_must_count_the_same_tokens():
+    counted = telemetry(
+        (-5, "engine", "generation_tokens", 1000.0),
+        (1_000_000_000, "engine", "generation_tokens", 1500.0),
+        (9_000_000_000, "engine", "generation_tokens", 1800.0),
+    )
+    summary = summarize(run_of(100), Context(telemetry=counted))
+    assert summary["conservation"]["output_client_tok"]["point"] == 800
+    assert summary["conservation"]["output_residual"]["point"] == 0
+    more = counted.assign(value=[1000.0, 1500.0, 1900.0])
+    summary = summarize(run_of(100), Context(telemetry=more))
+    assert summary["conservation"]["output_residual"]["point"] == pytest.approx(1 / 9)
+    assert "conservation" in {warning["code"] for warning in summary["verdict"]["warnings"]}
+
+
+def test_memory_peaks_come_from_the_time_of_the_load_and_each_kind_stays_apart():
+    seen = telemetry(
+        (-9_000_000_000, "server", "rss_bytes", 9e9),
+        (100_000_000, "server", "rss_bytes", 2e9),
+        (200_000_000, "server", "rss_bytes", 3e9),
+        (100_000_000, "gpu0", "memory_used_bytes", 5e9),
+        (100_000_000, "gpu1", "memory_used_bytes", 6e9),
+        (100_000_000, "engine", "kv_used_fraction", 0.25),
+    )
+    who = Identity("vllm", weight_bytes=7, kv_tok=640)
+    memory = summarize(run_of(100), Context(telemetry=seen, identity=who))["memory"]
+    points = {name: memory[name]["point"] for name in memory}
+    assert points["server_peak_bytes"] == 3e9
+    assert points["device_peak_bytes"] == 11e9
+    assert points["kv_peak_fraction"] == 0.25
+    assert (points["weights_bytes"], points["kv_capacity_tok"], points["kv_capacity_bytes"]) == (7, 640, None)
+
+
+def test_a_missing_source_is_absent_in_its_own_words():
+    row = {"at_ns": 0, "source": "engine", "name": "*", "value": np.nan, "note": "the engine has no metrics"}
+    memory = summarize(run_of(100), Context(telemetry=pd.DataFrame([row])))["memory"]
+    assert memory["kv_peak_fraction"]["absent"] == "the engine has no metrics"
+
+
+def test_prompts_counted_otherwise_than_planned_are_reported():
+    table = record_table([replace(ok(i, 0.2, [0.01]), prompt_tok=5) for i in range(20)])
+    summary = summarize(table)
+    assert summary["lengths"]["prompt_mismatches"]["point"] == 20
+    assert "prompt-length" in {warning["code"] for warning in summary["verdict"]["warnings"]}
+
+
+def test_tokens_spread_over_chunks_are_never_passed_off_as_measured():
+    summary = summarize(record_table([replace(ok(i, 0.2, [0.01]), split="spread") for i in range(20)]))
+    assert summary["lengths"]["splits"] == {"spread": 20}
+    assert "chunks" in {warning["code"] for warning in summary["verdict"]["warnings"]}
