@@ -138,10 +138,8 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        table = self._read("plan.parquet")
-        if table is None:
-            raise WorkloadError(f"{self.path} has no plan.parquet: the run ended before its plan was written")
-        return tables.plan_of(table)
+        self._need_plan()
+        return tables.plan_of(self._read("plan.parquet"))
 
     @cached_property
     def record_table(self) -> pa.Table:
@@ -192,12 +190,17 @@ class Run:
 
     def decoded(self) -> pa.Table:
         """The records decoded from the captures once more, as after a parser's repair."""
+        self._need_plan()
         engine = str(self.manifest.get("engine"))
         if engine not in ENGINES:
             raise WorkloadError(
                 f"{self.path} was made with engine {engine!r}; known are {', '.join(ENGINES)}"
             )
         return decode_run(self.path, ENGINES[engine].decode)
+
+    def _need_plan(self) -> None:
+        if not (self.path / "plan.parquet").exists():
+            raise WorkloadError(f"{self.path} has no plan.parquet: the run ended before its plan was written")
 
     def _read(self, name: str) -> pa.Table | None:
         path = self.path / name

@@ -37,7 +37,9 @@ def event(
 
 
 def chat(**delta: Any) -> bytes:
-    return b"data: " + orjson.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) + b"\n\n"
+    return (
+        b"data: " + orjson.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) + b"\n\n"
+    )
 
 
 def usage(n_output_tok: int, n_prompt_tok: int = 4) -> bytes:

@@ -16,7 +16,9 @@ def columns(*records):
 
 def stamped(ns_ms, lag_ms):
     record = ok(0, 0.1, [0.01] * (len(ns_ms) - 1))
-    return replace(record, token_ns=[t * MS for t in ns_ms], read_lag_ns=[-1 if x is None else x * MS for x in lag_ms])
+    return replace(
+        record, token_ns=[t * MS for t in ns_ms], read_lag_ns=[-1 if x is None else x * MS for x in lag_ms]
+    )
 
 
 def test_an_event_alone_in_its_read_has_the_kernels_own_time():
@@ -30,7 +32,9 @@ def test_events_that_share_a_read_may_have_come_any_time_since_the_read_before()
 
 
 def test_no_event_waited_longer_than_the_longest_pass():
-    assert read_error_s(columns(stamped([100, 140, 140], [0, 0, 0])), 0.004) == pytest.approx([0, 0.004, 0.004])
+    assert read_error_s(columns(stamped([100, 140, 140], [0, 0, 0])), 0.004) == pytest.approx(
+        [0, 0.004, 0.004]
+    )
 
 
 def test_without_kernel_stamps_the_longest_pass_bounds_every_event():

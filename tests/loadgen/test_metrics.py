@@ -99,7 +99,10 @@ def test_a_failed_request_counts_its_planned_tokens_as_infinite_gaps():
 
 
 def test_half_of_all_tokens_lost_leaves_no_median_itl():
-    c = columns(*(ok(i, 0.1, [0.01] * 15) for i in range(20)), *(failed(i, planned_output_tok=16) for i in range(20, 40)))
+    c = columns(
+        *(ok(i, 0.1, [0.01] * 15) for i in range(20)),
+        *(failed(i, planned_output_tok=16) for i in range(20, 40)),
+    )
     samples = itl(c)
     found = pooled_percentiles(
         samples.value, samples.weight, samples.owner, [0.5], "s", np.random.default_rng(0)

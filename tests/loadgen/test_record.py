@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -35,14 +36,29 @@ OUTCOMES = {
         None,
         "clamped",
     ),
-    "a prompt that was cut": (request(3), [*THREE, (30, usage(3, n_prompt_tok=3)), (30, DONE)], None, "clamped"),
-    "a prompt with a token added": (request(3), [*THREE, (30, usage(3, n_prompt_tok=5)), (30, DONE)], None, "ok"),
+    "a prompt that was cut": (
+        request(3),
+        [*THREE, (30, usage(3, n_prompt_tok=3)), (30, DONE)],
+        None,
+        "clamped",
+    ),
+    "a prompt with a token added": (
+        request(3),
+        [*THREE, (30, usage(3, n_prompt_tok=5)), (30, DONE)],
+        None,
+        "ok",
+    ),
     "more tokens than asked": (request(2), [*THREE, (30, usage(3)), (30, DONE)], None, "long"),
     "nothing but the end": (request(3), [(10, DONE)], None, "empty"),
     "usage and no token": (request(3), [(10, usage(0)), (10, DONE)], None, "empty"),
     "no end of the stream": (request(3), [(10, event()), (20, event())], None, "truncated"),
     "a body of nothing": (request(3), [], None, "empty"),
-    "the server gave up": (request(3), [(10, event()), (20, event(finish="abort")), (20, DONE)], None, "aborted"),
+    "the server gave up": (
+        request(3),
+        [(10, event()), (20, event(finish="abort")), (20, DONE)],
+        None,
+        "aborted",
+    ),
     "an error after 200": (
         request(3),
         [(10, event()), (20, b'data: {"error": {"message": "out of memory"}}\n\n'), (20, DONE)],
@@ -145,13 +161,23 @@ def test_times_ascend_even_where_two_clocks_cross():
 
 def test_only_events_with_tokens_of_an_engine_that_counts_events_itself_are_kept():
     reply = Reply(
-        [Event(1, Kind.ROLE, None), Event(2, Kind.ANSWER, 1), Event(3, Kind.ANSWER, 2), Event(4, Kind.FINISH, None)],
+        [
+            Event(1, Kind.ROLE, None),
+            Event(2, Kind.ANSWER, 1),
+            Event(3, Kind.ANSWER, 2),
+            Event(4, Kind.FINISH, None),
+        ],
         finish_reason="length",
         terminated=True,
     )
     reads = (Read(5, None, HEAD + chunk(b"abcd") + b"0\r\n\r\n"),)
     record = record_of(request(3), capture(reads), lambda _: reply)
-    assert (record.outcome, record.output_tok, record.output_source, record.n_events) == ("ok", 3, "events", 4)
+    assert (record.outcome, record.output_tok, record.output_source, record.n_events) == (
+        "ok",
+        3,
+        "events",
+        4,
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -160,9 +186,7 @@ def test_no_split_of_the_stream_changes_what_is_counted(data):
     whole = b"".join(read.data for read in wire(*THREE, (30, usage(3)), (30, DONE)))
     cuts = sorted(data.draw(st.lists(st.integers(1, len(whole) - 1), max_size=8, unique=True)))
     edges = [0, *cuts, len(whole)]
-    reads = tuple(
-        Read(k * MS, None, whole[a:b]) for k, (a, b) in enumerate(zip(edges, edges[1:], strict=False), 1)
-    )
+    reads = tuple(Read(k * MS, None, whole[a:b]) for k, (a, b) in enumerate(pairwise(edges), 1))
     record = record_of(request(3), capture(reads), decode_completion)
     assert (record.outcome, record.token_n, record.output_tok) == ("ok", [1, 1, 1], 3)
     body_edges = [whole.index(piece) + len(piece) for piece in (event(finish="length"),)]

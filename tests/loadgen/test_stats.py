@@ -34,7 +34,9 @@ def test_the_early_stopping_floors_are_mlperfs(p, floor):
     assert early_stopping_discards(floor - 1, p) == 0
 
 
-@pytest.mark.parametrize(("n", "p", "t"), [(1000, 0.99, 2), (1000, 0.95, 34), (1000, 0.9, 78), (10_000, 0.99, 77)])
+@pytest.mark.parametrize(
+    ("n", "p", "t"), [(1000, 0.99, 2), (1000, 0.95, 34), (1000, 0.9, 78), (10_000, 0.99, 77)]
+)
 def test_early_stopping_takes_the_sample_that_mlperf_takes(n, p, t):
     assert early_stopping_discards(n, p) == t
     bound = early_stopping_bound(np.arange(n, dtype=float), p, "s")
@@ -51,7 +53,14 @@ def test_the_discards_agree_with_the_incomplete_beta_function(p, t):
     assert early_stopping_discards(h + t - 1, p) == t - 1
 
 
-RANKS = {100: (97, None), 200: (195, None), 500: (490, 500), 1000: (983, 997), 3000: (2959, 2981), 10_000: (9880, 9920)}
+RANKS = {
+    100: (97, None),
+    200: (195, None),
+    500: (490, 500),
+    1000: (983, 997),
+    3000: (2959, 2981),
+    10_000: (9880, 9920),
+}
 
 
 @pytest.mark.parametrize(("n", "ranks"), RANKS.items())
@@ -190,7 +199,9 @@ def _covered(n_runs: int) -> dict[str, float]:
         hits["mean"] += few.low <= math.exp(0.125) <= few.high
         levels = np.repeat(np.exp(0.3 * random.standard_normal(100)), 8)
         tokens = levels * np.exp(0.4 * random.standard_normal(800))
-        pooled = pooled_percentiles(tokens, np.ones(800), np.repeat(np.arange(100), 8), [0.5], "s", random)[0.5]
+        pooled = pooled_percentiles(tokens, np.ones(800), np.repeat(np.arange(100), 8), [0.5], "s", random)[
+            0.5
+        ]
         hits["pooled"] += pooled.low <= 1.0 <= pooled.high
     return {name: hit / n_runs for name, hit in hits.items()}
 

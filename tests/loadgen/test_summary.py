@@ -11,7 +11,17 @@ from loadgen.tables import RECORDS, record_table
 from servers.engine import Identity
 from tests.loadgen.making import failed, ok
 
-SECTIONS = {"schema", "verdict", "counts", "metrics", "bounds", "throughput", "window", "concurrency", "burst"}
+SECTIONS = {
+    "schema",
+    "verdict",
+    "counts",
+    "metrics",
+    "bounds",
+    "throughput",
+    "window",
+    "concurrency",
+    "burst",
+}
 SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation"}
 
 
@@ -68,7 +78,9 @@ def test_outcomes_add_up_to_what_was_planned(records):
 def test_metrics_have_all_their_percentiles_and_definitions():
     metrics = summarize(RUNS["all well"])["metrics"]
     assert set(metrics) <= set(METRICS)
-    assert {"ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl", "ntpot"} <= set(metrics)
+    assert {"ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl", "ntpot"} <= set(
+        metrics
+    )
     assert all(set(row) == {"p50", "p90", "p95", "p99", "mean"} for row in metrics.values())
     ttft = metrics["ttft"]
     assert ttft["p50"]["point"] == pytest.approx(0.2 + 0.005 * 349.5)
@@ -76,7 +88,9 @@ def test_metrics_have_all_their_percentiles_and_definitions():
 
 
 def test_failures_take_the_p99_and_every_mean():
-    metrics = summarize(record_table([*(ok(i, 0.2, [0.01] * 3) for i in range(700)), *(failed(700 + i) for i in range(8))]))["metrics"]
+    metrics = summarize(
+        record_table([*(ok(i, 0.2, [0.01] * 3) for i in range(700)), *(failed(700 + i) for i in range(8))])
+    )["metrics"]
     for name in ("ttft", "tpot", "e2e"):
         assert metrics[name]["p99"]["point"] is None
         assert metrics[name]["mean"]["point"] is None

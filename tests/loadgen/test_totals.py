@@ -34,7 +34,9 @@ def test_throughput_runs_from_the_first_request_sent_to_the_last_token():
 
 def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():
     cut = replace(ok(1, 0.2, [0.1] * 5), outcome="reset", output_tok=None)
-    alone, together = (throughputs(columns(*records), rng()) for records in ([ok(0, 0.1, [0.9])], [ok(0, 0.1, [0.9]), cut]))
+    alone, together = (
+        throughputs(columns(*records), rng()) for records in ([ok(0, 0.1, [0.9])], [ok(0, 0.1, [0.9]), cut])
+    )
     assert together["output_tok_per_s"].point == pytest.approx(alone["output_tok_per_s"].point)
 
 

@@ -21,7 +21,11 @@ def evidence(**changes):
 
 CASES = {
     "all is well": ({}, State.VALID, []),
-    "sent a hair later than 1 % of TTFT": ({"send_lag_s": {"p50": at(0.0101)}}, State.CLIENT_BOUND, ["send-lag"]),
+    "sent a hair later than 1 % of TTFT": (
+        {"send_lag_s": {"p50": at(0.0101)}},
+        State.CLIENT_BOUND,
+        ["send-lag"],
+    ),
     "sent exactly 1 % late": ({"send_lag_s": {"p50": at(0.01)}}, State.VALID, []),
     "sent late, which no gap feels": (
         {"send_lag_s": {"p99": at(0.019)}, "headline": {"itl": {"p99": at(0.01)}}},
@@ -34,11 +38,19 @@ CASES = {
         [],
     ),
     "stamped late": ({"read_error_s": {"p99": at(0.002)}}, State.CLIENT_BOUND, ["read-lag"]),
-    "the truth server objects": ({"instrument_error_s": {"p50": at(0.02)}}, State.CLIENT_BOUND, ["instrument-error"]),
+    "the truth server objects": (
+        {"instrument_error_s": {"p50": at(0.02)}},
+        State.CLIENT_BOUND,
+        ["instrument-error"],
+    ),
     "throttled": ({"throttled_fraction": 0.02}, State.CLIENT_BOUND, ["starved"]),
     "no success": ({"counts": {"planned": 9, "ok": 0, "connect": 9}}, State.INSUFFICIENT, ["no-success"]),
     "ten successes": ({"counts": {"planned": 10, "ok": 10}}, State.INSUFFICIENT, ["too-few"]),
-    "half failed": ({"counts": {"planned": 100, "ok": 50, "reset": 50}}, State.INSUFFICIENT, ["mostly-failed"]),
+    "half failed": (
+        {"counts": {"planned": 100, "ok": 50, "reset": 50}},
+        State.INSUFFICIENT,
+        ["mostly-failed"],
+    ),
     "cut off": ({"status": "interrupted"}, State.INSUFFICIENT, ["cut-off"]),
     "two states at once": (
         {"status": "interrupted", "throttled_fraction": 0.5},

@@ -1,0 +1,45 @@
+from array import array
+from dataclasses import replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from loadgen.capture import Capture
+from loadgen.decode import decode_run
+from loadgen.spool import Spool
+from loadgen.tables import plan_tables, records_of
+from servers.openai import decode_completion
+from tests.loadgen.making import DONE, capture, event, usage, wire
+from workloads.plan import Plan
+from workloads.request import Request
+
+
+def write_run(directory, n, captured):
+    """A plan of n requests of two tokens; captures of those listed, in that order."""
+    requests = tuple(Request(i, array("I", [1, 2, 3, 4]), None, 4, 2) for i in range(n))
+    plan = Plan(requests, array("q", range(n)), 0, "x")
+    pq.write_table(pa.concat_tables(plan_tables(plan)), directory / "plan.parquet")
+    spool = Spool(directory / "captures")
+    reads = wire((10, event()), (20, event(finish="length")), (20, usage(2)), (20, DONE))
+    for index in captured:
+        one: Capture = replace(capture(reads), index=index, due_ns=index)
+        spool.put(lambda one=one: one)
+    spool.close()
+
+
+@pytest.mark.parametrize("n_processes", [1, 2])
+def test_every_planned_request_has_a_record_in_the_plans_order(tmp_path, n_processes):
+    write_run(tmp_path, 7, [5, 0, 3, 1])
+    records = list(records_of(decode_run(tmp_path, decode_completion, n_processes)))
+    assert [record.index for record in records] == list(range(7))
+    assert [record.outcome == "ok" for record in records] == [True, True, False, True, False, True, False]
+    assert {record.outcome for record in records if record.index in (2, 4, 6)} == {"cancelled"}
+    assert [record.due_ns for record in records] == list(range(7))
+    assert records[5].output_tok == 2
+
+
+def test_a_run_without_any_capture_is_all_cancelled(tmp_path):
+    write_run(tmp_path, 3, [])
+    table = decode_run(tmp_path, decode_completion, 1)
+    assert table.column("outcome").to_pylist() == ["cancelled"] * 3

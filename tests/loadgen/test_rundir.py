@@ -1,0 +1,187 @@
+import errno
+import os
+import subprocess
+import sys
+from array import array
+from dataclasses import asdict, replace
+
+import orjson
+import pytest
+
+from loadgen.files import write_json
+from loadgen.job import DriveReport
+from loadgen.rundir import SCHEMA, RunDir, open_run
+from loadgen.spool import Spool
+from loadgen.spread import Spread
+from loadgen.summary import summarize_run
+from loadgen.tables import record_table
+from servers.engine import Identity
+from servers.host.telemetry import Row
+from tests.loadgen.making import DONE, capture, event, ok, usage, wire
+from workloads.plan import Plan
+from workloads.request import Request, WorkloadError
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path, "vllm", "Burst 1000x512", {"version": "0.1", "argv": ["run"]})
+
+
+def plan(n=4):
+    requests = tuple(Request(i, array("I", [1, 2, 3, 4]), None, 4, 2) for i in range(n))
+    return Plan(requests, array("q", [0] * n), 3, "abc")
+
+
+def report():
+    some = Spread(4, 1, 2, 3)
+    return DriveReport(0, 5, 4, 4, 0, {"reset": 1}, some, None, some, 9, 1, 2, 0, 8, 99, 0.5, 1.0, 77, 3, 4)
+
+
+def test_a_runs_name_says_when_what_and_which(run):
+    utc, engine, *workload, digits = run.path.name.split("-")
+    assert (engine, workload) == ("vllm", ["burst", "1000x512"])
+    assert len(utc) == len("20261121T015522Z")
+    assert utc.endswith("Z")
+    assert len(digits) == 8
+    int(digits, 16)
+
+
+def test_a_new_run_is_running_and_knows_both_clocks(run):
+    manifest = open_run(run.path).manifest
+    assert (manifest["schema"], manifest["status"], manifest["version"]) == (SCHEMA, "running", "0.1")
+    assert {"wall_ns", "monotonic_ns", "utc"} == set(manifest["clock"])
+
+
+def test_everything_that_is_saved_comes_back(run):
+    run.save_plan(plan())
+    records = record_table([ok(i, 0.1, [0.02]) for i in range(4)])
+    run.save_records(records)
+    run.save_telemetry([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)
+    run.update(identity=asdict(Identity("vllm", version="9", raw={"a": 1})), drivers=[asdict(report())])
+    run.save_summary({"schema": 1})
+    run.save_report("<html>µ</html>")
+    run.server_log.write_text("ready")
+    run.finish("complete")
+    read = open_run(run.path)
+    assert read.plan == plan()
+    assert read.record_table == records
+    assert read.records["index"].tolist() == [0, 1, 2, 3]
+    assert read.telemetry is not None
+    assert read.telemetry["at_ns"].tolist() == [5]
+    assert (read.status, read.summary, read.server_log, read.steps) == (
+        "complete",
+        {"schema": 1},
+        "ready",
+        None,
+    )
+    assert read.identity == Identity("vllm", version="9", raw={"a": 1})
+    assert read.drive_reports == [report()]
+    assert run.report.read_text(encoding="utf-8") == "<html>µ</html>"
+    assert not list(run.path.glob("*.partial"))
+
+
+def test_a_run_killed_half_way_is_readable_and_what_it_lacks_is_cancelled(run):
+    run.save_plan(plan())
+    spool = Spool(run.captures)
+    reads = wire((10, event()), (20, event(finish="length")), (20, usage(2)), (20, DONE))
+    for index in (2, 0):
+        spool.put(lambda index=index: replace(capture(reads), index=index))
+    spool.close()
+    done = run.captures / "driver-0.zst"
+    done.rename(run.captures / "driver-0.zst.partial")
+    with (run.captures / "driver-0.zst.partial").open("ab") as file:
+        file.write(b"\x28\xb5\x2f\xfd torn")
+    dead = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    run.update(pid=int(dead.stdout))
+    read = open_run(run.path)
+    assert read.status == "interrupted"
+    assert read.records["outcome"].tolist() == ["ok", "cancelled", "ok", "cancelled"]
+    assert read.telemetry is None
+    summary = summarize_run(read)
+    assert summary["counts"] == {"planned": 4, "ok": 2, "cancelled": 2}
+    assert summary["verdict"]["reasons"][0]["code"] == "cut-off"
+
+
+def test_a_run_killed_before_its_plan_says_so(run):
+    with pytest.raises(WorkloadError, match=r"no plan\.parquet: the run ended before"):
+        _ = open_run(run.path).plan
+    with pytest.raises(WorkloadError, match=r"no plan\.parquet: the run ended before"):
+        _ = open_run(run.path).records
+
+
+def test_a_newer_schema_is_refused_by_name(run):
+    run.update(schema=SCHEMA + 1)
+    with pytest.raises(WorkloadError, match=f"has schema {SCHEMA + 1}.*reads up to {SCHEMA}"):
+        open_run(run.path)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"schema": "1"}'])
+def test_a_manifest_that_is_none_is_the_users_to_repair(run, content):
+    (run.path / "manifest.json").write_bytes(content)
+    with pytest.raises(WorkloadError, match=r"manifest\.json"):
+        open_run(run.path)
+
+
+def test_a_folder_that_is_no_run_is_called_so(tmp_path):
+    with pytest.raises(WorkloadError, match="is not a run: it has no manifest"):
+        open_run(tmp_path)
+    with pytest.raises(WorkloadError, match="is not a run: no such folder"):
+        open_run(tmp_path / "nowhere")
+
+
+def test_records_cut_short_are_an_error_that_names_the_file(run):
+    (run.path / "records.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(WorkloadError, match=r"records\.parquet cannot be read"):
+        _ = open_run(run.path).records
+
+
+def test_an_engine_that_is_not_known_here_is_named(run):
+    run.save_plan(plan())
+    run.update(engine="nosuch")
+    with pytest.raises(WorkloadError, match="engine 'nosuch'; known are"):
+        _ = open_run(run.path).records
+
+
+def test_no_secret_reaches_the_manifest(run):
+    run.update(
+        argv=["run", "--api-key", "s3cret-a", "--url=https://me:s3cret-b@host/v1", "--api-key=s3cret-c"],
+        target={"api_key": "s3cret-d", "url": "http://host"},
+        env={"HF_TOKEN": "s3cret-e", "PATH": "/bin"},
+        raw={
+            "headers": "authorization: Bearer s3cret-f",
+            "eos_token": "</s>",
+            "max_tokens": 5,
+            "tokenizer": "t",
+        },
+    )
+    text = (run.path / "manifest.json").read_text()
+    assert "s3cret" not in text
+    manifest = orjson.loads(text)
+    assert manifest["raw"]["eos_token"] == "</s>"
+    assert manifest["raw"]["max_tokens"] == 5
+    assert manifest["raw"]["tokenizer"] == "t"
+    assert manifest["env"]["PATH"] == "/bin"
+    assert manifest["target"]["url"] == "http://host"
+
+
+def test_a_full_disk_is_told_with_path_and_room_and_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_json(path, {"old": 1})
+
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        OSError, match=r"the disk is full: cannot write .*summary\.json, [\d,]+ bytes are free"
+    ):
+        write_json(path, {"new": 2})
+    assert orjson.loads(path.read_bytes()) == {"old": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_another_error_of_the_disk_is_left_as_it_is(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_json(tmp_path / "no" / "such.json", {})
