@@ -14,6 +14,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "show": ("burstline.show", "print the summary of a run"),
     "report": ("burstline.report", "make a run's page again from its files"),
     "bound": ("burstline.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
+    "study": ("burstline.study", "what binds inference across devices, memories and generations"),
     "calibrate": ("burstline.calibrate", "measure this machine for the roofline"),
     "accuracy": ("burstline.accuracy", "hold the roofline model against measured data"),
 }
