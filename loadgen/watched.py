@@ -43,12 +43,16 @@ class Watched:
         return measured(largest, unit, self.why_missing(source, name), len(values))
 
     def grown(self, source: str, name: str, unit: str) -> Figure:
-        """How much a counter grew: its last value less its last one before the load (its first, if none)."""
+        """How much a counter grew over the load; Absent where it was not read both before and after."""
         at_s, values = self.series(source, name)
-        if len(values) < 2:
-            return Absent(self.why_missing(source, name) if not len(values) else f"{name} was seen only once")
-        before = max(int((at_s <= 0).sum()) - 1, 0)
-        return measured(float(values[-1] - values[before]), unit, "", len(values))
+        before, after = values[at_s <= 0], values[at_s >= self.length_s]
+        if not len(values):
+            return Absent(self.why_missing(source, name))
+        if not len(before):
+            return Absent(f"{name} was first read {at_s[0]:.2g} s into the load")
+        if not len(after):
+            return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
+        return measured(float(after[-1] - before[-1]), unit, "", len(values))
 
     def time_fraction(self, source: str, name: str) -> Figure:
         """The share of the watched time that a counter of seconds took."""

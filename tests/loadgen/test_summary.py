@@ -129,6 +129,15 @@ def test_client_and_server_must_count_the_same_tokens():
     assert "conservation" in {warning["code"] for warning in summary["verdict"]["warnings"]}
 
 
+def test_counters_that_were_not_read_after_the_load_prove_nothing():
+    early = telemetry(
+        (-5, "engine", "generation_tokens", 1000.0), (500_000_000, "engine", "generation_tokens", 1400.0)
+    )
+    summary = summarize(run_of(100), Context(telemetry=early))
+    assert "before the load ended" in summary["conservation"]["output_residual"]["absent"]
+    assert not summary["verdict"]["warnings"]
+
+
 def test_memory_peaks_come_from_the_time_of_the_load_and_each_kind_stays_apart():
     seen = telemetry(
         (-9_000_000_000, "server", "rss_bytes", 9e9),
