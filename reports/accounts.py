@@ -116,6 +116,7 @@ def served(view: View) -> list[Block]:
         _length_row("Output", records["planned_output_tok"], records["output_tok"], records["output_source"]),
     ]
     reasons = records["finish_reason"].fillna("not provided").value_counts()
+    titles = ["Tokens", "Asked", "Served", "As asked", "Counted by"]
     finish = [[str(reason), count(n)] for reason, n in sorted(reasons.items())]
     cached = records["cached_tok"].dropna()
     told = "The engine does not say how many prompt tokens came from a cache."
@@ -123,7 +124,7 @@ def served(view: View) -> list[Block]:
         told = f"{int(cached.sum()):,} prompt tokens came from a cache, says the engine."
     return [
         Side((
-            table("Tokens of a request", ["", "Asked", "Served", "As asked", "Counted by"], lengths, text=(0, 4)),
+            table("Tokens of a request", titles, lengths, text=(0, 4)),
             table("Finish reasons", ["Reason", "Requests"], finish),
         )),
         Note(told),

@@ -67,8 +67,8 @@ _STYLE: dict[Any, Any] = {
 class Hover:
     """Where an axis lies in the SVG, for reading values off the figure's own table.
 
-    `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values stand
-    in the first column of the figure's table, or "y", which counts the table's rows.
+    `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values
+    stand in the first column of the figure's table, or "y", which counts the table's rows.
     """
 
     axis: str

@@ -19,31 +19,49 @@ ARROWS = {"lower": "↓", "higher": "↑"}
 
 HEADLINE = ("ttft", "tpot", "itl", "e2e")
 """The latencies of the headline table; the others are folded away."""
-ACRONYMS = {
-    "ttft": "TTFT",
-    "tpot": "TPOT",
-    "itl": "ITL",
-    "e2e": "E2E",
-    "kv": "KV",
-    "rss": "RSS",
-    "pss": "PSS",
-    "cpu": "CPU",
-    "gpu": "GPU",
-    "fifo": "FIFO",
-    "tok": "tokens",
+TITLES = {
+    "first_wave_s": "Time to the first token",
+    "drain_s": "Time to drain",
+    "plateau_tok_per_s": "Plateau (10 % to 90 % of first tokens)",
+    "ttft_slope_s_per_request": "TTFT slope along the queue",
+    "prefill_requests_per_s": "Requests taken in",
+    "prefill_tok_per_s": "Prompt tokens taken in",
+    "fifo": "First come, first served (1 is exactly)",
+    "server_peak_bytes": "Server processes, peak resident",
+    "server_anon_peak_bytes": "… without shared pages",
+    "server_pss_bytes": "… shared pages split (PSS)",
+    "client_peak_bytes": "Client processes, peak resident",
+    "device_peak_bytes": "Device memory, peak",
+    "weights_bytes": "Weights",
+    "kv_capacity_bytes": "KV cache, capacity",
+    "kv_capacity_tok": "KV cache, capacity in tokens",
+    "kv_peak_fraction": "KV cache, peak use",
+    "little_residual": "Residual of Little's law",
+    "send_spread_s": "First to last request sent",
+    "kernel_stamps": "Share of arrivals stamped by the kernel",
+    "max_pass_s": "Longest pass of the read loop",
+    "resent": "Requests sent twice",
+    "others_cpu_fraction": "CPU used by others",
+    "steal_fraction": "CPU stolen by the hypervisor",
+    "cpu_waiting_fraction": "Time some task waited for a CPU",
+    "throttled_fraction": "Time the client was throttled",
 }
+"""What the summary's figures without a definition of their own are called; others are shown by their key."""
+ACRONYMS = {"kv": "KV", "cpu": "CPU", "gpu": "GPU", "ttft": "TTFT", "tok": "tokens"}
 
 Node = Mapping[str, Any]
 
 
 def title_of(key: str) -> str:
-    """The metric's title; a key without a definition is shown in words, the unit at its end left out."""
+    """The metric's title; a key without one is shown in words, the unit at its end left out."""
     if key in METRICS:
         return METRICS[key].title
-    words = key.replace(".", " ").replace("_per_s", "/s").split("_")
+    if key in TITLES:
+        return TITLES[key]
+    words = key.replace(".", " ").replace("_", " ").split()
     if len(words) > 1 and words[-1] in ("s", "bytes", "fraction"):
         words.pop()
-    shown = " ".join(ACRONYMS.get(word, word) for word in " ".join(words).split())
+    shown = " ".join(ACRONYMS.get(word, word) for word in words)
     return shown[:1].upper() + shown[1:]
 
 
@@ -63,54 +81,59 @@ def named(key: str) -> Cell:
 def latency_table(caption: str, metrics: Mapping[str, Node]) -> Table:
     """One row a metric, one column a quantile, each number over its interval."""
     columns = [p for p in (*QUANTILES, "mean") if any(p in row for row in metrics.values())]
-    rows = tuple(Row(tuple(_latency_cells(key, row, columns))) for key, row in metrics.items())
+    notes: list[str] = []
+    rows = tuple(Row(tuple(_latency_cells(key, row, columns, notes))) for key, row in metrics.items())
+    titles = ["Latency", "Unit", *columns, "n"]
     return Table(
-        caption,
-        tuple(Column(title, k > 1) for k, title in enumerate(["Latency", "Unit", *columns, "n"])),
-        rows,
+        caption, tuple(Column(title, k > 1) for k, title in enumerate(titles)), rows, notes=tuple(notes)
     )
 
 
-def _latency_cells(key: str, row: Node, columns: list[str]) -> Iterator[Cell]:
-    present = [row[p] for p in columns if p in row]
-    known = [estimate for estimate in present if estimate["point"] is not None]
+def _latency_cells(key: str, row: Node, columns: list[str], notes: list[str]) -> Iterator[Cell]:
+    known = [row[p] for p in columns if p in row and row[p]["point"] is not None]
     scale = scale_for(known[0]["unit"] if known else "", [estimate["point"] for estimate in known])
     yield named(key)
     yield Cell(scale.unit)
-    reasons = {estimate.get("absent") for estimate in present}
-    if not known and len(reasons) == 1:
-        # One reason for the whole row is said once.
-        yield Cell("–", detail=reasons.pop() or "", tone="reason")
-        yield from [Cell("–")] * len(columns)
-        return
     for p in columns:
-        yield _value(row[p], scale, f"#ev-{key}-{p}" if key in HEADLINE else "") if p in row else Cell("–")
+        yield (
+            _value(row[p], scale, notes, f"#ev-{key}-{p}" if key in HEADLINE else "")
+            if p in row
+            else Cell("–")
+        )
     yield Cell(f"{max((estimate['n'] for estimate in known), default=0):,}")
 
 
-def _value(estimate: Node, scale: Scale, href: str = "") -> Cell:
-    if estimate["point"] is None:
-        return Cell("–", detail=estimate.get("absent", "not provided"), tone="reason")
-    return Cell(point(estimate, scale), detail=interval(estimate, scale), href=href)
+def _value(estimate: Node, scale: Scale, notes: list[str], href: str = "") -> Cell:
+    """The number over its interval; a dash where it is absent, its reason added to `notes` if new."""
+    if estimate["point"] is not None:
+        return Cell(point(estimate, scale), detail=interval(estimate, scale), href=href)
+    reason = estimate.get("absent", "not provided")
+    if reason not in notes:
+        notes.append(reason)
+    return Cell("–", note=notes.index(reason) + 1)
 
 
 def group_table(caption: str, group: Node) -> Table:
     """A group of the summary, one estimate a row; nested groups are flattened with their names in front."""
-    rows = [Row(tuple(_group_cells(key, estimate))) for key, estimate in leaves(group)]
-    return Table(
-        caption, (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False)), tuple(rows)
-    )
+    notes: list[str] = []
+    rows = tuple(Row(tuple(_group_cells(key, estimate, notes))) for key, estimate in leaves(group))
+    columns = (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False))
+    return Table(caption, columns, rows, notes=tuple(notes))
 
 
-def _group_cells(key: str, estimate: Node) -> Iterator[Cell]:
+def _group_cells(key: str, estimate: Node, notes: list[str]) -> Iterator[Cell]:
+    scale = scale_of(key, estimate)
     yield named(key)
-    if estimate["point"] is None:
-        yield Cell("–", detail=estimate.get("absent", "not provided"), tone="reason")
-        yield Cell("")
-        return
-    scale = scale_for(estimate["unit"], [estimate["point"]])
-    yield _value(estimate, scale)
+    yield _value(estimate, scale, notes)
     yield Cell(scale.unit)
+
+
+def scale_of(key: str, estimate: Node) -> Scale:
+    """How the estimate is shown; a fraction of the whole is shown in per cent."""
+    if estimate["point"] is None:
+        return Scale(1.0, "")
+    is_fraction = key.endswith("_fraction") and estimate["unit"] == "1"
+    return scale_for("fraction" if is_fraction else estimate["unit"], [estimate["point"]])
 
 
 def leaves(group: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:

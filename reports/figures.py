@@ -113,9 +113,11 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
         line = height + slope_s / scale.divisor * (ends - centre)
         label = f"{duration(slope_s)} for each place"
         panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
-    for lost in place[~kept]:
-        panel.axvline(lost, color=BAD, linewidth=1, alpha=0.35)
-    panel.set_ylim(0, float(y[kept].max()) * 1.06)
+    top = float(y[kept].max()) * 1.06
+    lost = place[~kept]
+    if len(lost):
+        panel.plot(lost, np.full(len(lost), top), "x", color=BAD, markersize=5, label="failed", clip_on=False)
+    panel.set_ylim(0, top)
     panel.set_xlim(0, len(place) + 1)
     panel.set_title(f"TTFT ({scale.unit})", color=INK, loc="left")
     panel.set_xlabel("place in the queue (order of sending)", loc="right")
@@ -126,10 +128,10 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
         "drain",
         "TTFT against the place in the queue",
         finding,
-        "A straight line means a server that takes requests in at a steady rate: its slope is what each request "
-        "ahead in the queue costs, the inverse of the prefill rate; steps are waves that wait for room in the "
-        "batch or the KV cache, and points far from the line were served out of order. The horizontal axis is "
-        "the order in which requests left the client, not time.",
+        "A straight line means a server that takes requests in at a steady rate: its slope is what each "
+        "request ahead in the queue costs, the inverse of the prefill rate; steps are waves that wait for "
+        "room in the batch or the KV cache, and points far from the line were served out of order. The "
+        "horizontal axis is the order in which requests left the client, not time.",
         drawn(figure, "drain"),
         table(
             f"TTFT at {len(picked)} places in the queue",

@@ -13,8 +13,12 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "fraction": ((1e-2, "%"),),
     "1/s": ((1.0, "/s"),),
     "1": ((1.0, ""),),
+    "s/request": ((1.0, "s/request"), (1e-3, "ms/request"), (1e-6, "µs/request")),
 }
 """Units shown as others: (how many of the stored unit make one of the shown, its name), large to small."""
+
+TINY = 1e-6
+"""Below it digits are counted from the first that is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,9 @@ def number(value: float, half_width: float | None = None) -> str:
     decimals = 2 - math.floor(math.log10(abs(value)))
     if half_width:
         decimals = max(decimals, min(-math.floor(math.log10(half_width)), decimals + 1))
+    if abs(value) < TINY:
+        mantissa, _, exponent = f"{value:.1e}".partition("e")
+        return f"{mantissa} × 10^{int(exponent)}".replace("-", "−")
     rounded = round(value, decimals)
     return f"{rounded:,.{max(decimals, 0)}f}".replace("-", "−")
 
@@ -73,13 +80,14 @@ def point(estimate: Mapping[str, Any], scale: Scale) -> str:
 
 
 def interval(estimate: Mapping[str, Any], scale: Scale) -> str:
-    """The estimate's interval as "[low, high]" in the scale's unit, "" where it has none."""
+    """The interval as "[low, high]" in the scale's unit, ∞ where no bound exists; "" where there is none."""
     low, high = estimate.get("low"), estimate.get("high")
     if low is None and high is None:
         return ""
     half = _half_width(estimate, scale)
-    ends = [number(end / scale.divisor, half) if end is not None else "none" for end in (low, high)]
-    return f"[{ends[0]}, {ends[1]}]"
+    below = "(−∞" if low is None else f"[{number(low / scale.divisor, half)}"
+    above = "∞)" if high is None else f"{number(high / scale.divisor, half)}]"
+    return f"{below}, {above}"
 
 
 def _half_width(estimate: Mapping[str, Any], scale: Scale) -> float | None:

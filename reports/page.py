@@ -18,6 +18,7 @@ from markupsafe import Markup
 from loadgen.rundir import Run
 from reports import accounts, sections
 from reports.blocks import Block
+from reports.numbers import duration
 from reports.view import View, view_of
 from servers.registry import ENGINES
 
@@ -65,13 +66,15 @@ STATES: dict[str, tuple[str, str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """The verdict as the banner shows it; `reasons` are the summary's own {"text", "advice"}."""
+    """The verdict as the banner shows it; `reasons` are the summary's own {"text", "advice"}, `error` what
+    the instrument adds to every number."""
 
     state: str
     tone: str
     mark: str
     sentence: str
     reasons: tuple[Mapping[str, Any], ...]
+    error: str = ""
 
 
 def render(run: Run) -> str:
@@ -139,7 +142,18 @@ def banner(summary: Mapping[str, Any]) -> Banner:
         )
     state = str(verdict["state"])
     tone, mark, sentence = STATES.get(state, ("warn", "!", "See the reasons."))
-    return Banner(state, tone, mark, sentence, tuple(verdict.get("reasons", ())))
+    reasons = (*verdict.get("reasons", ()), *verdict.get("warnings", ()))
+    return Banner(state, tone, mark, sentence, reasons, _instrument_error(summary.get("instrument", {})))
+
+
+def _instrument_error(instrument: Mapping[str, Any]) -> str:
+    """How late the client was, in a sentence; "" where it is not known."""
+    late, error = instrument.get("send_lag_p99_s", {}), instrument.get("read_error_p99_s", {})
+    if late.get("point") is None or error.get("point") is None:
+        return ""
+    known = f"to {duration(error['point'])}" if error["point"] > 0 else "by the kernel's own stamp"
+    left = f"99 % of requests left within {duration(late['point'])} of when they were due"
+    return f"The instrument: {left}, and 99 % of arrivals are known {known}."
 
 
 def json_in_html(value: object) -> str:

@@ -41,8 +41,8 @@ def numbers(view: View) -> list[Block]:
     others = {key: row for key, row in metrics.items() if key not in HEADLINE}
     groups = [
         ("Throughput", "throughput"),
-        ("Memory, each kind apart", "memory"),
         ("Concurrency", "concurrency"),
+        ("Memory, each kind apart", "memory"),
     ]
     blocks: list[Block] = [
         Tiles(tuple(_tiles(view))),
@@ -132,9 +132,10 @@ def when(view: View) -> list[Block]:
     missing = [panel.title for panel in panels if not panel.lines]
     first_s = c.first_s[c.ok]
     marks = [(float(first_s.max()), "last first token")] if len(first_s) > 1 else []
+    most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
     finding = (
-        f"At most {panels[0].lines[0].values.max():,.0f} requests in flight; output peaks at "
-        f"{number(panels[1].lines[0].values.max())} tok/s; the last reply ends {duration(end_s)} after the start."
+        f"At most {count(most)} requests in flight; output peaks at {number(fastest)} tok/s; the last reply "
+        f"ends {duration(end_s)} after the start."
     )
     blocks: list[Block] = [figures.timeline(edges, shown, marks, finding)]
     if missing:
@@ -170,7 +171,7 @@ def is_burst(view: View) -> bool:
 def burst(view: View) -> list[Block]:
     """How the burst drains."""
     group = view.summary.get("burst", {})
-    slope_s = group.get("ttft_slope_s", {}).get("point")
+    slope_s = group.get("ttft_slope_s_per_request", {}).get("point")
     ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
     plot = figures.drain(ttft_s[order], order, slope_s, _drain_finding(ttft_s[np.isfinite(ttft_s)], slope_s))
     if plot is None:
@@ -181,10 +182,14 @@ def burst(view: View) -> list[Block]:
 def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
     if not len(ttft_s):
         return ""
-    ends = f"First tokens come from {duration(float(ttft_s.min()))} to {duration(float(ttft_s.max()))} after the burst"
+    first, last = duration(float(ttft_s.min())), duration(float(ttft_s.max()))
+    said = f"First tokens come from {first} to {last} after the burst."
     if slope_s is None or slope_s <= 0:
-        return f"{ends}."
-    return f"{ends}: each place in the queue costs {duration(slope_s)}, so {number(1 / slope_s)} requests are taken in per second."
+        return said
+    rate = number(1 / slope_s)
+    return (
+        f"{said} Each place in the queue costs {duration(slope_s)}: {rate} requests are taken in per second."
+    )
 
 
 def trust(view: View) -> list[Block]:
@@ -196,4 +201,4 @@ def trust(view: View) -> list[Block]:
     present = [(caption, view.summary[key]) for caption, key in groups if view.summary.get(key)]
     if not present:
         return [Note("The run has no figures on its own instrument.")]
-    return [group_table(caption, group) for caption, group in present]
+    return [Side(tuple(group_table(caption, group) for caption, group in present))]

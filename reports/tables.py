@@ -9,12 +9,12 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell: `text`, a smaller line under it, where it links to, what it sorts by."""
+    """One cell: `text`, the number of the table's note on it, a smaller line under it, where it links to."""
 
     text: str
     detail: str = ""
     href: str = ""
-    sort: float | None = None
+    note: int | None = None
     tone: str = ""
 
 
@@ -36,7 +36,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table with its caption; `sortable` lets a reader with JavaScript sort it by any column."""
+    """A table with its caption; `sortable` lets a reader with JavaScript sort it by any column.
+
+    `notes` stand below the table, numbered from 1: what several cells say, said once.
+    """
 
     kind: ClassVar[str] = "table"
     caption: str
@@ -44,6 +47,7 @@ class Table:
     rows: tuple[Row, ...]
     sortable: bool = False
     id: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def table(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from loadgen.rundir import Run
-from reports.estimates import HEADLINE, QUANTILES, leaves, title_of
+from reports.estimates import HEADLINE, QUANTILES, leaves, scale_of, title_of
 from reports.numbers import interval, point, scale_for
 from reports.page import banner
 
@@ -85,7 +85,7 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[str]:
 def _row(name: str, estimate: Mapping[str, Any]) -> list[str]:
     if estimate["point"] is None:
         return [f"  {title_of(name)}", "–", "", str(estimate.get("absent", "not provided"))]
-    scale = scale_for(estimate["unit"], [estimate["point"]])
+    scale = scale_of(name, estimate)
     return [f"  {title_of(name)}", point(estimate, scale), scale.unit, interval(estimate, scale)]
 
 

@@ -25,7 +25,7 @@
 // Numbers as a cell shows them; what is not a number sorts last.
 const valueOf = (cell) => {
   const text = cell.firstChild ? cell.firstChild.textContent.replaceAll(",", "").replace("−", "-").replace("#", "") : "";
-  const value = parseFloat(text);
+  const value = text === "∞" ? Infinity : parseFloat(text);
   return Number.isNaN(value) ? null : value;
 };
 

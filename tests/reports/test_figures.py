@@ -1,0 +1,79 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats as sps
+
+from reports import ecdf, figures
+from reports.figures import Line, Panel
+
+
+def values_of(plot) -> list[list[str]]:
+    return [[cell.text for cell in row.cells] for row in plot.table.rows]
+
+
+def test_the_ecdf_table_holds_the_order_statistics():
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 101.0))
+    by_share = {row[1]: row[0] for row in values_of(plot)}
+    assert by_share["50.0 %"] == "50.0"
+    assert by_share["99.0 %"] == "99.0"
+    assert "half within 50.0 s" in plot.finding
+
+
+def test_failures_are_the_gap_below_one():
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)])
+    assert values_of(plot)[-1][1] == "90.0 %"
+    assert "10 of 100 failed" in plot.finding
+    assert "10 failed" in plot.drawing.body
+
+
+@pytest.mark.parametrize("values", [[], [np.nan], [np.inf, np.inf]])
+def test_an_ecdf_of_nothing_is_none(values):
+    assert ecdf.ecdf("e", "t", "E2E", np.array(values, dtype=float)) is None
+
+
+@given(st.integers(1, 400), st.data())
+def test_the_band_is_the_exact_binomial_interval(n, data):
+    k = data.draw(st.integers(1, n))
+    (low,), (high,) = ecdf.share_band(np.array([k]), n)
+    assert 0 <= low <= k / n <= high <= 1
+    assert sps.binom.sf(k - 1, n, low) == pytest.approx(0.025, abs=1e-6)
+    if k < n:
+        assert sps.binom.cdf(k, n, high) == pytest.approx(0.025, abs=1e-6)
+
+
+def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
+    ranks = ecdf._tail_ranks(100_000, 99_000)
+    assert (ranks[0], ranks[-1]) == (1, 99_000)
+    assert len(ranks) <= ecdf.MOST_STEPS + 1
+
+
+def test_the_timeline_draws_what_its_table_says():
+    edges = np.array([0.0, 0.5, 1.0])
+    panels = [
+        Panel("Requests", "", (Line("a", np.array([1.0, 2.0])), Line("b", np.array([np.nan, 3.0])))),
+        Panel("Memory", "bytes", (Line("server", np.array([2.0**30, 2.0**31])),)),
+    ]
+    plot = figures.timeline(edges, panels, [(0.5, "here")], "found")
+    assert [column.title for column in plot.table.columns] == [
+        "From (s)", "Requests: a", "Requests: b", "Memory (GiB)",
+    ]  # fmt: skip
+    assert values_of(plot) == [["0", "1.00", "–", "1.00"], ["0.5", "2.00", "3.00", "2.00"]]
+    assert "here" in plot.drawing.body
+
+
+def test_the_drain_draws_the_slope_it_was_given():
+    ttft_s = np.r_[np.arange(1, 51) * 0.02, np.inf]
+    plot = figures.drain(ttft_s, np.arange(51), 0.02, "found")
+    assert "20.0 ms for each place" in plot.drawing.body
+    assert values_of(plot)[-1] == ["51", "#50", "failed"]
+    assert figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
+
+
+def test_two_figures_on_one_page_share_no_id():
+    one, two = (ecdf.ecdf(name, "t", "E2E", np.arange(1.0, 30.0)) for name in ("one", "two"))
+    ids = [set(re.findall(r' id="([^"]+)"', plot.drawing.body)) for plot in (one, two)]
+    assert ids[0]
+    assert not ids[0] & ids[1]

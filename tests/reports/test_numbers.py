@@ -1,0 +1,48 @@
+import pytest
+
+from reports.numbers import Scale, interval, number, point, scale_for
+
+
+@pytest.mark.parametrize(
+    ("value", "half_width", "shown"),
+    [
+        (0.0, None, "0"),
+        (13.6842, None, "13.7"),
+        (13.6842, 0.004, "13.68"),
+        (13.6842, 2.0, "13.7"),
+        (2171.4, None, "2,170"),
+        (2171.4, 0.5, "2,171"),
+        (0.214, None, "0.214"),
+        (999.96, None, "1,000"),
+        (-5.0, None, "−5.00"),
+        (float("inf"), None, "∞"),
+        (1.11e-16, None, "1.1 × 10^−16"),
+    ],
+)
+def test_three_digits_unless_the_interval_allows_a_fourth(value, half_width, shown):
+    assert number(value, half_width) == shown
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "scale"),
+    [
+        ("s", [0.0213, 0.9], Scale(1e-3, "ms")),
+        ("s", [0.2, 28.0], Scale(1.0, "s")),
+        ("s", [2e-5], Scale(1e-6, "µs")),
+        ("s", [], Scale(1.0, "s")),
+        ("s", [0.0], Scale(1.0, "s")),
+        ("s", [float("inf"), 0.5], Scale(1e-3, "ms")),
+        ("bytes", [7e9], Scale(2.0**30, "GiB")),
+        ("fraction", [0.83], Scale(1e-2, "%")),
+        ("furlongs", [3.0], Scale(1.0, "furlongs")),
+    ],
+)
+def test_a_row_takes_the_largest_unit_that_its_greatest_value_fills(unit, values, scale):
+    assert scale_for(unit, values) == scale
+
+
+def test_an_interval_without_an_upper_bound_is_open():
+    estimate = {"point": 26.9, "low": 26.5, "high": None, "unit": "s"}
+    assert interval(estimate, Scale(1.0, "s")) == "[26.5, ∞)"
+    assert interval({"point": 26.9, "low": None, "high": None}, Scale(1.0, "s")) == ""
+    assert point({"point": None, "absent": "why"}, Scale(1.0, "s")) == "–"

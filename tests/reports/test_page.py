@@ -1,0 +1,160 @@
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from loadgen import tables
+from loadgen.rundir import Run, RunDir, open_run
+from loadgen.summary import summarize_run
+from reports.page import STATES, banner, json_in_html, render
+from tests.reports import synthetic
+
+RUNS = ("burst", "lossy", "hopeless", "single")
+
+
+class Page(HTMLParser):
+    """The elements of a page: (tag, attributes), and the text of every <script> by its id."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.scripts: dict[str, str] = {}
+        self._script: str | None = None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        found = {name: value or "" for name, value in attrs}
+        self.elements.append((tag, found))
+        if tag == "script":
+            self._script = found.get("id", "own")
+
+    def handle_data(self, data):
+        if self._script is not None:
+            self.scripts[self._script] = data
+            self._script = None
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: pytest.FixtureRequest) -> Run:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="module")
+def html(run: Run) -> str:
+    return render(run)
+
+
+@pytest.fixture(scope="module")
+def page(html: str) -> Page:
+    return Page(html)
+
+
+def test_the_same_run_gives_the_same_bytes(run, html):
+    assert render(open_run(run.path)) == html
+
+
+def test_every_link_inside_the_page_leads_somewhere(page):
+    ids = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    targets = {a["href"][1:] for a in page.all("a") + page.all("use") if a.get("href", "").startswith("#")}
+    assert targets
+    assert targets <= ids
+
+
+def test_no_id_occurs_twice(page):
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+
+
+def test_nothing_is_loaded_from_anywhere(html, page):
+    assert not [a for _, a in page.elements if "src" in a]
+    assert {a["href"] for a in page.all("link")} == {"data:,"}
+    assert not re.search(r"@import|url\((?!#)", html)
+    outside = set(re.findall(r'(?:xlink:)?href="(?!#|data:)([^"]*)"', html))
+    assert not outside
+
+
+def test_every_figure_says_what_it_shows_and_has_its_numbers(html, page):
+    figures = re.findall(r'<figure class="plot".*?</figure>', html, re.DOTALL)
+    assert len(figures) == len([a for a in page.all("svg") if a.get("role") == "img"])
+    for figure in figures:
+        assert re.search(r"<title[^>]*>[^<]+</title><desc[^>]*>[^<]+</desc>", figure)
+        assert "<table" in figure or 'href="#all-requests"' in figure
+
+
+def test_every_table_has_a_caption_and_scopes(html):
+    for table in re.findall(r"<table.*?</table>", html, re.DOTALL):
+        assert re.search(r"<caption>[^<]+</caption>", table)
+        assert not re.search(r"<th\b(?![^>]*scope=)", table)
+        for row in re.findall(r"<tr[ >].*?</tr>", table.split("<tbody>")[1], re.DOTALL):
+            assert row.count('scope="row"') == 1
+
+
+def test_colours_come_from_the_theme_alone(html):
+    for svg in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        assert not re.search(r"#[0-9a-fA-F]{6}", re.sub(r'href="[^"]*"|url\([^)]*\)', "", svg))
+
+
+def test_the_page_is_small_and_its_script_short(html, page):
+    assert len(html.encode()) < 3_000_000
+    own = page.scripts["own"].strip().splitlines()
+    assert len(own) <= 200
+
+
+def test_the_summary_is_inside_as_it_stands_on_disk(run, page):
+    assert json.loads(page.scripts["summary"]) == run.summary
+
+
+def test_a_failure_shows_its_words_escaped_and_links_to_its_record(lossy):
+    html = render(lossy)
+    assert "queue is full &amp; &lt;busy&gt;" in html
+    assert "9 of 120 requests were not served as asked." in html
+    for kind in ("timeout", "http_503", "reset"):
+        assert re.search(rf'<th scope="row">{kind}</th>.*?<a href="#r\d+">', html)
+
+
+def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
+    assert "No request succeeded: there is no distribution." in render(hopeless)
+    assert "Not provided by the engine, or not watched on this run: Memory, KV cache in use." in render(
+        single
+    )
+
+
+def test_a_run_whose_summary_was_never_written_is_still_a_page(tmp_path):
+    kept = synthetic.finished_run(tmp_path, synthetic.records(n=12))
+    (kept.path / "summary.json").unlink()
+    html = render(open_run(kept.path))
+    assert "NO SUMMARY" in html
+    assert 'id="rows"' in html
+
+
+def test_requests_spread_over_time_get_no_burst_section(tmp_path):
+    rows = [replace(r, due_ns=k * 1_000_000) for k, r in enumerate(synthetic.records(n=12))]
+    assert 'id="drain"' not in render(synthetic.finished_run(tmp_path, rows))
+
+
+@pytest.mark.parametrize("state", list(STATES))
+def test_the_banner_shows_state_reasons_and_advice(state, lossy):
+    reason = {"code": "c", "text": "Something <odd>.", "advice": "Do this."}
+    shown = banner({"verdict": {"state": state, "reasons": [reason]}})
+    assert (shown.state, shown.reasons) == (state, (reason,))
+    assert shown.tone in ("good", "warn", "bad")
+
+
+def test_json_cannot_end_the_script_it_stands_in():
+    text = json_in_html({"a": "</script><script>alert(1)</script>"})
+    assert "<" not in text
+    assert json.loads(text) == {"a": "</script><script>alert(1)</script>"}
+
+
+def test_what_a_server_says_of_itself_cannot_become_markup(tmp_path):
+    facts = {"server": {"identity": {"engine": "x", "version": "<img src=x onerror=alert(1)>"}}}
+    run = RunDir.create(tmp_path, "vllm", "burst", facts)
+    run.save_records(tables.record_table(synthetic.records(n=2)))
+    run.finish("complete")
+    run.save_summary(summarize_run(open_run(run.path)))
+    assert "<img" not in render(open_run(run.path))

@@ -1,0 +1,59 @@
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen import tables
+from loadgen.columns import Columns, columns_of
+from reports import series
+from tests.reports import synthetic
+
+
+@pytest.fixture(scope="module")
+def columns() -> Columns:
+    return columns_of(tables.record_table(synthetic.records(n=60, n_failed=5)))
+
+
+@given(st.floats(1e-3, 1e5))
+def test_bins_are_round_few_and_reach_the_end(end_s):
+    edges = series.bin_edges(end_s)
+    assert len(edges) - 1 <= 200
+    assert edges[-1] >= end_s * (1 - 1e-9)
+    assert f"{edges[1]:.0e}"[0] in "125"
+
+
+def test_tokens_per_second_add_up_to_all_tokens(columns):
+    edges = series.bin_edges(float(np.nanmax(columns.closed_s)))
+    assert (series.tokens_per_s(columns, edges) * np.diff(edges)).sum() == pytest.approx(55 * 64)
+
+
+def test_in_flight_is_the_most_at_once_in_each_bin(columns):
+    edges = series.bin_edges(float(np.nanmax(columns.closed_s)))
+    most = series.in_flight(columns, edges)
+    instants = np.concatenate([columns.sent_s, edges[:-1]])
+    at_once = [((columns.sent_s <= t) & (columns.closed_s > t)).sum() for t in instants]
+    bins = np.searchsorted(edges, instants, "right") - 1
+    expected = [max(n for n, b in zip(at_once, bins, strict=True) if b == k) for k in range(len(most))]
+    assert most.tolist() == expected
+
+
+def test_a_level_is_held_until_the_next_reading_and_no_longer_than_the_last():
+    rows = pd.DataFrame(
+        [
+            (0, "engine", "running", 3.0),
+            (2_100_000_000, "engine", "running", 5.0),
+            (0, "server", "running", 9.0),
+        ],
+        columns=["at_ns", "source", "name", "value"],
+    )
+    found = series.level(rows, "engine", "running", np.arange(6.0))
+    np.testing.assert_array_equal(found, [3.0, 3.0, 5.0, np.nan, np.nan])
+
+
+def test_what_was_never_sent_comes_last_in_the_order_of_sending():
+    rows = synthetic.records(n=3)
+    table = tables.record_table([replace(rows[0], sent_ns=None), rows[1], rows[2]])
+    assert series.sending_order(columns_of(table)).tolist() == [1, 2, 0]
