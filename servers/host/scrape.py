@@ -17,20 +17,25 @@ TIMEOUT_S = 5.0
 def scrape(
     engine: Engine, target: Target, write: Callable[[Iterable[Row]], None], stopped: threading.Event
 ) -> None:
-    """Asks the engine for its gauges until `stopped`. Beside them, `scrape_s`: how long the answer took."""
+    """Asks the engine for its gauges until `stopped`, and once more then: its counters must cover the load.
+
+    Beside them stands `scrape_s`: how long the answer took.
+    """
     if engine.metrics_path is None:
         write([missing("engine", f"{engine.title} has no metrics")])
         return
     get = getter(target, timeout_s=TIMEOUT_S)
     complaints: set[str] = set()
+    is_last = False
     while True:
         began_ns = time.monotonic_ns()
         rows = _gauge_rows(engine, get, engine.metrics_path)
         fresh = [row for row in rows if row.value is not None or row.name + str(row.note) not in complaints]
         complaints |= {row.name + str(row.note) for row in rows if row.value is None}
         write(fresh)
-        if stopped.wait(max(0.0, PERIOD_S - (time.monotonic_ns() - began_ns) / 1e9)):
+        if is_last:
             return
+        is_last = stopped.wait(max(0.0, PERIOD_S - (time.monotonic_ns() - began_ns) / 1e9))
 
 
 def _gauge_rows(engine: Engine, get: Get, path: str) -> list[Row]:
