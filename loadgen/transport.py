@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, MutableSequence
 from typing import Any
 
@@ -73,6 +74,8 @@ class Transport(httpx.AsyncBaseTransport):
             raise httpx.UnsupportedProtocol(f"this transport goes to {self._origin}, not to {request.url}")
         exchange: Exchange = request.extensions.get("exchange") or Exchange()
         exchange.payload = _serialised(request, await request.aread())
+        if not self._barrier:
+            exchange.due_ns = time.monotonic_ns()  # due at once, on a run that began when the clock did
         future = exchange.future = self._running_loop().create_future()
         self.wire.park(exchange)
         try:

@@ -1,0 +1,482 @@
+"""The wire over real sockets: barrier, schedule, reuse, and every way in which an exchange can fail."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from loadgen import http1
+from loadgen.capture import Capture
+from loadgen.exchange import Exchange
+from loadgen.transport import Transport
+from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
+
+MS = 1_000_000
+Shot = tuple[list[Capture], Transport, Scripted]
+
+
+@pytest.fixture(autouse=True)
+def _connections_are_opened_just_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.wire._OPEN_AHEAD_NS", 50 * MS)
+
+
+def shoot(
+    script: Script,
+    due_ms: list[float],
+    *,
+    body: bytes = b"{}",
+    meanwhile: Callable[[Transport, Scripted], Awaitable[None]] | None = None,
+    **options: object,
+) -> Shot:
+    """Fire one request per due time at a scripted server; the captures, in order of the plan."""
+
+    async def fire() -> Shot:
+        async with serving(script) as server:
+            transport = Transport(server.url, barrier=True, **options)  # type: ignore[arg-type]
+            captures = await fire_at(server.url, transport, due_ms, body, meanwhile, server)
+            return captures, transport, server
+
+    return asyncio.run(fire())
+
+
+async def fire_at(
+    url: str,
+    transport: Transport,
+    due_ms: list[float],
+    body: bytes = b"{}",
+    meanwhile: Callable[[Transport, Scripted], Awaitable[None]] | None = None,
+    server: Scripted | None = None,
+) -> list[Capture]:
+    exchanges = [Exchange(i, int(due * MS)) for i, due in enumerate(due_ms)]
+    async with httpx.AsyncClient(transport=transport, trust_env=False) as client:
+        tasks = [
+            asyncio.create_task(
+                client.send(
+                    client.build_request("POST", url, content=body, extensions={"exchange": e}), stream=True
+                )
+            )
+            for e in exchanges
+        ]
+        await transport.opened(len(exchanges))
+        t0_ns = time.monotonic_ns() + 10 * MS
+        transport.release(t0_ns)
+        if meanwhile is not None and server is not None:
+            await meanwhile(transport, server)
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert transport.wire.error is None
+    assert transport.wire.n_done + transport.wire.n_failed == len(exchanges)
+    return [e.capture(t0_ns, transport.wire.offsets) for e in exchanges]
+
+
+def body_of(capture: Capture) -> bytes:
+    parsed = http1.parse(capture.reads)
+    assert parsed is not None
+    assert parsed[0].complete
+    return parsed[0].body
+
+
+STREAMED = b"data: 0\n\ndata: 1\n\ndata: 2\n\n"
+
+
+def test_a_burst_is_held_at_the_barrier_until_the_start() -> None:
+    async def scenario() -> None:
+        async with serving(stream) as server:
+            transport = Transport(server.url, barrier=True)
+            async with httpx.AsyncClient(transport=transport) as client:
+                tasks = [asyncio.create_task(client.post(server.url, content=b"x")) for _ in range(50)]
+                await transport.opened(50)
+                await asyncio.sleep(0.05)
+                assert server.n_connections == 50
+                assert server.first_byte_ns is None
+                t0_ns = time.monotonic_ns() + 20 * MS
+                transport.release(t0_ns)
+                await asyncio.gather(*tasks)
+                assert server.first_byte_ns is not None
+                assert server.first_byte_ns >= t0_ns
+
+    asyncio.run(scenario())
+
+
+def test_every_read_is_stamped_by_us_and_by_the_kernel_in_order() -> None:
+    captures, transport, _ = shoot(stream, [0.0] * 20)
+    for capture in captures:
+        assert capture.failure is None
+        assert body_of(capture) == STREAMED
+        assert capture.sent_ns is not None
+        assert capture.closed_ns == capture.reads[-1].at_ns
+        assert capture.connected_ns is not None
+        assert capture.connected_ns < 0 <= (capture.dispatched_ns or -1) <= capture.sent_ns
+        stamps = [read.at_ns for read in capture.reads]
+        assert stamps == sorted(stamps)
+        for read in capture.reads:
+            assert read.kernel_ns is not None
+            # The kernel had the bytes no later than we did, and not before the run began.
+            assert 0 < read.kernel_ns <= read.at_ns
+    assert transport.wire.n_reads == sum(len(c.reads) for c in captures)
+
+
+def test_no_request_leaves_before_it_is_due_and_each_leaves_in_its_turn() -> None:
+    due_ms = [0.0, 5.0, 5.0, 12.0, 30.0, 31.0, 110.0]
+    captures, _, server = shoot(stream, due_ms)
+    for capture in captures:
+        assert capture.dispatched_ns is not None
+        assert capture.dispatched_ns >= capture.due_ns
+    assert len(server.asked) == len(due_ms)
+
+
+def test_a_request_due_later_uses_a_connection_again() -> None:
+    captures, _, server = shoot(stream, [0.0, 120.0, 230.0])
+    assert server.n_connections == 1
+    assert [a.nth for a in server.asked] == [0, 1, 2]
+    assert captures[0].connected_ns is not None
+    assert [c.connected_ns for c in captures[1:]] == [None, None]
+
+
+def test_a_connection_closed_while_idle_is_replaced_and_nothing_fails() -> None:
+    async def closes_soon(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await stream(writer, asked)
+        await writer.drain()
+        writer.close()
+
+    captures, transport, server = shoot(closes_soon, [0.0, 120.0, 230.0])
+    assert [c.failure for c in captures] == [None] * 3
+    assert server.n_connections == 3
+    assert transport.wire.n_resent == 0
+
+
+def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_more() -> None:
+    async def closes_on_second(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        if asked.nth == 0:
+            await stream(writer, asked)
+        else:
+            writer.close()
+
+    captures, transport, server = shoot(closes_on_second, [0.0, 120.0])
+    assert [c.failure for c in captures] == [None, None]
+    assert transport.wire.n_resent == 1
+    assert len(server.asked) == 3
+
+
+def test_a_closed_loop_never_exceeds_its_concurrency_and_keeps_it_full() -> None:
+    in_flight = most = 0
+
+    async def counted(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.01)
+        in_flight -= 1
+        await stream(writer, asked)
+
+    captures, _, server = shoot(counted, [0.0] * 40, concurrency=8)
+    assert [c.failure for c in captures] == [None] * 40
+    assert most == 8
+    assert server.n_connections == 8
+
+
+# What a server can do to a reply, and what the capture must then say.
+
+
+async def dribbles(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    for byte in STREAM_HEAD + chunk(b"data: 0\n\n") + b"0\r\n\r\n":
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0)
+
+
+async def answers_500(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\noops")
+
+
+async def interim_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    await asyncio.sleep(0.005)
+    await stream(writer, asked)
+
+
+async def until_eof(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n\r\nbody")
+    writer.close()
+
+
+async def with_trailers(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(STREAM_HEAD + chunk(b"data: 10\r\n\r\n"))
+    await asyncio.sleep(0.005)
+    writer.write(b"0\r\nX-Time: 1\r\n")
+    await asyncio.sleep(0.005)
+    writer.write(b"\r\n")
+
+
+async def end_look_alike(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(STREAM_HEAD + b"13\r\ndata: 0\r\n\r\n")  # the start of a chunk that reads like its end
+    await asyncio.sleep(0.01)
+    writer.write(b"12345678\r\n" + b"0\r\n\r\n")
+
+
+async def zero_byte_at_the_end(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\na\0\0")
+
+
+async def tail_after_the_end(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more")
+
+
+async def chunked_tail(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(STREAM_HEAD + chunk(b"data: 0\n\n") + b"0\r\n\r\nHTTP/1.1 200 OK\r\n")
+
+
+WHOLE: list[tuple[Script, int, bytes]] = [
+    (dribbles, 200, b"data: 0\n\n"),
+    (answers_500, 500, b"oops"),
+    (interim_first, 200, STREAMED),
+    (until_eof, 200, b"body"),
+    (with_trailers, 200, b"data: 10\r\n\r\n"),
+    (end_look_alike, 200, b"data: 0\r\n\r\n12345678"),
+    (zero_byte_at_the_end, 200, b"a\0\0"),
+    (tail_after_the_end, 200, b"ok"),
+    (chunked_tail, 200, b"data: 0\n\n"),
+]
+
+
+@pytest.mark.parametrize(("script", "status", "body"), WHOLE, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_whole_reply_is_no_failure_whatever_its_shape(script: Script, status: int, body: bytes) -> None:
+    captures, _, _ = shoot(script, [0.0, 0.0], deadline_s=5)
+    for capture in captures:
+        assert capture.failure is None, capture.detail
+        parsed = http1.parse(capture.reads)
+        assert parsed is not None
+        assert (parsed[0].status, parsed[0].body) == (status, body)
+
+
+@pytest.mark.parametrize("script", [tail_after_the_end, chunked_tail])
+def test_a_connection_with_bytes_behind_the_end_is_not_used_again(script: Script) -> None:
+    _, _, server = shoot(script, [0.0, 120.0], deadline_s=5)
+    assert server.n_connections == 2
+
+
+async def hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    await asyncio.sleep(0.6)
+    writer.close()
+
+
+async def hangs_midway(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(STREAM_HEAD + chunk(b"data: 0\n\n"))
+    await hangs(writer, asked)
+
+
+async def resets(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    reset(writer)
+
+
+async def resets_midway(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(STREAM_HEAD + chunk(b"data: 0\n\n"))
+    await asyncio.sleep(0.02)
+    reset(writer)
+
+
+async def closes(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.close()
+
+
+async def half_closes_midway(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(STREAM_HEAD + chunk(b"data: 0\n\n") + b"9\r\ndata")
+    writer.write_eof()
+    await asyncio.sleep(0.05)
+    writer.close()
+
+
+async def talks_ssh(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+
+BROKEN: list[tuple[Script, str, int]] = [
+    (hangs, "timeout", 0),
+    (hangs_midway, "timeout", 1),
+    (resets, "reset", 0),
+    (resets_midway, "reset", 1),
+    (closes, "truncated", 0),
+    (half_closes_midway, "truncated", 1),
+    (talks_ssh, "truncated", 1),
+]
+
+
+@pytest.mark.parametrize(("script", "failure", "n_reads"), BROKEN, ids=lambda x: getattr(x, "__name__", ""))
+def test_a_broken_exchange_names_its_failure_and_keeps_what_came(
+    script: Script, failure: str, n_reads: int
+) -> None:
+    captures, _, _ = shoot(script, [0.0, 0.0], deadline_s=0.2)
+    for capture in captures:
+        assert capture.failure == failure
+        assert capture.detail
+        assert len(capture.reads) >= n_reads
+        assert capture.closed_ns is not None
+
+
+def test_a_refused_connection_is_a_failure_with_address_and_cause() -> None:
+    async def scenario() -> list[Capture]:
+        async with serving(stream) as server:
+            url = server.url
+        return await fire_at(url, Transport(url, barrier=True), [0.0, 0.0, 1.0])
+
+    for capture in asyncio.run(scenario()):
+        assert capture.failure == "connect"
+        assert "127.0.0.1" in (capture.detail or "")
+        assert "refused" in (capture.detail or "")
+        assert capture.sent_ns is None
+
+
+def test_one_straggler_times_out_and_the_others_are_whole() -> None:
+    async def one_hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await (hangs if len(server_calls) == 7 else stream)(writer, asked)
+
+    server_calls: list[int] = []
+
+    async def counting(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        server_calls.append(1)
+        await one_hangs(writer, asked)
+
+    captures, _, _ = shoot(counting, [0.0] * 30, deadline_s=0.3)
+    assert sorted(c.failure or "ok" for c in captures) == ["ok"] * 29 + ["timeout"]
+
+
+def test_the_deadline_counts_from_due_not_from_the_start() -> None:
+    captures, _, _ = shoot(hangs, [0.0, 150.0], deadline_s=0.2)
+    for capture in captures:
+        assert capture.failure == "timeout"
+        assert capture.closed_ns is not None
+        assert capture.closed_ns - capture.due_ns >= 200 * MS
+
+
+def test_a_large_body_goes_out_in_parts_and_arrives_whole() -> None:
+    body = bytes(range(256)) * 12_000
+    captures, _, server = shoot(stream, [0.0, 0.0], body=body)
+    assert [c.failure for c in captures] == [None, None]
+    assert all(a.body == body for a in server.asked)
+    assert all(c.sent_ns is not None for c in captures)
+
+
+def test_stop_cancels_what_is_in_flight_and_sends_nothing_more() -> None:
+    async def stop(transport: Transport, server: Scripted) -> None:
+        while len(server.asked) < 2:
+            await asyncio.sleep(0.01)
+        transport.stop()
+
+    captures, _, server = shoot(hangs, [0.0, 0.0, 5000.0, 60_000.0], meanwhile=stop)
+    assert [c.failure for c in captures] == ["cancelled", "cancelled", "not_sent", "not_sent"]
+    assert len(server.asked) == 2
+    assert captures[2].closed_ns is None
+
+
+def test_a_cancelled_task_gives_its_exchange_up() -> None:
+    async def scenario() -> None:
+        async with serving(hangs) as server:
+            exchange = Exchange()
+            transport = Transport(server.url)
+            async with httpx.AsyncClient(transport=transport) as client:
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(client.get(server.url, extensions={"exchange": exchange}), 0.1)
+                while exchange.failure is None:
+                    await asyncio.sleep(0.01)
+            assert exchange.failure == "cancelled"
+
+    asyncio.run(scenario())
+
+
+# For those who come from httpx.
+
+
+def test_httpx_users_get_responses_auth_and_hooks_as_they_know_them() -> None:
+    async def scenario() -> None:
+        seen: list[int] = []
+
+        async def hook(response: httpx.Response) -> None:
+            seen.append(response.status_code)
+
+        async with serving(stream) as server:
+            transport = Transport(server.url)
+            async with httpx.AsyncClient(
+                transport=transport, auth=("user", "word"), event_hooks={"response": [hook]}
+            ) as client:
+                response = await client.post(f"{server.url}/path?q=1", json={"a": 1})
+                assert response.text == STREAMED.decode()
+                assert response.headers["content-type"] == "text/event-stream"
+                assert len(response.extensions["exchange"].at) >= 1
+                with pytest.raises(httpx.UnsupportedProtocol):
+                    await client.get("http://elsewhere.invalid/")
+            assert seen == [200]
+            assert server.asked[0].line == "POST /path?q=1 HTTP/1.1"
+            assert b"Authorization: Basic" in server.asked[0].head
+            assert server.asked[0].body == b'{"a":1}'
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [(resets, httpx.ReadError), (closes, httpx.RemoteProtocolError), (hangs, httpx.ReadTimeout)],
+)
+def test_httpx_users_get_httpx_errors(script: Script, error: type[Exception]) -> None:
+    async def scenario() -> None:
+        async with serving(script) as server:
+            transport = Transport(server.url, deadline_s=None if error is not httpx.ReadTimeout else 0.2)
+            async with httpx.AsyncClient(transport=transport) as client:
+                with pytest.raises(error):
+                    await client.get(server.url)
+
+    asyncio.run(scenario())
+
+
+def test_a_torn_body_raises_when_it_is_read() -> None:
+    async def scenario() -> None:
+        async with serving(half_closes_midway) as server:
+            async with httpx.AsyncClient(transport=Transport(server.url)) as client:
+                with pytest.raises(httpx.RemoteProtocolError, match="truncated"):
+                    await client.get(server.url)
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture(scope="module")
+def server_context(tmp_path_factory: pytest.TempPathFactory) -> ssl.SSLContext:
+    folder: Path = tmp_path_factory.mktemp("tls")
+    argv = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    argv += ["-keyout", "key.pem", "-out", "cert.pem", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    try:
+        subprocess.run(argv, cwd=folder, check=True, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("openssl is not installed")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+def test_https_replies_are_whole_stamped_and_reuse_their_connection(server_context: ssl.SSLContext) -> None:
+    async def scenario() -> None:
+        async with serving(stream, server_context) as server:
+            transport = Transport(server.url, barrier=True, verify=False)
+            captures = await fire_at(server.url, transport, [0.0, 0.0, 120.0], b"x" * 300_000)
+            for capture in captures:
+                assert capture.failure is None, capture.detail
+                assert body_of(capture) == STREAMED
+                assert all(read.kernel_ns is not None for read in capture.reads)
+            assert server.n_connections == 2
+            assert all(len(a.body) == 300_000 for a in server.asked)
+
+    asyncio.run(scenario())
+
+
+def test_an_untrusted_certificate_is_a_connect_failure(server_context: ssl.SSLContext) -> None:
+    async def scenario() -> None:
+        async with serving(stream, server_context) as server:
+            [capture] = await fire_at(server.url, Transport(server.url, barrier=True), [0.0])
+            assert capture.failure == "connect"
+            assert "CERTIFICATE" in (capture.detail or "").upper()
+
+    asyncio.run(scenario())
