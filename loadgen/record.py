@@ -184,12 +184,10 @@ def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) ->
 
 def _tokens(reply: Reply) -> _Tokens:
     """Which events carry how many tokens. Token ids are trusted before usage, usage before events."""
-    events = [event for event in reply.events if event.kind in _TOKEN_KINDS and event.n_tok != 0]
-    if not events:
-        return _Tokens()
+    events = [event for event in reply.events if event.kind in _TOKEN_KINDS]
     counts = [event.n_tok for event in events]
     known = [n for n in counts if n is not None]
-    by_events = sum(known) if len(known) == len(counts) else None
+    by_events = sum(known) if events and len(known) == len(counts) else None
     words = (("ids", reply.n_output_ids), ("usage", reply.n_output_usage), ("events", by_events))
     said = [(source, n) for source, n in words if n is not None]
     source, total = said[0] if said else (None, None)
@@ -199,7 +197,7 @@ def _tokens(reply: Reply) -> _Tokens:
         events = [event for event, k in zip(events, n, strict=True) if k]
         n = [k for k in n if k]
     answer = next((i for i, event in enumerate(events) if event.kind is not Kind.REASONING), None)
-    return _Tokens([event.end for event in events], n, answer, total, source, gap, split)
+    return _Tokens([event.end for event in events], n, answer, total, source, gap, split if n else None)
 
 
 def _split(counts: list[int | None], known: list[int], total: int | None) -> tuple[str, list[int]]:

@@ -134,6 +134,17 @@ def test_an_empty_first_chunk_with_no_ids_does_not_open_the_stream():
     assert record.token_ns == [200 * MS]
 
 
+def test_a_server_that_says_it_generated_nothing_is_quoted():
+    record = recorded(request(1), (10, event(0, text="")), (10, usage(0)), (10, DONE))
+    assert (record.outcome, record.output_tok, record.output_source, record.split) == (
+        "empty",
+        0,
+        "ids",
+        None,
+    )
+    assert recorded(request(1), (10, DONE)).output_tok is None
+
+
 def test_the_role_opens_nothing_and_reasoning_is_a_token_but_no_answer():
     events = [
         (0, chat(role="assistant")),

@@ -99,6 +99,15 @@ def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():
     assert burst(c, rng())["plateau_tok_per_s"].point == pytest.approx(81 / 0.8, rel=0.02)
 
 
+def test_tokens_of_a_failed_request_are_no_part_of_the_plateau():
+    good = [ok(i, 0.01 * (i + 1), []) for i in range(101)]
+    cut = replace(ok(101, 0.4, [0.001] * 50), outcome="reset")
+    alone, together = (
+        burst(columns(*records), rng())["plateau_tok_per_s"] for records in (good, [*good, cut])
+    )
+    assert together == alone
+
+
 def test_fifo_tells_first_come_first_served_from_the_reverse():
     served = [replace(ok(i, 0.1 + 0.01 * i, []), sent_ns=i) for i in range(20)]
     reverse = [replace(record, sent_ns=20 - i) for i, record in enumerate(served)]
