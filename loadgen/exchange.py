@@ -24,6 +24,8 @@ class Exchange:
     """
 
     __slots__ = (
+        "add_at",
+        "add_length",
         "at",
         "closed_ns",
         "connected_ns",
@@ -66,6 +68,7 @@ class Exchange:
         self.kernel = bytearray()
         self.lens = array("I")
         self.data = bytearray()
+        self.add_at, self.add_length = self.at.append, self.lens.append
         self.head: Head | None = None
         self.walked = 0
         self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing

@@ -132,6 +132,7 @@ class Pool:
 
     def tick(self, at_ns: int) -> None:
         """Try again what failed, give up what takes too long."""
+        self.sweep()
         late = [c for c in self._connecting if at_ns - c.opened_ns > _CONNECT_TIMEOUT_NS]
         for connection in late:
             self._miss(connection, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))

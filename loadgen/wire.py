@@ -32,6 +32,8 @@ _MAX_EVENTS = 512
 
 _OPEN_AHEAD_NS = 1_000_000_000
 _TICK_NS = 50_000_000
+_TICK_S = 0.05
+_FD_SETSIZE = 1024
 _SPIN_NS = 120_000
 _NEVER = 2**63 - 1
 
@@ -142,23 +144,26 @@ class Wire:
             os.close(self._wake_out)
 
     def _serve(self) -> None:
+        """Read and send until closed. Every line in the inner loop costs its share of each token."""
         poll, by_fd, wake = self._poller.poll, self.pool.by_fd, self._wake_in
         view = memoryview(bytearray(2 * _READ_BYTES))
         buffers = [view[:_READ_BYTES]]
-        n_reads = n_bytes = next_tick = 0
+        n_reads = n_bytes = max_pass_ns = next_tick = 0
         at = now()
         while not self._closed:
-            events = poll(self._wait_s(at, next_tick), _MAX_EVENTS)
+            events = poll(_TICK_S if self._next_due - at > 2 * _TICK_NS else self._wait_s(at), _MAX_EVENTS)
             woken = at = now()
             for fd, flags in events:
-                if fd == wake:
-                    self._obey()
-                    continue
                 connection = by_fd.get(fd)
-                if connection is None:
-                    continue  # dropped earlier in this pass
-                if (flags != IN or connection.exchange is None) and not self._attend(connection, flags):
+                if connection is None:  # our own pipe, or dropped earlier in this pass
+                    if fd == wake:
+                        self._obey()
                     continue
+                exchange = connection.exchange
+                if flags != IN or exchange is None:
+                    exchange = self._attend(connection, flags)
+                    if exchange is None:
+                        continue
                 try:
                     n, ancillary, _, _ = connection.recvmsg_into(buffers, _ANCILLARY_BYTES)
                     at = now()
@@ -172,13 +177,12 @@ class Wire:
                     continue
                 if connection.tls is not None:
                     n = self._decrypt(connection, connection.tls, view, n)
-                exchange = connection.exchange
-                if n == 0 or exchange is None:
-                    continue
-                exchange.at.append(at)
-                exchange.kernel += ancillary[0][2] if ancillary else _NO_TIMESPEC
-                exchange.lens.append(n)
-                data = exchange.data
+                    if n == 0:
+                        continue
+                exchange.add_at(at)
+                exchange.add_length(n)
+                stamps, data = exchange.kernel, exchange.data
+                stamps += ancillary[0][2] if ancillary else _NO_TIMESPEC
                 data += view[:n]
                 n_reads += 1
                 n_bytes += n
@@ -186,7 +190,8 @@ class Wire:
                     self._check(connection, exchange, at)
                 if at >= self._next_due:
                     self._fire(at)
-            self.max_pass_ns = max(self.max_pass_ns, at - woken)
+            if at - woken > max_pass_ns:
+                self.max_pass_ns = max_pass_ns = at - woken
             if at >= self._next_due:
                 self._fire(at)
             if at >= next_tick:
@@ -195,19 +200,15 @@ class Wire:
                 self._tick(at)
             if self._ended:
                 self._hand_over()
-            self.pool.sweep()
-            if self._when_open and self.pool.is_settled:
-                self._tell_open()
         self.n_reads, self.n_bytes = n_reads, n_bytes
         self._publish()
 
-    def _wait_s(self, at: int, next_tick: int) -> float:
-        """How long to poll: to the tick, but awake and spinning when something falls due."""
+    def _wait_s(self, at: int) -> float:
+        """How long to poll when something falls due soon: to a little before, and then spin."""
         due_ns = self._next_due - at
         if due_ns > 3_000_000:
-            tick_ms = max(next_tick - at, 0) // 1_000_000 + 1
-            return min(due_ns // 1_000_000 - 1, tick_ms) * 1e-3
-        if due_ns > _SPIN_NS and self._poller.fileno() < 1024:
+            return (due_ns // 1_000_000 - 1) * 1e-3
+        if due_ns > _SPIN_NS and self._poller.fileno() < _FD_SETSIZE:
             # epoll counts in milliseconds, select in microseconds: sleep over most of what is left.
             select.select([self._poller], [], [], (due_ns - _SPIN_NS) * 1e-9)
         return 0.0
@@ -220,7 +221,13 @@ class Wire:
         while deadlines and (deadlines[0].closed_ns is not None or (deadlines[0].deadline_ns or 0) <= at):
             exchange = deadlines.popleft()
             if exchange.closed_ns is None:
-                self._fail(exchange, "timeout", f"no end of the reply within {self._deadline_ns or 0:,} ns")
+                self._fail(
+                    exchange, "timeout", f"no end of the reply within {(self._deadline_ns or 0) / 1e9:g} s"
+                )
+        if self._when_open and self.pool.is_settled:
+            callbacks, self._when_open = self._when_open, []
+            for callback in callbacks:
+                callback()
         self._publish()
 
     def _publish(self) -> None:
@@ -231,13 +238,9 @@ class Wire:
 
     def _hand_over(self) -> None:
         ended, self._ended = self._ended, []
+        self.pool.sweep()
         if ended:
             self._on_ended(ended)
-
-    def _tell_open(self) -> None:
-        callbacks, self._when_open = self._when_open, []
-        for callback in callbacks:
-            callback()
 
     # Commands.
 
@@ -346,21 +349,28 @@ class Wire:
 
     # What comes back.
 
-    def _attend(self, connection: Connection, flags: int) -> bool:
-        """All that is not a plain read of a reply; True where there is something to read besides."""
+    def _attend(self, connection: Connection, flags: int) -> Exchange | None:
+        """All that is not the plain read of a reply; the exchange where there is one to read for besides."""
+        exchange = connection.exchange
         if connection.connected_ns is None:
             if self.pool.advance(connection):
                 self._serve_waiting()
             self._refuse_waiting()
-            return False
-        if connection.exchange is None:
-            if connection.tls is not None:
-                return True  # session tickets come unasked
-            self._lose(connection, None)
-            return False
-        if flags & OUT and connection.unsent is not None:
-            self._write(connection, connection.exchange, connection.unsent)
-        return flags != OUT and connection.exchange is not None
+        elif exchange is None:
+            self._attend_idle(connection)
+        elif flags & OUT and connection.unsent is not None:
+            self._write(connection, exchange, connection.unsent)
+        return connection.exchange if exchange is not None and flags != OUT else None
+
+    def _attend_idle(self, connection: Connection) -> None:
+        """The server has closed an idle connection, or speaks unasked: only TLS may (its session tickets)."""
+        with suppress(OSError):
+            received = connection.sock.recv(_READ_BYTES)
+            if received and connection.tls is not None:
+                connection.tls.feed(memoryview(received))
+                if not connection.tls.decrypt():
+                    return
+        self._lose(connection, None)
 
     def _decrypt(self, connection: Connection, tls: Channel, view: memoryview, n: int) -> int:
         """Turn the `n` bytes in `view` into plain text, in place; its length, 0 where no record is whole."""

@@ -19,7 +19,9 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -124,10 +126,10 @@ def ours(
         process = multiprocessing.get_context("spawn").Process(target=_child, args=(job, child))
         process.start()
         child.close()
-        name, *rest = parent.recv()
+        name, *rest = _heard(parent, process)
         if name == "ready":
             parent.send(("go", time.monotonic_ns() + 200_000_000))
-            name, *rest = parent.recv()
+            name, *rest = _heard(parent, process)
         process.join()
         if name != "done":
             raise rest[0]
@@ -139,6 +141,14 @@ def ours(
     result.rss_mb = report.peak_rss_bytes / 1e6
     result.late = report.late.p99_ns / 1e3 if report.late else 0.0
     return result, report
+
+
+def _heard(pipe: Any, process: Any) -> tuple[Any, ...]:
+    wait([pipe, process.sentinel], timeout=300)
+    if not pipe.poll():
+        process.kill()
+        raise RuntimeError(f"the driver ended without a word (exit code {process.exitcode})")
+    return tuple(pipe.recv())
 
 
 def judged(captures: list[Capture], t0_ns: int, cpu_s: float) -> Result:
@@ -198,9 +208,13 @@ def best(results: list[Result]) -> Result:
 def show(name: str, r: Result) -> None:
     errors = ", ".join(f"{k} {v:+.0f}" for k, v in r.errors.items())
     print(
-        f"{name:6} CPU {r.cpu_per_event:5.2f} us/event | burst spread {r.spread / 1e3:5.1f} ms | read lag p50 "
-        f"{r.lag[0]:4.0f} p99 {r.lag[1]:6.0f} us | kernel stamp - write p50 {r.kernel_lag[0]:4.1f} p99 "
-        f"{r.kernel_lag[1]:5.1f} us | {r.events_per_s:7.0f} events/s | error vs truth, us: {errors}"
+        f"{name:6} CPU {r.cpu_per_event:5.2f} us/event",
+        f"burst spread {r.spread / 1e3:5.1f} ms",
+        f"read lag p50 {r.lag[0]:4.0f} p99 {r.lag[1]:6.0f} us",
+        f"kernel stamp - write p50 {r.kernel_lag[0]:4.1f} p99 {r.kernel_lag[1]:5.1f} us",
+        f"{r.events_per_s:7.0f} events/s",
+        f"error vs truth, us: {errors}",
+        sep=" | ",
     )
 
 
@@ -237,9 +251,11 @@ def main() -> None:
         spreads = min(r.spread for r in own) / min(r.spread for r in floors)
         print(f"ours/floor: CPU {b.cpu_per_event / f.cpu_per_event:.2f}, burst spread {spreads:.2f}")
     print(
-        f"ours: peak RSS {max(r.rss_mb for r in own):.0f} MB, fully sent {min(r.late for r in own) / 1e3:.1f} ms after "
-        f"due at p99, longest pass {report.max_pass_ns / 1e6:.2f} ms, resent {report.n_resent}, "
-        f"best sustained {max(r.events_per_s for r in own):,.0f} events/s"
+        f"ours: peak RSS {max(r.rss_mb for r in own):.0f} MB",
+        f"fully sent {min(r.late for r in own) / 1e3:.1f} ms after due at p99",
+        f"longest pass {report.max_pass_ns / 1e6:.2f} ms, resent {report.n_resent}",
+        f"sustained {max(r.events_per_s for r in own):,.0f} events/s",
+        sep=" | ",
     )
     print(f"other processes had {100 * others:.0f} % of the machine's CPU meanwhile")
 

@@ -1,5 +1,7 @@
 """HTTP/1.1 replies: however the bytes were cut into reads, they mean the same."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,9 +28,7 @@ REPLIES = {
 
 def reads_of(data: bytes, cuts: list[int]) -> list[Read]:
     edges = [0, *sorted({c for c in cuts if 0 < c < len(data)}), len(data)]
-    return [
-        Read(10 * i + 5, 10 * i, data[a:b]) for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False))
-    ]
+    return [Read(10 * i + 5, 10 * i, data[a:b]) for i, (a, b) in enumerate(pairwise(edges))]
 
 
 @pytest.mark.parametrize("name", REPLIES)

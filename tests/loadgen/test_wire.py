@@ -364,7 +364,7 @@ def test_a_large_body_goes_out_in_parts_and_arrives_whole() -> None:
 
 def test_stop_cancels_what_is_in_flight_and_sends_nothing_more() -> None:
     async def stop(transport: Transport, server: Scripted) -> None:
-        while len(server.asked) < 2:
+        while len(server.asked) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         transport.stop()
 
@@ -382,7 +382,7 @@ def test_a_cancelled_task_gives_its_exchange_up() -> None:
             async with httpx.AsyncClient(transport=transport) as client:
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(client.get(server.url, extensions={"exchange": exchange}), 0.1)
-                while exchange.failure is None:
+                while exchange.failure is None:  # noqa: ASYNC110 set by another thread
                     await asyncio.sleep(0.01)
             assert exchange.failure == "cancelled"
 
@@ -435,10 +435,12 @@ def test_httpx_users_get_httpx_errors(script: Script, error: type[Exception]) ->
 
 def test_a_torn_body_raises_when_it_is_read() -> None:
     async def scenario() -> None:
-        async with serving(half_closes_midway) as server:
-            async with httpx.AsyncClient(transport=Transport(server.url)) as client:
-                with pytest.raises(httpx.RemoteProtocolError, match="truncated"):
-                    await client.get(server.url)
+        async with (
+            serving(half_closes_midway) as server,
+            httpx.AsyncClient(transport=Transport(server.url)) as client,
+        ):
+            with pytest.raises(httpx.RemoteProtocolError, match="truncated"):
+                await client.get(server.url)
 
     asyncio.run(scenario())
 

@@ -1,0 +1,324 @@
+"""A driver from its job to its report: every planned request ends with exactly one capture."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen import drive, http1
+from loadgen.capture import Capture
+from loadgen.counters import Counters
+from loadgen.job import DriveReport, Job
+from loadgen.process import ensure_fd_limit
+from loadgen.spool import read_captures
+from servers.engine import Target
+from servers.registry import ENGINES
+from tests.loadgen.scripted import Asked, FakeEngine, Script, Scripted, reset, serving, stream
+from workloads.request import Request, WorkloadError
+
+MS = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def _fake_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "fake", FakeEngine())  # type: ignore[arg-type]
+
+
+@contextmanager
+def served(script: Script) -> Iterator[Scripted]:
+    """A scripted server in a thread of its own."""
+    ready: list[Scripted] = []
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with serving(script) as server:
+            ready.append(server)
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    while not ready:
+        time.sleep(0.001)
+    yield ready[0]
+    loop.call_soon_threadsafe(stop.set)
+    thread.join()
+    loop.close()
+
+
+def job_for(folder: Path, url: str, due_ms: list[float], **options: Any) -> Job:
+    requests = tuple(Request(100 + i, None, f"prompt {i}", 2, 3) for i in range(len(due_ms)))
+    Counters.create(folder / "counters", 1).close()
+    due_ns = array("q", [int(d * MS) for d in due_ms])
+    return Job(
+        requests, due_ns, "fake", Target(url, "m"), folder / "captures", folder / "counters", **options
+    )
+
+
+def driven(job: Job, meanwhile: Callable[[Connection], None] = lambda conn: None) -> DriveReport:
+    """Run a driver in a thread, as the orchestrator runs its process."""
+    ours, theirs = multiprocessing.Pipe()
+    thread = threading.Thread(target=drive.run, args=(job, theirs))
+    thread.start()
+    try:
+        name, *rest = ours.recv()
+        if name == "ready":
+            ours.send(("go", time.monotonic_ns() + 5 * MS))
+            meanwhile(ours)
+            name, *rest = ours.recv()
+        if name == "failed":
+            raise rest[0]
+        report: DriveReport = rest[0]
+        return report
+    finally:
+        thread.join()
+        ours.close()
+        theirs.close()
+
+
+def test_a_burst_ends_with_a_capture_each_and_an_honest_report(tmp_path: Path) -> None:
+    with served(stream) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 60)
+        report = driven(job)
+    captures = list(read_captures(job.captures))
+    assert sorted(c.index for c in captures) == list(range(100, 160))
+    assert {a.line for a in server.asked} == {"POST /generate HTTP/1.1"}
+    assert sorted(a.body for a in server.asked) == sorted(b"prompt %d" % i for i in range(60))
+    assert b"gzip" not in server.asked[0].head
+    assert (report.n_planned, report.n_sent, report.failures) == (60, 60, {})
+    assert report.late is not None
+    assert report.late.n == 60
+    late_ns = [c.sent_ns - c.due_ns for c in captures if c.sent_ns is not None]
+    assert report.late.max_ns == max(late_ns)
+    assert report.n_reads == sum(len(c.reads) for c in captures)
+    assert report.connect is not None
+    assert report.connect.n == 60
+    if sys.platform == "linux":
+        assert report.read_lag is not None
+        assert report.read_lag.n == report.n_reads
+    with Counters(job.counters) as counters:
+        totals = counters.totals()
+    assert [totals[k] for k in ("prepared", "sent", "first_bytes", "done", "failed")] == [60, 60, 60, 60, 0]
+    assert totals["bytes"] == report.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
+
+
+def test_nothing_planned_is_a_run_of_nothing(tmp_path: Path) -> None:
+    with served(stream) as server:
+        report = driven(job_for(tmp_path, server.url, []))
+    assert (report.n_planned, report.n_sent, report.late, report.failures) == (0, 0, None, {})
+
+
+def test_requests_beyond_the_look_ahead_are_prepared_while_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "_LOOK_AHEAD", 16)
+    with served(stream) as server:
+        job = job_for(tmp_path, server.url, [float(i) for i in range(120)])
+        report = driven(job)
+    assert sorted(c.index for c in read_captures(job.captures)) == list(range(100, 220))
+    assert report.failures == {}
+
+
+async def mixed(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    """By the number of the prompt: whole, reset, half, never."""
+    kind = int(asked.body.split()[1]) % 4
+    if kind == 0:
+        await stream(writer, asked)
+    elif kind == 1:
+        reset(writer)
+    elif kind == 2:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+        writer.close()
+    else:
+        await asyncio.sleep(1.0)
+        writer.close()
+
+
+@pytest.mark.parametrize("concurrency", [None, 7])
+def test_sum_of_captures_is_the_plan_whatever_the_server_does(
+    tmp_path: Path, concurrency: int | None
+) -> None:
+    with served(mixed) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=0.15, concurrency=concurrency)
+        report = driven(job)
+    captures = list(read_captures(job.captures))
+    assert sorted(c.index for c in captures) == list(range(100, 140))
+    by_kind = {k: {c.failure for c in captures if c.index % 4 == k} for k in range(4)}
+    # 100 is a multiple of 4, so that a prompt's number and its index have the same remainder.
+    assert by_kind == {0: {None}, 1: {"reset"}, 2: {"truncated"}, 3: {"timeout"}}
+    assert dict(report.failures) == {"reset": 10, "truncated": 10, "timeout": 10}
+
+
+def test_stop_ends_the_run_at_once_with_every_request_accounted_for(tmp_path: Path) -> None:
+    async def hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await asyncio.sleep(5)
+
+    def stop(conn: Connection) -> None:
+        while len(server.asked) < 5:
+            time.sleep(0.01)
+        conn.send(("stop",))
+
+    with served(hangs) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 5 + [60_000.0] * 20)
+        report = driven(job, stop)
+    assert dict(report.failures) == {"cancelled": 5, "not_sent": 20}
+    assert len(list(read_captures(job.captures))) == 25
+
+
+def test_stop_before_the_start_sends_nothing(tmp_path: Path) -> None:
+    with served(stream) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 5)
+        ours, theirs = multiprocessing.Pipe()
+        thread = threading.Thread(target=drive.run, args=(job, theirs))
+        thread.start()
+        assert ours.recv() == ("ready",)
+        ours.send(("stop",))
+        name, report = ours.recv()
+        thread.join()
+    assert name == "done"
+    assert report.t0_ns is None
+    assert dict(report.failures) == {"not_sent": 5}
+    assert server.asked == []
+
+
+def test_a_lost_orchestrator_ends_the_load_and_keeps_the_captures(tmp_path: Path) -> None:
+    async def hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        await asyncio.sleep(5)
+
+    with served(hangs) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 5)
+        ours, theirs = multiprocessing.Pipe()
+        thread = threading.Thread(target=drive.run, args=(job, theirs))
+        thread.start()
+        assert ours.recv() == ("ready",)
+        ours.send(("go", time.monotonic_ns()))
+        while len(server.asked) < 5:
+            time.sleep(0.01)
+        ours.close()
+        thread.join()
+    assert [c.failure for c in read_captures(job.captures)] == ["cancelled"] * 5
+
+
+def test_a_rate_ceiling_holds_in_a_closed_loop(tmp_path: Path) -> None:
+    with served(stream) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 20, concurrency=10, max_rate_per_s=100.0)
+        report = driven(job)
+    assert report.failures == {}
+    arrived = sorted(a.at_ns for a in server.asked)
+    # 100 a second in allowances of 5: the last of four allowances cannot go before 150 ms.
+    assert arrived[-1] - arrived[0] >= 140 * MS
+
+
+def test_an_unreachable_server_is_captures_not_an_exception(tmp_path: Path) -> None:
+    with served(stream) as server:
+        url = server.url
+    job = job_for(tmp_path, url, [0.0] * 5)
+    assert dict(driven(job).failures) == {"connect": 5}
+
+
+def test_an_error_in_preparing_is_told_to_the_orchestrator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise WorkloadError("this engine takes no text; give token ids")
+
+    monkeypatch.setattr(ENGINES["fake"], "encode", refuses, raising=False)
+    with served(stream) as server, pytest.raises(WorkloadError, match="takes no text"):
+        driven(job_for(tmp_path, server.url, [0.0] * 5))
+
+
+def test_a_full_disk_is_told_to_the_orchestrator(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    with served(stream) as server:
+        job = job_for(tmp_path, server.url, [float(20 * i) for i in range(50)])
+        job.captures.mkdir()
+        (job.captures / "driver-0.zst.partial").symlink_to("/dev/full")
+        with pytest.raises(OSError, match="No space left"):
+            driven(job)
+    assert len(server.asked) < 50
+
+
+def test_a_job_is_split_without_losing_a_request(tmp_path: Path) -> None:
+    job = job_for(tmp_path, "http://x", [float(i) for i in range(11)], concurrency=5, max_rate_per_s=9.0)
+    parts = job.split(3)
+    assert sorted(r.index for p in parts for r in p.requests) == list(range(100, 111))
+    assert [p.concurrency for p in parts] == [2, 2, 1]
+    assert [p.worker for p in parts] == [0, 1, 2]
+    assert sum(p.max_rate_per_s or 0 for p in parts) == pytest.approx(9.0)
+    for part in parts:
+        assert list(part.due_ns) == [(r.index - 100) * MS for r in part.requests]
+
+
+def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))\n"
+        "from loadgen.process import ensure_fd_limit\n"
+        "ensure_fd_limit(150); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
+        "ensure_fd_limit(1000)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.stdout == "256\n"
+    assert "1,000 requests at once need 1,064 open files, this process may have 256" in ended.stderr
+    assert "ulimit -Hn 1064" in ended.stderr
+
+
+def test_enough_file_descriptors_are_no_matter() -> None:
+    ensure_fd_limit(1)
+
+
+def test_a_driver_imports_nothing_heavy() -> None:
+    code = "import sys, loadgen.drive; print(*sys.modules)"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+    assert "httpx" in loaded
+    assert not {"pandas", "pyarrow", "matplotlib", "scipy", "tokenizers"} & set(loaded)
+
+
+DRIVER = """
+import sys
+from multiprocessing.connection import Client
+from tests.loadgen.scripted import FakeEngine
+from servers.registry import ENGINES
+from loadgen import drive
+ENGINES["fake"] = FakeEngine()
+conn = Client(sys.argv[1])
+drive.run(conn.recv(), conn)
+"""
+
+
+def test_captures_so_far_outlive_a_killed_driver(tmp_path: Path) -> None:
+    with served(stream) as server, Listener(str(tmp_path / "socket")) as listener:
+        job = job_for(tmp_path, server.url, [float(5 * i) for i in range(2000)])
+        process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "socket")])
+        conn = listener.accept()
+        conn.send(job)
+        assert conn.recv() == ("ready",)
+        conn.send(("go", time.monotonic_ns()))
+        while len(server.asked) < 40:
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        conn.close()
+    assert [p.name for p in job.captures.iterdir()] == ["driver-0.zst.partial"]
+    captures = list(read_captures(job.captures))
+    assert len(captures) >= 20
+    assert all(_is_whole(c) for c in captures)
+
+
+def _is_whole(capture: Capture) -> bool:
+    parsed = http1.parse(capture.reads)
+    return parsed is not None and parsed[0].complete
