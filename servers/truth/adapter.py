@@ -11,6 +11,7 @@ from servers.engine import (
     Get,
     HttpReply,
     Identity,
+    Image,
     Launch,
     LaunchOptions,
     Reply,
@@ -47,6 +48,12 @@ class Truth:
     )
     probe_path = "/health"
     metrics_path = "/metrics"
+    default_port: int | None = None
+    image: Image | None = None
+    how_to_get = "it is part of Burstline"
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return ""
 
     def launch(self, options: LaunchOptions) -> Launch:
         where = ("--host", options.host, "--port", str(options.port), "--model", options.served_name)
@@ -73,6 +80,7 @@ class Truth:
             version=orjson.loads(get("/version").body)["version"],
             model=model["id"],
             max_model_len=model["max_model_len"],
+            vocab_size=32_000,  # it takes any id: so many are as good as any other number
             raw={"models": model},
         )
 
