@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from workloads.request import Request
 
@@ -101,11 +101,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go and under which name: `url` is scheme://host:port, with a path prefix if any."""
+    """Where requests go and under which name: `url` is scheme://host:port, with a path prefix if any.
+
+    `takes` names the extras that this server was seen to take; only adapters that probe for them look at it.
+    """
 
     url: str
     model: str
     api_key: str | None = field(default=None, repr=False)
+    takes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +169,25 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An engine's container image, pinned, and what its container needs besides a port and the model.
+
+    `shm` is the size of its shared memory, `flags` are further ones of `docker run`.
+    """
+
+    name: str
+    gpu: bool = True
+    shm: str = "16g"
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """What the user asks of a server that we start. `model` is a folder or a name the engine knows."""
+    """What the user asks of a server that we start. `model` is a folder or a name the engine knows.
+
+    `n_concurrent` is how many requests will be there at once, None where nobody knows. With `image` the
+    command is to run inside that image, which has the model and `run_dir` at the same paths.
+    """
 
     model: str
     host: str
@@ -175,6 +196,8 @@ class LaunchOptions:
     run_dir: Path
     python: str | None = None
     extra_args: tuple[str, ...] = ()
+    n_concurrent: int | None = None
+    image: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +205,9 @@ class Launch:
     """How to start a server as a local process.
 
     `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
-    SIGTERM to its end before what is left of its process tree is killed. `notes` says, for the user's eyes,
-    what the adapter decided by itself.
+    SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
+    `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
+    calls the model where it does not take our name for it, `version` that of the installed package.
     """
 
     argv: tuple[str, ...]
@@ -193,6 +217,9 @@ class Launch:
     cpu_affinity: tuple[int, ...] | None = None
     step_log: Path | None = None
     notes: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    served_name: str | None = None
+    version: str | None = None
 
 
 Get = Callable[[str], HttpReply]
@@ -207,6 +234,13 @@ class Engine(Protocol):
     capabilities: Capabilities
     probe_path: str
     metrics_path: str | None
+    default_port: int | None
+    image: Image | None
+    how_to_get: str
+
+    def installed(self, python: str | None) -> str | None:
+        """Its version on this machine ("" where it has none to tell), None where it is not installed."""
+        ...
 
     def launch(self, options: LaunchOptions) -> Launch:
         """The command that starts the server; EngineError, with how to get it, where it is not installed."""
@@ -234,4 +268,26 @@ class Engine(Protocol):
 
     def root_cause(self, log: str) -> str | None:
         """The line of a failed server's log that says why it failed, None where no line does."""
+        ...
+
+
+@runtime_checkable
+class Readied(Protocol):
+    """An engine whose one real token is asked for by a client of its own, not by `ready_call`."""
+
+    def ready(self, target: Target, timeout_s: float) -> Reply:
+        """What a request for one token brought; EngineError where nothing answers."""
+        ...
+
+
+@runtime_checkable
+class Probing(Protocol):
+    """An engine of which nobody knows beforehand what it takes: it is asked once, when it is ready."""
+
+    def probe(self, ask: Callable[[Call], HttpReply], target: Target) -> tuple[Target, tuple[str, ...]]:
+        """The target with what it was seen to take, and what it was not, in words for the user."""
+        ...
+
+    def seen(self, target: Target) -> Capabilities:
+        """What a probed target can do."""
         ...

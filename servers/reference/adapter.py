@@ -14,6 +14,7 @@ from servers.engine import (
     Get,
     HttpReply,
     Identity,
+    Image,
     Launch,
     LaunchOptions,
     Reply,
@@ -42,6 +43,12 @@ class Reference:
     )
     probe_path = "/health"
     metrics_path: str | None = "/metrics"
+    default_port: int | None = None
+    image: Image | None = None
+    how_to_get = "it is part of Burstline"
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return ""
 
     def launch(self, options: LaunchOptions) -> Launch:
         step_log = options.run_dir / "steps.jsonl"
