@@ -1,0 +1,30 @@
+# Burstline itself: the load generator, the embedded engine and the reports; no engine for GPUs is in here.
+#
+#   docker build -t burstline .
+#   docker run --rm -v "$PWD/runs:/runs" --user "$(id -u):$(id -g)" burstline run --out /runs
+#
+# Behind a proxy that signs with a certificate of its own, name a file with it (PEM) inside this folder:
+#   docker build --build-arg CA_BUNDLE=my-ca.pem -t burstline .
+FROM python:3.11-slim-bookworm AS build
+ARG CA_BUNDLE=
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ${CA_BUNDLE} ./
+COPY burstline burstline
+COPY loadgen loadgen
+COPY servers servers
+COPY workloads workloads
+COPY roofline roofline
+COPY reports reports
+RUN if [ -n "$CA_BUNDLE" ]; then export PIP_CERT="/src/${CA_BUNDLE##*/}"; fi \
+    && python3 -m venv /opt/burstline \
+    && /opt/burstline/bin/pip install --no-cache-dir --quiet .
+
+FROM python:3.11-slim-bookworm
+COPY --from=build /opt/burstline /opt/burstline
+RUN useradd --create-home --uid 1000 burstline
+USER burstline
+# Any other user may run it too (docker run --user): what is written at run time goes to /tmp.
+ENV PATH=/opt/burstline/bin:$PATH PYTHONUNBUFFERED=1 MPLCONFIGDIR=/tmp/matplotlib HF_HUB_OFFLINE=1
+WORKDIR /home/burstline
+ENTRYPOINT ["burstline"]
+CMD ["--help"]
