@@ -1,7 +1,7 @@
 """What a device really reaches: a few physical parameters per device, fitted to measured kernels.
 
-A prediction always names its tier: 0 the ceiling, 1 defaults pooled over devices, 2 a fit to this device's own
-kernels, 3 this device's own measurement of this very shape. The formulas are in `roofline/kernels.py`.
+A prediction always names its tier: 0 the ceiling, 1 defaults pooled over devices, 2 a fit to this device's
+own kernels, 3 this device's own measurement of this very shape. The formulas are in `roofline/kernels.py`.
 """
 
 import tomllib
@@ -67,15 +67,17 @@ class PrefillFit:
 
 @dataclass(frozen=True, slots=True)
 class PassFit:
-    """Elementwise passes: a launch floor and a share of the bandwidth."""
+    """Elementwise passes: a launch floor, and shares of the memory's bandwidth: `eta_cache`, above 1, for as
+    much as the last-level cache holds since the op before, `eta_m` for the rest."""
 
     t0_s: float
     eta_m: float
+    eta_cache: float
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """An all-reduce among `n_ranks`: a floor, and the ring's traffic at `eta` of one direction's bandwidth."""
+    """An all-reduce among `n_ranks`: a floor, and the ring at `eta` of one direction's bandwidth."""
 
     n_ranks: int
     t0_s: float

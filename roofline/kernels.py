@@ -30,17 +30,21 @@ class Rates:
     flops_per_s: float
     bytes_per_s: float
     n_units: int
+    cache_bytes: float
 
     @staticmethod
     def of(device: Device, dtype: str | None = None) -> "Rates":
         """`dtype` None: of a kernel that does not compute in matrix units."""
         peak = device.peak_flops_per_s(dtype) if dtype else 0.0
-        return Rates(peak, device.bytes_per_s, device.n_units or 1)
+        return Rates(peak, device.bytes_per_s, device.n_units or 1, device.cache_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """`groups` products of [m, k] x [k, n]; bytes are of all groups together."""
+    """`groups` products of [m, k] x [k, n]; bytes are of all groups together.
+
+    `quantised_bytes` move in a kernel of its own, before the product, where one measurement holds both.
+    """
 
     m: Amounts
     n: Amounts
@@ -49,6 +53,7 @@ class Products:
     weight_bytes: Amounts
     in_bytes: Amounts
     out_bytes: Amounts
+    quantised_bytes: Amounts
 
 
 def gemm_parts(fit: GemmFit, rates: Rates, x: Products) -> tuple[Amounts, Amounts]:
@@ -67,7 +72,8 @@ def gemm_parts(fit: GemmFit, rates: Rates, x: Products) -> tuple[Amounts, Amount
 
 def gemm_s(fit: GemmFit, rates: Rates, x: Products) -> Amounts:
     compute, memory = gemm_parts(fit, rates, x)
-    return fit.t0_s + p_norm(compute, memory, fit.p)
+    quantising = x.quantised_bytes / (fit.eta_m * rates.bytes_per_s)
+    return fit.t0_s + quantising + p_norm(compute, memory, fit.p)
 
 
 def p_norm(a: Amounts, b: Amounts, p: float) -> Amounts:
@@ -132,8 +138,9 @@ def prefill_s(fit: PrefillFit, rates: Rates, x: Prefills) -> Amounts:
     return fit.t0_s + p_norm(compute, memory, 4.0)
 
 
-def pass_s(fit: PassFit, rates: Rates, moved_bytes: float) -> float:
-    return fit.t0_s + moved_bytes / (fit.eta_m * rates.bytes_per_s)
+def pass_s(fit: PassFit, rates: Rates, moved_bytes: Amounts) -> Amounts:
+    near = np.minimum(moved_bytes, rates.cache_bytes)
+    return fit.t0_s + (near / fit.eta_cache + (moved_bytes - near) / fit.eta_m) / rates.bytes_per_s
 
 
 def all_reduce_s(fit: LinkFit, link_bytes_per_s: float, message_bytes: Amounts) -> Amounts:

@@ -23,8 +23,8 @@ X = TypeVar("X")
 
 # Folder of the tables -> device id, and what took each GEMM table.
 FOLDERS = {"a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "l40s": "l40s", "rtx4090": "rtx4090"}
-ROTATING_COPIES = 6  # of the weights, while a bf16 or fp8 product is timed
-NAMES = {"bfloat16": "bf16", "fp8": "fp8"}
+# Stored dtype -> ours, and how many copies of the weights rotate while a product is timed.
+DTYPES = {"bfloat16": ("bf16", 6), "fp8": ("fp8", 6)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +68,22 @@ def gemm_tables(folder: Path) -> list[GemmTable]:
     found = []
     for path in sorted(folder.glob("gemm_perf_*.parquet")):
         frame = _frame(path)
-        for stored, dtype in NAMES.items():
+        for stored, (dtype, copies) in DTYPES.items():
             rows = frame[frame.gemm_dtype == stored]
             if len(rows):
                 library = path.stem.removeprefix("gemm_perf_")
-                found.append(GemmTable(device, library, dtype, _products(rows, dtype)))
+                found.append(GemmTable(device, library, dtype, _products(rows, dtype, copies)))
     return found
 
 
-def _products(frame: "pd.DataFrame", dtype: str) -> Rows[Products]:
+def _products(frame: "pd.DataFrame", dtype: str, copies: int) -> Rows[Products]:
     m, n, k = (frame[name].to_numpy(float) for name in ("m", "n", "k"))
-    size = 1.0 if dtype == "fp8" else 2.0
-    # 8-bit rows hold the kernel that quantises the input: bf16 read, fp8 written, fp8 read by the product.
-    inputs = (2 + 1 + 1 if dtype == "fp8" else 2.0) * m * k
-    work = Products(m, n, k, np.ones_like(m), size * n * k, inputs, 2.0 * m * n)
+    size = 2.0 if dtype == "bf16" else 1.0
+    # 8-bit rows hold the kernel that quantises the input: bf16 read, fp8 written.
+    quantised = (0.0 if dtype == "bf16" else 2 + 1) * m * k
+    work = Products(m, n, k, np.ones_like(m), size * n * k, size * m * k, 2.0 * m * n, quantised)
     key = (n * 1_000_000 + k).astype(np.int64)
-    return Rows(work, frame["latency"].to_numpy(float) * 1e-3, ROTATING_COPIES * size * n * k, key)
+    return Rows(work, frame["latency"].to_numpy(float) * 1e-3, copies * size * n * k, key)
 
 
 def _layers(folder: Path) -> Rows[Products]:
@@ -101,16 +101,14 @@ def _layers(folder: Path) -> Rows[Products]:
     frame["n"] = frame.layer.map(lambda layer: shapes[layer][0])
     frame["k"] = frame.layer.map(lambda layer: shapes[layer][1])
     frame["latency"] = frame.time_us * 1e-3
-    rows = _products(frame, "bf16")
+    rows = _products(frame, "bf16", 1)
     return Rows(rows.work, rows.seconds, np.full(len(rows), np.inf), rows.key)  # other layers run between
 
 
 def large(rows: Rows[Products], device: Device) -> Rows[Products]:
     """Products whose rotating weights no cache can keep, of the sizes that models have."""
     x = rows.work
-    return rows.where(
-        (rows.swept_bytes > CACHE_REACH * device.cache_bytes) & (x.n >= 1024) & (x.k >= 1024)
-    )
+    return rows.where((rows.swept_bytes > CACHE_REACH * device.cache_bytes) & (x.n >= 1024) & (x.k >= 1024))
 
 
 def decode_rows(folder: Path, head_dims: Sequence[int] = (128,), kv: str = "bfloat16") -> Rows[Decodes]:
@@ -192,9 +190,10 @@ def all_reduce_rows(folder: Path) -> dict[int, tuple[Amounts, Amounts]]:
         return {}
     frame = _frame(path)
     frame = frame[frame.backend == "vllm_graph"]
+    by_ranks = {n: frame[frame.num_gpus == n] for n in sorted(frame.num_gpus.unique().tolist())}
     return {
-        int(n): (2.0 * rows.message_size.to_numpy(float), rows.latency.to_numpy(float) * 1e-3)
-        for n, rows in frame.groupby("num_gpus")
+        n: (2.0 * rows.message_size.to_numpy(float), rows.latency.to_numpy(float) * 1e-3)
+        for n, rows in by_ranks.items()
     }
 
 

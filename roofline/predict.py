@@ -60,7 +60,12 @@ class Prediction:
 
 
 def predict(
-    op: Op, device: Device, calibration: Calibration | None, *, mixed: bool = False, swept_bytes: float | None = None
+    op: Op,
+    device: Device,
+    calibration: Calibration | None,
+    *,
+    mixed: bool = False,
+    swept_bytes: float | None = None,
 ) -> Prediction:
     """What `op` should take; without a calibration its ceiling, tier 0.
 
@@ -75,16 +80,16 @@ def predict(
         one_s *= calibration.mixed
     around = calibration.spread.get(_kind(op), _UNKNOWN)
     seconds = op.count * one_s
-    return Prediction(op, bound, seconds, seconds * around.low, seconds * around.high, op.count * floor_s, tier)
+    return Prediction(
+        op, bound, seconds, seconds * around.low, seconds * around.high, op.count * floor_s, tier
+    )
 
 
 def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibration | None) -> list[Prediction]:
     """Each op of one step."""
     phases = {op.phase for op in step_ops if op.kind == "attention"}
     swept = sum(op.count * (op.weight_bytes + op.kv_bytes) for op in step_ops if op.kind != "elementwise")
-    return [
-        predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops
-    ]
+    return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
 def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:
@@ -103,7 +108,9 @@ def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float
     if op.kind == "matmul":
         return _matmul(op, device, calibration)
     if op.kind == "attention":
-        seconds = _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
+        seconds = (
+            _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
+        )
         floor_s = calibration.decode.t0_s if op.phase == "decode" else calibration.prefill.t0_s
         return seconds, floor_s, calibration.tier
     if op.kind == "collective":
@@ -111,7 +118,7 @@ def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float
     fit, rates = calibration.elementwise, Rates.of(device)
     if op.name == "quantise":  # its launch is in the product's floor: they were measured together
         return op.bytes / (calibration.gemm_fit("fp8")[0].eta_m * rates.bytes_per_s), 0.0, calibration.tier
-    return pass_s(fit, rates, op.bytes), fit.t0_s, calibration.tier
+    return float(pass_s(fit, rates, *_amounts(op.bytes))), fit.t0_s, calibration.tier
 
 
 @lru_cache(maxsize=4096)
@@ -126,7 +133,7 @@ def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, fl
         if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k) and op.groups == 1:
             return _measured_shape(shape, op.m), fit.t0_s, 3
     in_bytes = op.m * op.groups * op.k * ELEMENT_BYTES[op.dtype]
-    sizes = (op.m, op.n, op.k, op.groups, op.weight_bytes, in_bytes, op.activation_bytes - in_bytes)
+    sizes = (op.m, op.n, op.k, op.groups, op.weight_bytes, in_bytes, op.activation_bytes - in_bytes, 0.0)
     return fit.t0_s + _gemm_s(fit, Rates.of(device, op.dtype), sizes), fit.t0_s, tier
 
 

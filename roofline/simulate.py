@@ -1,9 +1,9 @@
 """Continuous batching, step by step: what a burst should take, from an engine's limits and a clock.
 
-The rules are vLLM V1's scheduler (vllm/v1/core/sched/scheduler.py): every step takes first the running requests
-in their order, then waiting ones, within a budget of new tokens; prompts are cut into chunks; the cache is
-given in blocks, and where none is left the youngest running request is evicted, to be computed again from its
-start. Engines without chunked prefill run a step of whole prompts whenever one fits, and decode otherwise.
+The rules are vLLM V1's scheduler (vllm/v1/core/sched/scheduler.py): every step takes first the running
+requests in their order, then waiting ones, within a budget of new tokens; prompts are cut into chunks; the
+cache is given in blocks, and where none is left the youngest running request is evicted, to be computed again
+from its start. Engines without chunked prefill run a step of whole prompts whenever one fits, and decode otherwise.
 """
 
 from collections import deque
@@ -278,8 +278,8 @@ class _Batch:
         n_tok, n_decode = int(new_tok.sum()), int(decodes.sum())
         used = self.limits.kv_tok // self.limits.block_tok - self.n_free
         facts = (
-            n_tok - n_decode, n_decode, int(context.sum()), step.n_logits, len(self.running), len(self.waiting),
-            grants.n_preempted, used * self.limits.block_tok,
+            n_tok - n_decode, n_decode, int(context.sum()), step.n_logits, len(self.running),
+            len(self.waiting), grants.n_preempted, used * self.limits.block_tok,
         )  # fmt: skip
         return _Work(ids, step, facts)
 
