@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from burstline import exit_codes, machine
+from burstline.certification import certificate_for
 from burstline.conclude import conclude
 from burstline.fire import fire
 from burstline.interrupt import terminable
@@ -31,6 +32,7 @@ from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
 from servers.reference.steplog import load_steps
 from workloads.plan import Plan
+from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
 
 
@@ -44,6 +46,7 @@ class Settings:
     vocab_size: int | None = None
     out: Path = Path("runs")
     quiet: bool = False
+    certify: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,7 @@ def run_experiment(settings: Settings) -> int:
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
         try:
+            run.update(certificate=_certificate(load, settings, progress))
             fired = _measured(run, engine, load, settings, progress)
         except WorkloadError:
             shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
@@ -88,22 +92,36 @@ def run_experiment(settings: Settings) -> int:
     return _told(run, summary, fired)
 
 
+def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """What the manifest says of the instrument's own error under this load, or why it says nothing."""
+    if not settings.certify:
+        return {"absent": "--no-certify"}
+    progress.phase("Certifying the instrument at a server of known truth")
+    try:
+        return certificate_for(load).to_json()
+    except EngineError as error:
+        return {"absent": str(error)}
+
+
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
     progress.phase("Waiting until the server has generated a token")
     with serving(engine, settings.where, run.path, progress.phase) as site:
         run.update(identity=asdict(site.identity), server=_server_facts(site))
         load.check_fits(site.identity)
-        plan = load.plan(vocabulary_for(settings.tokenizer, settings.vocab_size, settings.where.model, site))
+        vocabulary = vocabulary_for(settings.tokenizer, settings.vocab_size, settings.where.model, site)
+        plan = load.plan(vocabulary)
         run.save_plan(plan)
         run.update(plan_sha256=plan.sha256)
         progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
-        fired = _watched(run, site, plan, load, progress)
+        fired = _watched(run, site, plan, load, vocabulary, progress)
         launch = site.launch
     _keep_steps(run, launch, fired.t0_ns)
     return fired
 
 
-def _watched(run: RunDir, site: Site, plan: Plan, load: Load, progress: Progress) -> Fired:
+def _watched(
+    run: RunDir, site: Site, plan: Plan, load: Load, vocabulary: Vocabulary, progress: Progress
+) -> Fired:
     telemetry = run.path / "telemetry.jsonl"
     live = Live(telemetry)
 
@@ -117,6 +135,7 @@ def _watched(run: RunDir, site: Site, plan: Plan, load: Load, progress: Progress
         load,
         engine=site.engine.name,
         target=site.target,
+        vocabulary=vocabulary,
         captures=run.captures,
         counters=run.path / "counters",
     )

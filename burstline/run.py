@@ -4,6 +4,10 @@ import argparse
 import os
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from burstline.load import Wish
 
 API_KEY_VARIABLE = "BURSTLINE_API_KEY"
 
@@ -11,11 +15,14 @@ API_KEY_VARIABLE = "BURSTLINE_API_KEY"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]"
     _add_engine(parser.add_argument_group("what is measured"))
-    _add_load(parser.add_argument_group("the load"))
-    _add_arrivals(parser.add_argument_group("when requests are due"))
+    add_load(parser.add_argument_group("the load"))
+    add_arrivals(parser.add_argument_group("when requests are due"))
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
+    )
+    out.add_argument(
+        "--no-certify", action="store_true", help="do not measure the instrument's own error first"
     )
     out.add_argument("-q", "--quiet", action="store_true", help="no progress, only the result")
     parser.set_defaults(engine_args=())
@@ -31,7 +38,8 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has vLLM installed")
 
 
-def _add_load(group: argparse._ArgumentGroup) -> None:
+def add_load(group: argparse._ArgumentGroup) -> None:
+    """How many requests, how long, how driven."""
     group.add_argument("--requests", type=int, metavar="N", help="how many (1000)")
     group.add_argument("--prompt-tokens", default="512", metavar="N|A..B", help="exact prompt length (512)")
     group.add_argument("--output-tokens", default="64", metavar="N|A..B", help="exact output length (64)")
@@ -47,7 +55,8 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--workers", type=int, default=1, metavar="N", help="load driver processes (1)")
 
 
-def _add_arrivals(group: argparse._ArgumentGroup) -> None:
+def add_arrivals(group: argparse._ArgumentGroup) -> None:
+    """When requests are due."""
     group.add_argument("--arrival", help="burst (all at once), constant, poisson, gamma, ramp, steps, replay")
     group.add_argument("--rate", type=float, metavar="R", help="requests per second")
     group.add_argument("--duration-s", type=float, help="how long requests arrive, instead of --requests")
@@ -63,7 +72,6 @@ def _add_arrivals(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from burstline.experiment import Settings, run_experiment
-    from burstline.load import Wish
     from burstline.site import Where
 
     where = Where(
@@ -75,7 +83,24 @@ def run(args: argparse.Namespace) -> int:
         api_key=os.environ.get(API_KEY_VARIABLE),
         engine_args=args.engine_args,
     )
-    wish = Wish(
+    return run_experiment(
+        Settings(
+            where,
+            wish_of(args),
+            args.tokenizer,
+            args.vocab_size,
+            args.out,
+            args.quiet,
+            certify=not args.no_certify,
+        )
+    )
+
+
+def wish_of(args: argparse.Namespace) -> "Wish":
+    """The load's flags as they were typed, with a fresh salt where none was."""
+    from burstline.load import Wish
+
+    return Wish(
         requests=args.requests,
         prompt_tokens=args.prompt_tokens,
         output_tokens=args.output_tokens,
@@ -93,4 +118,3 @@ def run(args: argparse.Namespace) -> int:
         salt=secrets.token_hex(8) if args.salt is None else args.salt,
         deadline_s=args.deadline_s,
     )
-    return run_experiment(Settings(where, wish, args.tokenizer, args.vocab_size, args.out, args.quiet))

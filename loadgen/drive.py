@@ -23,6 +23,7 @@ import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -159,11 +160,13 @@ class _Drive:
     def _captured(self, exchange: Exchange) -> Capture:
         """The capture, counted. Runs in the spool's thread."""
         capture = exchange.capture(self._t0_ns or 0, self._transport.wire.offsets)
+        if self._job.concurrency is not None and capture.dispatched_ns is not None:
+            # In a closed loop a request is due when its turn comes: the plan cannot know when.
+            capture = replace(capture, due_ns=capture.dispatched_ns)
         if capture.failure is not None:
             self._failures[capture.failure] += 1
-        start_ns = capture.due_ns if self._job.concurrency is None else capture.dispatched_ns
-        if capture.sent_ns is not None and start_ns is not None:
-            self._late.add([capture.sent_ns - start_ns])
+        if capture.sent_ns is not None:
+            self._late.add([capture.sent_ns - capture.due_ns])
         reads = Reads.of(capture.reads)
         self._lag.add((reads.at_ns - reads.kernel_ns)[reads.kernel_ns != NO_STAMP])
         return capture
