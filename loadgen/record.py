@@ -169,7 +169,7 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
 
 def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) -> str:
     # A prompt sent as text may be tokenized otherwise than planned; one sent as ids can only be cut.
-    sent_ids = request.prompt_ids is not None
+    sent_ids = request.prompt_text is None
     if sent_ids and reply.n_prompt_tok is not None and reply.n_prompt_tok < request.n_prompt_tok:
         return Outcome.CLAMPED
     stopped = reply.finish_reason in STOPPED

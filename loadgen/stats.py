@@ -6,7 +6,6 @@ A failed request is infinitely late: it enters a percentile as +inf, so that she
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -163,26 +162,6 @@ def early_stopping_bound(values: Floats, p: float, unit: str) -> Figure:
     return Estimate(bound, None, bound, EARLY_STOPPING_CONFIDENCE, len(kept), unit, "one-sided upper bound")
 
 
-def pooled_percentiles(
-    values: Floats,
-    weights: Floats,
-    groups: NDArray[np.int64],
-    ps: Sequence[float],
-    unit: str,
-    rng: np.random.Generator,
-) -> dict[float, Figure]:
-    """Quantiles over samples that come in groups (the tokens of a request), by bootstrap over the groups.
-
-    Sample i counts `weights[i]` times and belongs to the group `groups[i]` (0, 1, ...). Tokens of one request
-    stutter together, so an interval that took them for independent would be far too narrow.
-    """
-    order = np.argsort(values, kind="stable")
-    values, weights, groups = values[order], weights[order], groups[order]
-    total = int(weights.sum())
-    draws = _resampled_quantiles(values, weights, groups, ps, rng) if total else np.empty((0, len(ps)))
-    return {p: _pooled_figure(values, weights, p, draws[:, k], unit) for k, p in enumerate(ps)}
-
-
 def resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
     """Means of bootstrap samples, 200 to 1000 of them (fewer for long samples, whose means hardly vary)."""
     n = len(values)
@@ -228,68 +207,3 @@ def interval(draws: Floats, level: float = LEVEL) -> tuple[float, float]:
     """The percentile interval of bootstrap draws."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
-
-
-def _resampled_quantiles(
-    values: Floats, weights: Floats, groups: NDArray[np.int64], ps: Sequence[float], rng: np.random.Generator
-) -> Floats:
-    present, members = np.unique(groups, return_inverse=True)
-    n_groups = len(present)
-    draws = np.empty((replicates(len(values)), len(ps)))
-    for row in draws:
-        times = np.bincount(rng.integers(0, n_groups, n_groups), minlength=n_groups).astype(np.float64)
-        cumulated = np.cumsum(times[members] * weights)
-        row[:] = [_quantile(values, cumulated, p) for p in ps]
-    return draws
-
-
-def _quantile(ordered: Floats, cumulated: Floats, p: float) -> float:
-    """The weighted quantile as numpy interpolates it, each value standing as often as its weight says."""
-    rank = (cumulated[-1] - 1) * p
-    below = math.floor(rank + 1e-9)
-    first, second = np.searchsorted(cumulated, [below, min(below + 1, cumulated[-1] - 1)], side="right")
-    share = rank - below
-    if share < 1e-9 or first == second:
-        return float(ordered[first])
-    if math.isinf(ordered[second]):
-        return math.inf
-    return float(ordered[first] + share * (ordered[second] - ordered[first]))
-
-
-def _pooled_figure(values: Floats, weights: Floats, p: float, draws: Floats, unit: str) -> Figure:
-    total, floor = int(weights.sum()), early_stopping_floor(p)
-    if total < floor:
-        return Absent(f"{label(p)} needs {floor:,} samples, there are {total:,}")
-    point = _quantile(values, np.cumsum(weights), p)
-    if math.isinf(point):
-        share = weights[np.isinf(values)].sum() / total
-        return Absent(
-            f"{share:.1%} of the tokens never came (their requests failed): {label(p)} lies among them"
-        )
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method="nearest")
-    if math.isinf(high):
-        return Estimate(
-            point, float(low), None, LEVEL, total, unit, "the upper bound lies among failed requests"
-        )
-    return Estimate(point, float(low), float(high), LEVEL, total, unit, "bootstrap over requests")
-
-
-def pooled_mean(
-    values: Floats, weights: Floats, groups: NDArray[np.int64], unit: str, rng: np.random.Generator
-) -> Figure:
-    """The weighted mean of samples in groups, by bootstrap over the groups; Absent when any failed."""
-    if np.isinf(values).any():
-        n_failed = len(np.unique(groups[np.isinf(values)]))
-        return Absent(f"{n_failed:,} requests failed: a failed request has no finite latency to average")
-    present, members = np.unique(groups, return_inverse=True)
-    n = len(present)
-    if n < 2:
-        return Absent(f"a mean with an interval needs 2 requests, there are {n}")
-    sums, counts = np.bincount(members, values * weights), np.bincount(members, weights)
-    draws = np.empty(replicates(n))
-    for k in range(len(draws)):
-        drawn = rng.integers(0, n, n)
-        draws[k] = sums[drawn].sum() / counts[drawn].sum()
-    low, high = interval(draws)
-    total = int(weights.sum())
-    return Estimate(float(sums.sum() / total), low, high, LEVEL, total, unit, "bootstrap over requests")

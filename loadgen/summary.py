@@ -18,6 +18,7 @@ from loadgen.instrument import instrument
 from loadgen.job import DriveReport
 from loadgen.memory import memory
 from loadgen.metrics import METRICS, Metric, latencies
+from loadgen.pooled import pooled_mean, pooled_percentiles
 from loadgen.rundir import SCHEMA, Run
 from loadgen.stats import (
     Absent,
@@ -28,8 +29,6 @@ from loadgen.stats import (
     mean,
     measured,
     percentile,
-    pooled_mean,
-    pooled_percentiles,
 )
 from loadgen.verdict import Evidence, Reason, judge
 from loadgen.watched import Watched

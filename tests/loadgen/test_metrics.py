@@ -17,7 +17,8 @@ from loadgen.metrics import (
     ttft,
     ttft_service,
 )
-from loadgen.stats import Absent, pooled_percentiles
+from loadgen.pooled import pooled_percentiles
+from loadgen.stats import Absent
 from loadgen.tables import record_table
 from tests.loadgen.making import DONE, chat, event, failed, ok, recorded, request, usage
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sps
 
+from loadgen.pooled import pooled_mean, pooled_percentiles
 from loadgen.stats import (
     Absent,
     Estimate,
@@ -17,8 +18,6 @@ from loadgen.stats import (
     order_statistic_coverage,
     order_statistic_ranks,
     percentile,
-    pooled_mean,
-    pooled_percentiles,
 )
 
 FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
@@ -153,6 +152,13 @@ def test_a_weighted_quantile_is_that_of_the_values_repeated(samples):
     assert isinstance(found, Estimate)
     assert found.point == pytest.approx(np.quantile(np.repeat(values, weights.astype(int)), 0.5))
     assert found.n == int(weights.sum())
+
+
+def test_the_tokens_of_ten_requests_give_a_median_but_no_interval():
+    found = pooled_percentiles(np.arange(640.0), np.ones(640), np.arange(640) % 10, [0.5], "s", rng())[0.5]
+    assert isinstance(found, Estimate)
+    assert (found.point, found.low, found.high) == (319.5, None, None)
+    assert "needs 11 requests" in (found.note or "")
 
 
 def test_tokens_that_share_a_request_widen_the_interval():
