@@ -164,7 +164,7 @@ def again(view: View) -> list[Block]:
 
 def glossary(_: View) -> list[Block]:
     """Every metric's definition."""
-    return [estimates.glossary_table()]
+    return [Note(estimates.LETTERS), estimates.glossary_table()]
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

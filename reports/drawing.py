@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -80,18 +81,21 @@ class Hover:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What stands inside an <svg> element whose viewBox is "0 0 width height"."""
+    """What stands inside an <svg> element whose viewBox is "0 0 width height"; `name` begins all its ids."""
 
+    name: str
     body: str
     width: float
     height: float
+    hover: Hover
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
     """A figure of the page: what it shows, what was found in words, how to read it, and its numbers.
 
-    `table` is the id of a table elsewhere on the page where the figure has none of its own.
+    `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
+    table elsewhere on the page where the figure has none of its own.
     """
 
     kind: ClassVar[str] = "plot"
@@ -99,9 +103,16 @@ class Plot:
     title: str
     finding: str
     explained: str
-    drawing: Drawing
+    drawings: tuple[Drawing, ...]
     table: Table | str
-    hover: Hover | None = None
+
+
+WIDE, NARROW = 960.0, 380.0
+
+
+def in_both_widths(name: str, draw: Callable[[str, float], Drawing]) -> tuple[Drawing, Drawing]:
+    """What `draw(name, width)` makes for a wide and for a narrow screen."""
+    return draw(name, WIDE), draw(f"{name}-narrow", NARROW)
 
 
 def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -120,26 +131,33 @@ def _tick(value: float, _: int | None = None) -> str:
     return f"{value:,g}".replace("-", "−")
 
 
-def legend(panel: Axes) -> Legend:
-    """The panel's series named in one line above its right end."""
+def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
+    """The panel's title and, where its series are `named`, their names in one line at its right end.
+
+    On a narrow screen the names stand below the title.
+    """
+    narrow = named and panel.figure.bbox.width < WIDE
     with mpl.rc_context(_STYLE):
-        handles = panel.get_legend_handles_labels()[0]
+        panel.set_title(title, color=INK, loc="left", pad=24 if narrow else 9)
+        if not named:
+            return None
+        n_lines = len(panel.get_legend_handles_labels()[0])
         return panel.legend(
-            loc="lower right", bbox_to_anchor=(1, 1.03), ncols=max(len(handles), 1), columnspacing=1.4
+            loc="lower right", bbox_to_anchor=(1, 1.03), ncols=max(n_lines, 1), columnspacing=1.4
         )
 
 
-def hover(panel: Axes, axis: str = "x") -> Hover:
-    """Where the panel's axis ended up, after the layout is final."""
-    (x0, y0), (x1, y1) = panel.transData.transform(list(zip(panel.get_xlim(), panel.get_ylim(), strict=True)))
-    height = panel.figure.bbox.height
-    if axis == "x":
-        return Hover("x", round(x0, 1), round(x1, 1), *panel.get_xlim())
-    return Hover("y", round(height - y0, 1), round(height - y1, 1), *panel.get_ylim())
+def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: float = 16) -> None:
+    """The room around the panels in CSS pixels."""
+    width, height = figure.get_size_inches() * 72
+    figure.subplots_adjust(left / width, bottom / height, 1 - right / width, 1 - top / height)
 
 
-def drawn(figure: Figure, name: str) -> Drawing:
-    """The figure as SVG; the same bytes for the same data, its ids prefixed with `name`."""
+def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
+    """The figure as SVG, its ids beginning with `name`; values are read off along the panel's `axis`.
+
+    The same data give the same bytes.
+    """
     out = io.StringIO()
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -153,7 +171,15 @@ def drawn(figure: Figure, name: str) -> Drawing:
     for sentinel, variable in _VARIABLES.items():
         body = body.replace(sentinel, f"var(--{variable})")
     width, height = figure.get_size_inches() * 72
-    return Drawing(body, float(width), float(height))
+    return Drawing(name, body, float(width), float(height), _hover(panel, axis, float(height)))
+
+
+def _hover(panel: Axes, axis: str, height: float) -> Hover:
+    ends = list(zip(panel.get_xlim(), panel.get_ylim(), strict=True))
+    (x0, y0), (x1, y1) = panel.transData.transform(ends)
+    if axis == "x":
+        return Hover("x", round(x0, 1), round(x1, 1), *panel.get_xlim())
+    return Hover("y", round(height - y0, 1), round(height - y1, 1), *panel.get_ylim())
 
 
 def _scoped_ids(body: str, name: str) -> str:

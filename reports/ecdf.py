@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from scipy import stats as sps
 
 from loadgen.columns import Floats, Ints
-from reports.drawing import BAD, DASHES, INK, SERIES, Plot, canvas, drawn, hover
+from reports.drawing import BAD, DASHES, INK, SERIES, Plot, canvas, drawn, margins
 from reports.numbers import Scale, number, scale_for
 from reports.tables import Table, table
 
@@ -27,14 +27,14 @@ EXPLAINED = (
 
 
 def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
-    """The share of requests at or below each latency on a log-tail axis; None where nothing succeeded.
+    """The share of requests at or below each latency on a log-tail axis; None with fewer than two successes.
 
     +inf is a failed request, NaN is left out. The band is pointwise: at a rank k of n the exact binomial
     interval of the share (Clopper & Pearson, 1934), which is that of the order statistics.
     """
     values = np.sort(values_s[~np.isnan(values_s)])
     n, n_ok = len(values), int(np.isfinite(values).sum())
-    if not n_ok:
+    if n_ok < 2:
         return None
     scale = scale_for("s", values.tolist())
     figure, (panel,) = canvas(310, 290)
@@ -52,11 +52,10 @@ def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
     _mark_failures(panel, n_ok, n)
     _tail_axis(panel, top)
     panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
-    figure.subplots_adjust(0.155, 0.15, 0.965, 0.97)
+    margins(figure, top=10, bottom=44, left=48, right=12)
     finding = _finding(label, values, n_ok, scale)
-    return Plot(
-        name, title, finding, "", drawn(figure, name), _table(title, label, values, n_ok, scale), hover(panel)
-    )
+    drawings = (drawn(figure, name, panel),)
+    return Plot(name, title, finding, "", drawings, _table(title, label, values, n_ok, scale))
 
 
 def share_band(ranks: Ints, n: int, level: float = BAND_LEVEL) -> tuple[Floats, Floats]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 from loadgen.columns import Floats
 from loadgen.metrics import METRICS
@@ -37,6 +39,12 @@ TITLES = {
     "kv_capacity_tok": "KV cache, capacity in tokens",
     "kv_peak_fraction": "KV cache, peak use",
     "little_residual": "Residual of Little's law",
+    "count": "Stalls",
+    "total_s": "Time stalled, all requests together",
+    "request_fraction": "Requests with a stall",
+    "threshold_s": "A gap is a stall beyond",
+    "mean": "Mean",
+    "max": "Most at once",
     "send_spread_s": "First to last request sent",
     "kernel_stamps": "Share of arrivals stamped by the kernel",
     "max_pass_s": "Longest pass of the read loop",
@@ -48,6 +56,12 @@ TITLES = {
 }
 """What the summary's figures without a definition of their own are called; others are shown by their key."""
 ACRONYMS = {"kv": "KV", "cpu": "CPU", "gpu": "GPU", "ttft": "TTFT", "tok": "tokens"}
+
+LETTERS = (
+    "The letters of the formulae: s when the request was due, d dispatched, c₁ connected, w fully written; "
+    "t₁ … tₘ when the events that carry tokens arrived, n₁ … nₘ how many tokens each carries, N their sum; "
+    "f the end of the stream; a window is [a, b]. All on one monotonic clock."
+)
 
 Node = Mapping[str, Any]
 
@@ -154,19 +168,27 @@ def nearest(values: Floats, p: float, k: int = 2) -> list[int]:
 
 
 def glossary_table() -> Table:
-    """Every metric's name, unit, formula and source."""
-    rows = [
+    """Every metric's unit, formula and source."""
+    better = {"lower": "↓ lower", "higher": "↑ higher"}
+    rows = tuple(
         Row(
             (
                 Cell(metric.title),
                 Cell(metric.unit),
-                Cell({"lower": "↓ lower", "higher": "↑ higher"}.get(metric.better, "–")),
-                Cell(metric.formula, tone="wrap"),
-                Cell(metric.source, tone="wrap"),
+                Cell(better.get(metric.better, "–"), tone="short"),
+                Cell(formula(metric.formula), detail=metric.note),
+                Cell(metric.source),
             ),
             id=f"def-{key}",
         )
         for key, metric in METRICS.items()
-    ]
-    columns = ("Metric", "Unit", "Better", "How it is made", "Source")
-    return Table("What every number means", tuple(Column(c, numeric=False) for c in columns), tuple(rows))
+    )
+    columns = tuple(
+        Column(title, numeric=False) for title in ("Metric", "Unit", "Better", "Made of", "Source")
+    )
+    return Table("What every number means", columns, rows)
+
+
+def formula(text: str) -> Markup:
+    """A formula with its indices as subscripts: t_1, t_{i−1}."""
+    return Markup(re.sub(r"_(?:\{([^}]+)\}|(\w))", r"<sub>\1\2</sub>", str(escape(text))))  # noqa: S704

@@ -6,14 +6,32 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from loadgen.columns import Columns, Floats, Ints
-from reports.drawing import BAD, DASHES, INK, MUTED, SERIES, Plot, canvas, drawn, hover, legend
+from reports.drawing import (
+    BAD,
+    DASHES,
+    MUTED,
+    SERIES,
+    WIDE,
+    Drawing,
+    Plot,
+    canvas,
+    drawn,
+    head,
+    in_both_widths,
+    margins,
+)
 from reports.numbers import Scale, count, duration, number, scale_for
 from reports.tables import Cell, Table, table
+
+HEAD, FOOT = 48, 46
+"""Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +55,41 @@ def timeline(
     edges: Floats, panels: Sequence[Panel], marks: Sequence[tuple[float, str]], finding: str
 ) -> Plot:
     """Panels over one shared time axis in bins of equal width; `marks` are instants (s) worth a line."""
-    height = 128 * len(panels) + 64
-    figure, axes = canvas(960, height, len(panels))
     scales = [scale_for(p.unit, [_greatest(line.values) for line in p.lines]) for p in panels]
-    for panel, axis, scale in zip(panels, axes, scales, strict=True):
-        _draw_panel(axis, panel, scale, edges)
-        for at_s, _ in marks:
-            axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
-    for at_s, text in marks:
-        late = at_s > 0.6 * edges[-1]
-        axes[0].annotate(text, (at_s, 1), (-5 if late else 5, -4), ("data", "axes fraction"), "offset points",
-                         ha="right" if late else "left", va="top", color=MUTED)  # fmt: skip
-    axes[-1].set_xlim(edges[0], edges[-1])
-    axes[-1].set_xlabel("time since the run's start (s)", loc="right")
-    figure.subplots_adjust(0.062, 46 / height, 0.985, 1 - 34 / height, hspace=0.42)
-    width_s = edges[1] - edges[0]
+
+    def draw(name: str, width: float) -> Drawing:
+        narrow = width < WIDE
+        figure, axes = canvas(width, (145 if narrow else 128) * len(panels) + 64, len(panels))
+        for panel, axis, scale in zip(panels, axes, scales, strict=True):
+            _draw_panel(axis, panel, scale, edges)
+            for at_s, _ in marks:
+                axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
+        for at_s, text in marks:
+            late = at_s > 0.6 * edges[-1]
+            place: Any = {"xytext": (-5 if late else 5, -4), "ha": "right" if late else "left", "va": "top"}
+            axes[0].annotate(
+                text,
+                (at_s, 1),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                color=MUTED,
+                **place,
+            )
+        axes[-1].set_xlim(edges[0], edges[-1])
+        axes[-1].set_xlabel("time since the run's start (s)", loc="right")
+        margins(figure, top=HEAD, bottom=FOOT)
+        figure.subplots_adjust(hspace=0.65 if narrow else 0.42)
+        return drawn(figure, name, axes[-1])
+
     return Plot(
         "timeline",
         "Everything on one time axis",
         finding,
-        f"Look for what changes together: all panels share the axis, and every bin is {width_s:g} s wide. "
+        f"Look for what changes together: all panels share the axis, and every bin is {edges[1]:g} s wide. "
         "Rates are the bin's mean and levels its maximum, so a peak shorter than a bin shows in a level but "
         "is flattened in a rate.",
-        drawn(figure, "timeline"),
+        in_both_widths("timeline", draw),
         _timeline_table(edges, panels, scales),
-        hover(axes[-1]),
     )
 
 
@@ -75,9 +103,7 @@ def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
     greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
     axis.set_ylim(0, greatest * 1.08 or 1)
-    axis.set_title(_with_unit(panel.title, scale), color=INK, loc="left")
-    if len(panel.lines) > 1:
-        legend(axis)
+    head(axis, _with_unit(panel.title, scale), named=len(panel.lines) > 1)
 
 
 def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Scale]) -> Table:
@@ -103,27 +129,30 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
         return None
     scale = scale_for("s", ttft_s.tolist())
     place, y = np.arange(1.0, len(ttft_s) + 1), ttft_s / scale.divisor
-    figure, (panel,) = canvas(960, 330)
-    # Zero-length strokes with round caps: a thousand points as one path.
-    panel.plot(*_segments(place[kept], place[kept], y[kept]), color=SERIES[0], linewidth=4.4, alpha=0.5,
-               solid_capstyle="round", label="one request")  # fmt: skip
-    if slope_s is not None:
-        centre, height = float(place[kept].mean()), float(y[kept].mean())
-        ends = np.array([1, len(place)])
-        line = height + slope_s / scale.divisor * (ends - centre)
-        label = f"{duration(slope_s)} for each place"
-        panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
     top = float(y[kept].max()) * 1.06
-    lost = place[~kept]
-    if len(lost):
-        panel.plot(lost, np.full(len(lost), top), "x", color=BAD, markersize=5, label="failed", clip_on=False)
-    panel.set_ylim(0, top)
-    panel.set_xlim(0, len(place) + 1)
-    panel.set_title(f"TTFT ({scale.unit})", color=INK, loc="left")
-    panel.set_xlabel("place in the queue (order of sending)", loc="right")
-    legend(panel)
-    figure.subplots_adjust(0.062, 0.15, 0.985, 0.9)
-    picked = np.unique(np.linspace(0, len(place) - 1, min(len(place), 41)).round().astype(int))
+
+    def draw(name: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 345)
+        # Zero-length strokes with round caps: a thousand points as one path.
+        panel.plot(*_segments(place[kept], place[kept], y[kept]), color=SERIES[0], linewidth=4.4, alpha=0.5,
+                   solid_capstyle="round", label="one request")  # fmt: skip
+        if slope_s is not None:
+            ends = np.array([1, len(place)])
+            line = y[kept].mean() + slope_s / scale.divisor * (ends - place[kept].mean())
+            label = f"{duration(slope_s)} for each place"
+            panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
+        if not kept.all():
+            lost = place[~kept]
+            panel.plot(
+                lost, np.full(len(lost), top), "x", color=BAD, markersize=5, label="failed", clip_on=False
+            )
+        panel.set_ylim(0, top)
+        panel.set_xlim(0, len(place) + 1)
+        panel.set_xlabel("place in the queue (order of sending)", loc="right")
+        head(panel, f"TTFT ({scale.unit})")
+        margins(figure, top=HEAD, bottom=FOOT)
+        return drawn(figure, name, panel)
+
     return Plot(
         "drain",
         "TTFT against the place in the queue",
@@ -132,15 +161,18 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
         "request ahead in the queue costs, the inverse of the prefill rate; steps are waves that wait for "
         "room in the batch or the KV cache, and points far from the line were served out of order. The "
         "horizontal axis is the order in which requests left the client, not time.",
-        drawn(figure, "drain"),
-        table(
-            f"TTFT at {len(picked)} places in the queue",
-            ["Place", "Request", f"TTFT ({scale.unit})"],
-            [[count(place[k]), Cell(f"#{index[k]}", href=f"#r{index[k]}"), _finite(y[k])] for k in picked],
-            text=(),
-        ),
-        hover(panel),
+        in_both_widths("drain", draw),
+        _drain_table(place, index, y, scale),
     )
+
+
+def _drain_table(place: Floats, index: Ints, ttft: Floats, scale: Scale) -> Table:
+    picked = np.unique(np.linspace(0, len(place) - 1, min(len(place), 41)).round().astype(int))
+    rows: list[list[str | Cell]] = [
+        [count(place[k]), Cell(f"#{index[k]}", href=f"#r{index[k]}"), _finite(ttft[k])] for k in picked
+    ]
+    columns = ["Place", "Request", f"TTFT ({scale.unit})"]
+    return table(f"TTFT at {len(picked)} places in the queue", columns, rows, text=())
 
 
 def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, numbers: str) -> Plot | None:
@@ -148,17 +180,43 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
 
     `numbers` is the id of the table that lists the requests. None where nothing ever ended.
     """
-    due, first, last = c.due_s[order], c.first_s[order], c.last_s[order]
-    ended = np.fmax(last, c.closed_s[order])
+    ended = np.fmax(c.last_s, c.closed_s)[order]
     if not np.isfinite(ended).any():
         return None
-    place = np.arange(1.0, len(order) + 1)
     height = float(np.clip(3 * len(order), 60, 440))
-    figure, (panel,) = canvas(960, height + 72)
-    thickness = float(np.clip(height / len(order) * 0.9, 0.45, 14))
+
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, height + HEAD + FOOT)
+        _draw_rows(panel, c, order, ended, thickness=float(np.clip(height / len(order) * 0.9, 0.45, 14)))
+        panel.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+        panel.set_ylim(len(order) + 0.5, 0.5)
+        panel.set_xlim(min(float(np.nanmin(c.due_s)), 0), float(np.nanmax(ended)) * 1.005)
+        panel.grid(visible=False)
+        panel.set_xlabel("time since the run's start (s)", loc="right")
+        legend = head(panel, "Requests")
+        for handle in legend.get_lines() if legend else ():
+            handle.set_linewidth(min(handle.get_linewidth() * 20, 7))
+        margins(figure, top=HEAD, bottom=FOOT)
+        return drawn(figure, drawing, panel, "y")
+
+    return Plot(
+        name,
+        title,
+        finding,
+        "Each row is one request from when it was due; the colour changes when its first token arrives, so a "
+        "long first part is time in the queue and in prefill. The vertical axis is only an order, and rows "
+        "are thinner than a pixel where there are many.",
+        in_both_widths(name, draw),
+        numbers,
+    )
+
+
+def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, thickness: float) -> None:
+    due, first, last = c.due_s[order], c.first_s[order], c.last_s[order]
+    place = np.arange(1.0, len(order) + 1)
     waited = np.where(np.isfinite(first), first, ended)
     phases = (
-        (due, waited, np.isfinite(waited), SERIES[1], 0.5, "due to first token (queue + prefill)"),
+        (due, waited, np.isfinite(waited), SERIES[1], 0.5, "queue + prefill"),
         (first, last, last > first, SERIES[0], 0.9, "decode"),
     )
     for start, end, where, color, alpha, label in phases:
@@ -169,25 +227,6 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
         panel.plot(
             ended[lost], place[lost], "x", color=BAD, markersize=5, markeredgewidth=1.4, label="failed"
         )
-    panel.set_ylim(len(order) + 0.5, 0.5)
-    panel.set_xlim(min(float(np.nanmin(due)), 0), float(np.nanmax(ended)) * 1.005)
-    panel.grid(visible=False)
-    panel.set_title("requests", color=INK, loc="left")
-    panel.set_xlabel("time since the run's start (s)", loc="right")
-    for handle in legend(panel).get_lines():
-        handle.set_linewidth(min(handle.get_linewidth() * 20, 7))
-    figure.subplots_adjust(0.062, 46 / (height + 72), 0.985, 1 - 26 / (height + 72))
-    return Plot(
-        name,
-        title,
-        finding,
-        "Each row is one request; the colour changes when its first token arrives, so a long first part is "
-        "time in the queue and in prefill. The vertical axis is only an order, and rows are thinner than a "
-        "pixel where there are many.",
-        drawn(figure, name),
-        numbers,
-        hover(panel, "y"),
-    )
 
 
 def _segments(start: Floats, end: Floats, y: Floats) -> tuple[Floats, Floats]:

@@ -17,6 +17,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 }
 """Units shown as others: (how many of the stored unit make one of the shown, its name), large to small."""
 
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 TINY = 1e-6
 """Below it digits are counted from the first that is not 0."""
 
@@ -56,7 +57,7 @@ def number(value: float, half_width: float | None = None) -> str:
         decimals = max(decimals, min(-math.floor(math.log10(half_width)), decimals + 1))
     if abs(value) < TINY:
         mantissa, _, exponent = f"{value:.1e}".partition("e")
-        return f"{mantissa} × 10^{int(exponent)}".replace("-", "−")
+        return f"{mantissa} × 10{str(int(exponent)).translate(RAISED)}".replace("-", "−")
     rounded = round(value, decimals)
     return f"{rounded:,.{max(decimals, 0)}f}".replace("-", "−")
 

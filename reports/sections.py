@@ -24,8 +24,8 @@ from reports.numbers import count, duration, interval, number, point, scale_for
 from reports.tables import Cell, Column, Row, Table
 from reports.view import View
 
-QUEUE = (("engine", "running", "running (engine)"), ("engine", "waiting", "waiting (engine)"))
-MEMORY = (("server", "rss_bytes", "server processes"), ("client", "rss_bytes", "client processes"))
+QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
+MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 """Telemetry on the time axis: source, name, label. Devices join the memory panel by themselves."""
 
 
@@ -42,6 +42,7 @@ def numbers(view: View) -> list[Block]:
     groups = [
         ("Throughput", "throughput"),
         ("Concurrency", "concurrency"),
+        ("Stalls", "stalls"),
         ("Memory, each kind apart", "memory"),
     ]
     blocks: list[Block] = [
@@ -116,7 +117,9 @@ def shape(view: View) -> list[Block]:
     )
     plots = tuple(plot for plot in drawn if plot is not None)
     return (
-        [Side(plots, ecdf.EXPLAINED)] if plots else [Note("No request succeeded: there is no distribution.")]
+        [Side(plots, ecdf.EXPLAINED)]
+        if plots
+        else [Note("Fewer than two requests succeeded: there is no distribution.")]
     )
 
 
@@ -151,7 +154,7 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
         return tuple(line for line in found if np.isfinite(line.values).any())
 
     devices = sorted({source for source in telemetry["source"].unique() if source.startswith("gpu")})
-    in_flight = Line("in flight (client)", series.in_flight(view.columns, edges))
+    in_flight = Line("in flight", series.in_flight(view.columns, edges))
     output = Line("output", series.tokens_per_s(view.columns, edges))
     return [
         Panel("Requests", "", (in_flight, *lines(*QUEUE))),

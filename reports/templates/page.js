@@ -66,7 +66,7 @@ for (const svg of document.querySelectorAll("svg[data-range]")) {
   const rows = [...table.tBodies[0].rows].map((row, k) => [horizontal ? valueOf(row.cells[0]) : k, row]);
   const readout = document.createElement("p");
   readout.className = "readout";
-  figure.querySelector(".scroll").after(readout);
+  svg.after(readout);
   const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
   line.setAttribute("class", "crosshair");
   const nearest = (value) => rows.reduce((a, b) => (Math.abs(b[0] - value) < Math.abs(a[0] - value) ? b : a));

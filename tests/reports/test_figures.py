@@ -26,10 +26,10 @@ def test_failures_are_the_gap_below_one():
     plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)])
     assert values_of(plot)[-1][1] == "90.0 %"
     assert "10 of 100 failed" in plot.finding
-    assert "10 failed" in plot.drawing.body
+    assert "10 failed" in plot.drawings[0].body
 
 
-@pytest.mark.parametrize("values", [[], [np.nan], [np.inf, np.inf]])
+@pytest.mark.parametrize("values", [[], [np.nan], [1.0], [np.inf, np.inf]])
 def test_an_ecdf_of_nothing_is_none(values):
     assert ecdf.ecdf("e", "t", "E2E", np.array(values, dtype=float)) is None
 
@@ -61,19 +61,19 @@ def test_the_timeline_draws_what_its_table_says():
         "From (s)", "Requests: a", "Requests: b", "Memory (GiB)",
     ]  # fmt: skip
     assert values_of(plot) == [["0", "1.00", "–", "1.00"], ["0.5", "2.00", "3.00", "2.00"]]
-    assert "here" in plot.drawing.body
+    assert "here" in plot.drawings[0].body
 
 
 def test_the_drain_draws_the_slope_it_was_given():
     ttft_s = np.r_[np.arange(1, 51) * 0.02, np.inf]
     plot = figures.drain(ttft_s, np.arange(51), 0.02, "found")
-    assert "20.0 ms for each place" in plot.drawing.body
+    assert "20.0 ms for each place" in plot.drawings[0].body
     assert values_of(plot)[-1] == ["51", "#50", "failed"]
     assert figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
 
 
 def test_two_figures_on_one_page_share_no_id():
     one, two = (ecdf.ecdf(name, "t", "E2E", np.arange(1.0, 30.0)) for name in ("one", "two"))
-    ids = [set(re.findall(r' id="([^"]+)"', plot.drawing.body)) for plot in (one, two)]
+    ids = [set(re.findall(r' id="([^"]+)"', plot.drawings[0].body)) for plot in (one, two)]
     assert ids[0]
     assert not ids[0] & ids[1]

@@ -16,7 +16,7 @@ from reports.numbers import Scale, interval, number, point, scale_for
         (999.96, None, "1,000"),
         (-5.0, None, "−5.00"),
         (float("inf"), None, "∞"),
-        (1.11e-16, None, "1.1 × 10^−16"),
+        (1.11e-16, None, "1.1 × 10⁻¹⁶"),
     ],
 )
 def test_three_digits_unless_the_interval_allows_a_fourth(value, half_width, shown):

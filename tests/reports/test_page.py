@@ -78,9 +78,9 @@ def test_nothing_is_loaded_from_anywhere(html, page):
     assert not outside
 
 
-def test_every_figure_says_what_it_shows_and_has_its_numbers(html, page):
+def test_every_figure_says_what_it_shows_and_has_its_numbers(html):
     figures = re.findall(r'<figure class="plot".*?</figure>', html, re.DOTALL)
-    assert len(figures) == len([a for a in page.all("svg") if a.get("role") == "img"])
+    assert html.count("<svg") == sum(figure.count('<svg role="img"') for figure in figures)
     for figure in figures:
         assert re.search(r"<title[^>]*>[^<]+</title><desc[^>]*>[^<]+</desc>", figure)
         assert "<table" in figure or 'href="#all-requests"' in figure
@@ -118,7 +118,7 @@ def test_a_failure_shows_its_words_escaped_and_links_to_its_record(lossy):
 
 
 def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
-    assert "No request succeeded: there is no distribution." in render(hopeless)
+    assert "Fewer than two requests succeeded: there is no distribution." in render(hopeless)
     assert "Not provided by the engine, or not watched on this run: Memory, KV cache in use." in render(
         single
     )
