@@ -1,9 +1,9 @@
-"""The model held against whole runs: goals G7, G8, G11, G12. Nothing is fitted to them but G11's host term."""
+"""The model held against whole runs: G7, G8, G11, G12. Nothing is fitted to them but G11's host term."""
 
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,10 @@ def bundled_model(name: str) -> ModelShape:
 
 _POINT_REASONS = {
     "all": "two of the three groups are off, each for a reason of its own",
-    "h200_sxm vllm": "at 100 output tokens several points imply 65-85 % of the dense fp8 peak for prompts alone,"
-    " more than measured fp8 kernels reach: prefix-cache hits are likely",
-    "h200_sxm sglang": "at 448-512 streams 8 GPUs are hardly faster than 2 and TTFT takes seconds: most likely the"
-    " host bounds these, and no table of its cost exists",
+    "h200_sxm vllm": "at 100 output tokens several points imply 65-85 % of the dense fp8 peak for prompts"
+    " alone, more than measured fp8 kernels reach: prefix-cache hits are likely",
+    "h200_sxm sglang": "at 448-512 streams 8 GPUs are hardly faster than 2 and TTFT takes seconds: most"
+    " likely the host bounds these, and no table of its cost exists",
 }
 
 
@@ -74,8 +74,8 @@ def _point_tpot_ms(point: Row) -> float:
         max_num_seqs=streams,
         max_num_batched_tokens=8192,  # all three engines' default on these devices
         kv_tok=room(model, quant, parallel, device).kv_tok,
-        chunked_prefill=row.backend
-        != "sglang",  # SGLang runs prefills apart from decodes unless told otherwise
+        # SGLang runs prefills apart from decodes unless told otherwise.
+        chunked_prefill=point["backend"] != "sglang",
     )
     asked = [Asked(0.0, _int(point["isl"]), _int(point["osl"]))] * (3 * streams)
     result = simulate(asked, limits, Clock(model, quant, parallel, device, generic()))
@@ -120,7 +120,8 @@ def _batch_one(papers: Path) -> Iterator[Check]:
         error = 100 * abs((bare + host_s * layer_steps) / measured - 1).mean()
         reached = f"{error:.1f} % mean, {100 * (bare / measured - 1).mean():+.0f} % bare"
         yield Check(
-            "G11", f"Llama-2 200/200 batch 1, {name}, TP 1-8", reached, "<= 8 % mean", "papers", bool(error <= 8),
+            "G11", f"Llama-2 200/200 batch 1, {name}, TP 1-8", reached, "<= 8 % mean", "papers",
+            bool(error <= 8),
             f"with {host_s * 1e6:.0f} us of host a layer" + ("; " + _peers(papers) if name == "A100" else ""),
         )  # fmt: skip
 

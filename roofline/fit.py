@@ -3,9 +3,9 @@
     python -m roofline.fit tests/data/measured
 
 makes every file of `roofline/calibrations` again. The objective is the mean absolute log error plus 0.3 of
-its root mean square; the search is Nelder-Mead from fixed starts, so the same tables give the same files. Spreads
-come from a two-fold split by a row's key (n and k of a product, heads of an attention), seeded; what is
-shipped is fitted to all rows.
+its root mean square; the search is Nelder-Mead from fixed starts, so the same tables give the same files.
+Spreads come from a two-fold split by a row's key (n and k of a product, heads of an attention), seeded; what
+is shipped is fitted to all rows.
 """
 
 import sys
