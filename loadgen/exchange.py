@@ -30,7 +30,6 @@ class Exchange:
         "closed_ns",
         "connected_ns",
         "data",
-        "deadline_ns",
         "detail",
         "dispatched_ns",
         "due_ns",
@@ -51,7 +50,6 @@ class Exchange:
         self.index = index
         self.due_ns = due_ns
         self.payload = b""
-        self.deadline_ns: int | None = None
         self.dispatched_ns: int | None = None
         self.connected_ns: int | None = None
         self.sent_ns: int | None = None

@@ -81,10 +81,9 @@ class Wire:
         self._t0_ns: int | None = None
         self._next_due = _NEVER
         self._later: list[tuple[int, int, Exchange]] = []
-        self._soon: list[tuple[int, int, Exchange]] = []
+        self._soon: deque[tuple[int, int, Exchange]] = deque()
         self._waiting: deque[Exchange] = deque()
         self._in_flight: dict[Exchange, Connection | None] = {}
-        self._deadlines: deque[Exchange] = deque()
         self._ended: list[Exchange] = []
         self._when_open: list[Callable[[], None]] = []
         self.stopped = self._closed = False
@@ -217,13 +216,7 @@ class Wire:
         self.offsets.observe(at)
         self.pool.tick(at)
         self._refuse_waiting()
-        deadlines = self._deadlines
-        while deadlines and (deadlines[0].closed_ns is not None or (deadlines[0].deadline_ns or 0) <= at):
-            exchange = deadlines.popleft()
-            if exchange.closed_ns is None:
-                self._fail(
-                    exchange, "timeout", f"no end of the reply within {(self._deadline_ns or 0) / 1e9:g} s"
-                )
+        self._expire(at)
         if self._when_open and self.pool.is_settled:
             callbacks, self._when_open = self._when_open, []
             for callback in callbacks:
@@ -269,7 +262,7 @@ class Wire:
 
     def _stop(self) -> None:
         self.stopped = True
-        parked = [entry[2] for entry in sorted(self._soon + self._later)]
+        parked = [entry[2] for entry in sorted([*self._soon, *self._later])]
         self._soon.clear()
         self._later.clear()
         self._waiting.clear()
@@ -288,7 +281,12 @@ class Wire:
         later, soon, t0_ns = self._later, self._soon, self._t0_ns
         horizon = _OPEN_AHEAD_NS + (0 if t0_ns is None else max(now() - t0_ns, 0))
         while later and later[0][0] <= horizon:
-            heapq.heappush(soon, heapq.heappop(later))
+            entry = heapq.heappop(later)
+            soon.append(entry)
+            if len(soon) > 1 and entry < soon[-2]:  # parked late, due early
+                in_order = sorted(soon)
+                soon.clear()
+                soon.extend(in_order)
         n_free = self._limit - len(self._in_flight)
         self.pool.want(len(self._waiting) + min(len(soon), n_free))
         due = [later[0][0] - _OPEN_AHEAD_NS] if later else []
@@ -298,35 +296,29 @@ class Wire:
 
     def _fire(self, at: int) -> None:
         """Send all that is due."""
-        soon, in_flight, limit = self._soon, self._in_flight, self._limit
+        soon, in_flight, limit, send = self._soon, self._in_flight, self._limit, self._send
+        idle, waiting = self.pool.idle, self._waiting
         since_t0 = at - (self._t0_ns or 0)
         while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
-            exchange = heapq.heappop(soon)[2]
-            if exchange.failure is None:
-                self._dispatch(exchange)
+            exchange = soon.popleft()[2]
+            if exchange.failure is not None:
+                continue
+            exchange.dispatched_ns = now()
+            self.n_dispatched += 1
+            if idle:
+                send(idle.popitem()[0], exchange)
+            else:
+                in_flight[exchange] = None
+                waiting.append(exchange)
         self._plan_ahead()
-
-    def _dispatch(self, exchange: Exchange) -> None:
-        stamp = exchange.dispatched_ns = now()
-        self.n_dispatched += 1
-        if self._deadline_ns is not None:
-            start = (self._t0_ns or 0) + exchange.due_ns if self._limit == _NEVER else stamp
-            exchange.deadline_ns = start + self._deadline_ns
-            self._deadlines.append(exchange)
-        connection = self.pool.take()
-        if connection is None:
-            self._in_flight[exchange] = None
-            self._waiting.append(exchange)
-        else:
-            self._send(connection, exchange)
 
     def _send(self, connection: Connection, exchange: Exchange) -> None:
         self._in_flight[exchange] = connection
         connection.exchange = exchange
         if not connection.used:
             exchange.connected_ns = connection.connected_ns
-        tls = connection.tls
-        self._write(connection, exchange, exchange.payload if tls is None else tls.encrypt(exchange.payload))
+        payload = exchange.payload if connection.tls is None else connection.tls.encrypt(exchange.payload)
+        self._write(connection, exchange, payload)
 
     def _write(self, connection: Connection, exchange: Exchange, data: bytes | memoryview) -> None:
         try:
@@ -346,6 +338,20 @@ class Wire:
             if connection.unsent is None:
                 self._poller.modify(connection.fd, IN | OUT)
             connection.unsent = memoryview(data)[n:]
+
+    def _expire(self, at: int) -> None:
+        """Give up what has passed its deadline. What was dispatched first stands first and expires first."""
+        limit_ns, t0_ns = self._deadline_ns, self._t0_ns
+        if limit_ns is None or t0_ns is None:
+            return
+        late = []
+        for exchange in self._in_flight:
+            start_ns = t0_ns + exchange.due_ns if self._limit == _NEVER else exchange.dispatched_ns or at
+            if at < start_ns + limit_ns:
+                break
+            late.append(exchange)
+        for exchange in late:
+            self._fail(exchange, "timeout", f"no end of the reply within {limit_ns / 1e9:g} s")
 
     # What comes back.
 
