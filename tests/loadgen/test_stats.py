@@ -161,6 +161,22 @@ def test_the_tokens_of_ten_requests_give_a_median_but_no_interval():
     assert "needs 11 requests" in (found.note or "")
 
 
+def test_the_interval_is_that_of_resampling_whole_requests_by_hand():
+    random = np.random.default_rng(4)
+    groups = np.repeat(np.arange(400), random.integers(1, 9, 400))
+    values = random.exponential(1.0, len(groups)) + (groups % 7)
+    weights = random.integers(1, 4, len(groups)).astype(float)
+    found = pooled_percentiles(values, weights, groups, [0.5, 0.99], "s", rng())
+    again, draws = rng(), []
+    tokens = [np.repeat(values[groups == g], weights[groups == g].astype(int)) for g in range(400)]
+    for _ in range(1000):
+        drawn = np.concatenate([tokens[g] for g in again.integers(0, 400, 400)])
+        draws.append(np.quantile(drawn, [0.5, 0.99]))
+    for k, p in enumerate([0.5, 0.99]):
+        low, high = np.quantile([draw[k] for draw in draws], [0.025, 0.975], method="nearest")
+        assert (found[p].low, found[p].high) == pytest.approx((low, high))
+
+
 def test_tokens_that_share_a_request_widen_the_interval():
     values = np.repeat(np.random.default_rng(1).exponential(1.0, 100), 50)
     alone = pooled_percentiles(values, np.ones(5000), np.arange(5000), [0.5], "s", rng())[0.5]
