@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from loadgen.certify import Certificate
 from loadgen.stats import Absent, Figure
 from loadgen.verdict import Reason
 
@@ -12,7 +13,10 @@ NOTABLE = 0.01
 
 
 def caveats(
-    counts: Mapping[str, int], lengths: Mapping[str, Any], conserved: Mapping[str, Figure]
+    counts: Mapping[str, int],
+    lengths: Mapping[str, Any],
+    conserved: Mapping[str, Figure],
+    certificate: Certificate | Absent | None = None,
 ) -> tuple[Reason, ...]:
     """Every caveat that applies, out of the summary's own sections."""
     found = (
@@ -21,6 +25,7 @@ def caveats(
         _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
         _cached(_point(lengths["cached_fraction"])),
         _conservation(_point(conserved["output_residual"])),
+        _uncertified(certificate),
     )
     return tuple(reason for reason in found if reason is not None)
 
@@ -62,6 +67,13 @@ def _conservation(residual: float) -> Reason | None:
         return None
     text = f"Client and server differ by {residual:.1%} in how many tokens were generated."
     return Reason("conservation", text, "Does anybody else use this server?")
+
+
+def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
+    if not isinstance(certificate, Absent):
+        return None
+    text = f"The instrument was not certified before this run: {certificate.reason}."
+    return Reason("not-certified", text, "Its own watch during the run is all that speaks for it.")
 
 
 def _point(figure: Figure) -> float:

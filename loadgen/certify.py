@@ -10,6 +10,7 @@ import numpy as np
 
 from loadgen.columns import Columns, Floats
 from loadgen.job import DriveReport
+from loadgen.stats import Absent, Figure, measured
 from servers.truth.journal import Served
 from workloads import achieved
 
@@ -107,6 +108,44 @@ class Certificate:
     def is_clean(self) -> bool:
         """Every request is accounted for, and 99 % of all latencies are right within a millisecond."""
         return not self.n_unmatched and all(error.p99_s <= _NO_LATER for error in self.errors.values())
+
+
+def certificate_of(row: Mapping[str, Any] | None) -> Certificate | Absent | None:
+    """What a manifest's `certificate` says; None where it has none."""
+    if row is None:
+        return None
+    return Absent(str(row["absent"])) if "absent" in row else Certificate.from_json(row)
+
+
+def errors_of(certificate: Certificate | Absent | None) -> dict[str, dict[str, Figure]]:
+    """By metric, p50 and p99 of how far off it was; empty where nobody asked."""
+    if certificate is None:
+        return {}
+    if isinstance(certificate, Absent):
+        return {name: dict.fromkeys(("p50", "p99"), certificate) for name in METRICS}
+    return {
+        name: {
+            "p50": measured(error.p50_s, "s", "", error.n),
+            "p99": measured(error.p99_s, "s", "", error.n),
+        }
+        for name, error in certificate.errors.items()
+    }
+
+
+def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
+    """The certificate among a run's own figures: bias and p99 of the error by metric; empty where None."""
+    if certificate is None:
+        return {}
+    if isinstance(certificate, Absent):
+        return {f"certified_{name}_{what}_s": certificate for name in METRICS for what in ("bias", "p99")}
+    found: dict[str, Figure] = {}
+    for name, error in certificate.errors.items():
+        found[f"certified_{name}_bias_s"] = measured(error.bias_s, "s", "", error.n)
+        found[f"certified_{name}_p99_s"] = measured(error.p99_s, "s", "", error.n)
+    n = certificate.n_events
+    found["certified_events_per_s"] = measured(certificate.events_per_s, "1/s", "too few events", n)
+    found["certified_cpu_per_event_s"] = measured(certificate.cpu_per_event_s, "s", "no event arrived", n)
+    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)

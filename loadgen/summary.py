@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow as pa
 from loadgen import totals
 from loadgen.accounts import conservation, counts, lengths
 from loadgen.caveats import caveats
+from loadgen.certify import Certificate, certificate_of, certified, errors_of
 from loadgen.columns import Columns, columns_of
 from loadgen.instrument import instrument
 from loadgen.job import DriveReport
@@ -44,8 +45,9 @@ HEADLINE: Final = ("ttft", "itl", "e2e")
 class Context:
     """What a summary needs besides the records. `seed` is for the bootstrap alone.
 
-    `instrument_error_s` is by percentile what a server of known truth found the client to err by;
-    `not_comparable` and `not_stationary` are reasons found elsewhere.
+    `certificate` says how far off a server of known truth found the client, Absent why nobody asked; None
+    where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
+    elsewhere.
     """
 
     telemetry: pd.DataFrame | None = None
@@ -54,7 +56,7 @@ class Context:
     status: str = "complete"
     closed_loop: bool = False
     seed: int = 0
-    instrument_error_s: Mapping[str, Figure] = field(default_factory=dict)
+    certificate: Certificate | Absent | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
 
@@ -67,6 +69,7 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
         identity=run.identity,
         status=run.status,
         closed_loop=run.manifest.get("concurrency") is not None,
+        certificate=certificate_of(run.manifest.get("certificate")),
         **more,
     )
     return summarize(run.record_table, context)
@@ -83,8 +86,9 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     window = totals.whole_run(c)
     ends_s = c.closed_s[~np.isnan(c.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
+    errors_s = errors_of(context.certificate)
     metrics = {
-        name: figures(metric, c, context.seed)
+        name: figures(metric, c, context.seed) | _instrument_error(errors_s.get(name))
         for name, metric in METRICS.items()
         if metric.of or metric.pooled
     }
@@ -94,6 +98,7 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
         if metric.of and metric.failures == "infinite"
     }
     client = instrument(c, context.reports, watched, closed_loop=context.closed_loop)
+    client |= certified(context.certificate)
     sections: dict[str, Any] = {
         "counts": counts(c),
         "metrics": metrics,
@@ -110,7 +115,7 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     }
     verdict = judge(
         _evidence(sections, context),
-        caveats(sections["counts"], sections["lengths"], sections["conservation"]),
+        caveats(sections["counts"], sections["lengths"], sections["conservation"], context.certificate),
     )
     return {"schema": SCHEMA, "verdict": verdict.to_json(), **_jsonable(sections)}
 
@@ -134,6 +139,11 @@ def figures(metric: Metric, c: Columns, seed: int) -> dict[str, Figure]:
     return {label(p): quantiles[p] for p in QUANTILES} | {"mean": mean(values, metric.unit, random)}
 
 
+def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]:
+    """What the certificate says of the metric: 99 % of its values are known at least so well."""
+    return {"instrument_error": error_s["p99"]} if error_s else {}
+
+
 def _bounds(metric: Metric, c: Columns) -> dict[str, Figure]:
     values = latencies(metric, c)
     return {label(p): early_stopping_bound(values, p, metric.unit) for p in QUANTILES}
@@ -154,7 +164,7 @@ def _evidence(sections: Mapping[str, Any], context: Context) -> Evidence:
         headline={name: sections["metrics"][name] for name in HEADLINE},
         send_lag_s={p: client[f"send_lag_{p}_s"] for p in ("p50", "p99")},
         read_error_s={p: client[f"read_error_{p}_s"] for p in ("p50", "p99")},
-        instrument_error_s=context.instrument_error_s,
+        instrument_error_s=errors_of(context.certificate),
         throttled_fraction=None if isinstance(throttled, Absent) else throttled.point,
         not_comparable=context.not_comparable,
         not_stationary=context.not_stationary,

@@ -56,9 +56,9 @@ class Evidence:
 
     `counts` are requests by outcome with `planned` and `ok`. `headline` holds the figures that the client
     could have spoilt, by metric and percentile ("ttft", "p99"); sending late spoils no gap between tokens.
-    `send_lag_s` and `read_error_s` say by percentile how late the client was, `instrument_error_s` what a
-    server of known truth found it to be. `throttled_fraction` is the share of time in which the system kept
-    the client from running.
+    `send_lag_s` and `read_error_s` say by percentile how late the client was, `instrument_error_s` by metric
+    and percentile how far off a server of known truth found it. `throttled_fraction` is the share of time
+    in which the system kept the client from running.
     """
 
     counts: Mapping[str, int]
@@ -66,7 +66,7 @@ class Evidence:
     headline: Mapping[str, Mapping[str, Figure]]
     send_lag_s: Mapping[str, Figure]
     read_error_s: Mapping[str, Figure]
-    instrument_error_s: Mapping[str, Figure] = field(default_factory=dict)
+    instrument_error_s: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
     throttled_fraction: float | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
@@ -127,11 +127,9 @@ def _insufficient(evidence: Evidence) -> list[Reason]:
 
 
 def _client_bound(evidence: Evidence) -> list[Reason]:
-    waits = {
-        name: evidence.headline[name] for name in evidence.headline if name not in ("itl", "icl", "tpot")
-    }
-    late = _over_tolerance(evidence.send_lag_s, waits)
-    blurred = _over_tolerance(evidence.read_error_s, evidence.headline)
+    waits = [name for name in evidence.headline if name not in ("itl", "icl", "tpot")]
+    late = _over_tolerance(dict.fromkeys(waits, evidence.send_lag_s), evidence.headline)
+    blurred = _over_tolerance(dict.fromkeys(evidence.headline, evidence.read_error_s), evidence.headline)
     erred = _over_tolerance(evidence.instrument_error_s, evidence.headline)
     reasons = []
     if late:
@@ -157,11 +155,13 @@ def tolerance_s(value_s: float) -> float:
     return max(FLOOR_S, SHARE * value_s)
 
 
-def _over_tolerance(lag_s: Mapping[str, Figure], headline: Mapping[str, Mapping[str, Figure]]) -> str | None:
+def _over_tolerance(
+    lags_s: Mapping[str, Mapping[str, Figure]], headline: Mapping[str, Mapping[str, Figure]]
+) -> str | None:
     """The worst lag that is more than the percentile it adds to can bear; None where all is well."""
     worst, said = 1.0, None
-    for metric, figures in headline.items():
-        for name, value in figures.items():
+    for metric, lag_s in lags_s.items():
+        for name, value in headline.get(metric, {}).items():
             lag = lag_s.get(name)
             if lag is None or isinstance(lag, Absent) or isinstance(value, Absent):
                 continue

@@ -39,7 +39,7 @@ CASES = {
     ),
     "stamped late": ({"read_error_s": {"p99": at(0.002)}}, State.CLIENT_BOUND, ["read-lag"]),
     "the truth server objects": (
-        {"instrument_error_s": {"p50": at(0.02)}},
+        {"instrument_error_s": {"itl": {"p50": at(0.02)}}},
         State.CLIENT_BOUND,
         ["instrument-error"],
     ),
