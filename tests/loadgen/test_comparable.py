@@ -1,0 +1,261 @@
+"""Engines are compared only where they did the same work; each difference is named for what it is."""
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen import tables
+from loadgen.columns import columns_of
+from loadgen.comparable import ALONE, COMPARABLE, comparability
+from loadgen.matched import matched
+from loadgen.prefixes import expected_hit_fraction, hits
+from loadgen.record import Record
+from loadgen.stats import Absent, Estimate, percentile
+from loadgen.verdict import Reason
+from loadgen.work import Work, quantization_in, settings_of
+from servers.engine import Identity
+from tests.loadgen.making import failed, ok
+from workloads.plan import Plan, fingerprint
+from workloads.request import Request, Sampling
+
+SETTINGS = {
+    "concurrency": "open loop",
+    "sampling": "greedy",
+    "dtype": "bfloat16",
+    "kv_dtype": "bfloat16",
+    "quantization": "none",
+    "max_num_seqs": "256",
+    "max_batched_tok": "8,192",
+    "tensor_parallel": "1",
+}
+
+
+def served(n: int = 100, n_tok: int = 8, asked: int = 8, step_s: float = 0.01, **fields: Any) -> list[Record]:
+    """`n` replies of `n_tok` tokens where `asked` were asked for."""
+    finish = "length" if n_tok == asked else "stop"
+    common = {"planned_output_tok": asked, "planned_prompt_tok": 512, "prompt_tok": 512}
+    common |= {"finish_reason": finish, "outcome": "ok" if n_tok == asked else "short"}
+    return [replace(ok(k, 0.1 + k * 0.001, [step_s] * (n_tok - 1)), **{**common, **fields}) for k in range(n)]
+
+
+def refused(n: int, first: int) -> list[Record]:
+    return [replace(failed(first + k, "http_503", 8), planned_prompt_tok=512) for k in range(n)]
+
+
+def work(label: str, records: list[Record], **changes: Any) -> Work:
+    columns = columns_of(tables.record_table(records))
+    settings = {**SETTINGS, **changes.pop("settings", {})}
+    fields = {"run": label, "verdict": "VALID", "cached_fraction": 0.0, "expected_cached_fraction": 0.0}
+    return Work(label=label, columns=columns, settings=settings, **{**fields, **changes})
+
+
+def codes(gate) -> list[str]:
+    return [reason.code for reason in gate.reasons]
+
+
+def test_the_same_work_under_the_same_settings_is_comparable():
+    gate = comparability([work("A", served()), work("B", served(step_s=0.02)), work("A", served())])
+    assert (gate.state, gate.reasons, gate.warnings) == (COMPARABLE, (), ())
+    assert all(fact.agrees for fact in gate.facts)
+
+
+@pytest.mark.parametrize(
+    ("other", "code", "words"),
+    [
+        (work("B", served(prompt_tok=500)), "prompt-tokens", "500.0 at B, 512.0 at A"),
+        (work("B", served(n_tok=6)), "output-tokens", "6.0 at B, 8.0 at A"),
+        (work("B", served(finish_reason="eos_token")), "finish-reasons", "100.0% at B"),
+        (work("B", served(70) + refused(30, 70)), "failures", "B: 30 http_503"),
+        (work("B", served(), cached_fraction=0.5), "prefix-cache", "50.0% at B"),
+        (work("B", served(), settings={"dtype": "float16"}), "precision", "float16 at B"),
+        (work("B", served(), settings={"kv_dtype": "fp8"}), "precision", "KV cache"),
+        (work("B", served(), settings={"quantization": "awq"}), "precision", "awq at B"),
+        (work("B", served(), settings={"sampling": "temperature 1, top_p 1"}), "sampling", "greedy at A"),
+        (work("B", served(), settings={"max_num_seqs": "128"}), "batch-limits", "128 at B"),
+        (work("B", served(), settings={"max_batched_tok": "2,048"}), "batch-limits", "Most tokens"),
+        (work("B", served(), settings={"tensor_parallel": "2"}), "parallelism", "2 at B"),
+        (work("B", served(), settings={"concurrency": "8"}), "workload", "8 at B"),
+        (work("B", served(99)), "workload", "99 for B"),
+        (work("B", served(planned_prompt_tok=256, prompt_tok=512)), "workload", "other lengths"),
+        (work("B", served(due_ns=5_000_000)), "workload", "other times"),
+        (work("B", served(), cached_fraction=0.4), "cache-truth", "40.0% of its prompt tokens"),
+        (work("B", served(), verdict="NO SUMMARY"), "verdict", "NO SUMMARY"),
+    ],
+)
+def test_each_difference_is_a_reason_in_its_own_words(other, code, words):
+    gate = comparability([work("A", served()), other])
+    assert not gate.comparable
+    assert code in codes(gate)
+    assert any(words in reason.text for reason in gate.reasons if reason.code == code)
+
+
+def test_one_repeat_that_differs_is_enough():
+    gate = comparability([work("A", served()), work("B", served()), work("B", served(n_tok=4))])
+    assert "output-tokens" in codes(gate)
+
+
+def test_a_special_token_in_front_is_within_the_tolerance():
+    assert comparability([work("A", served()), work("B", served(prompt_tok=513))]).comparable
+
+
+def test_what_an_engine_does_not_say_is_a_warning_and_not_a_difference():
+    gate = comparability(
+        [work("A", served()), work("B", served(), cached_fraction=None, settings={"dtype": None})]
+    )
+    assert gate.comparable
+    (warning,) = gate.warnings
+    assert "B does not say: prompt tokens from the prefix cache, precision of the weights" in warning.text
+
+
+def test_an_engine_whose_lengths_cannot_be_forced_is_named_even_where_they_agree():
+    gate = comparability([work("A", served()), work("TGI", served(), lengths_forced=False)])
+    assert gate.comparable
+    assert "TGI cannot be told" in gate.warnings[0].text
+
+
+def test_a_run_that_cannot_be_believed_makes_the_comparison_so():
+    gate = comparability([work("A", served()), work("B", served(), verdict="CLIENT-BOUND")])
+    assert gate.state == "CLIENT-BOUND"
+    assert "1 of 2 runs are CLIENT-BOUND (B)" in gate.reasons[0].text
+
+
+def test_cache_hits_that_the_prompts_explain_are_no_reason():
+    shared = {"cached_fraction": 0.5, "expected_cached_fraction": 0.5}
+    assert comparability([work("A", served(), **shared), work("B", served(), **shared)]).comparable
+
+
+def test_one_contender_alone_is_no_comparison():
+    assert comparability([work("A", served()), work("A", served())]).state == ALONE
+
+
+def test_differences_found_elsewhere_come_first():
+    other_model = Reason("model", "Other models.", "Compare the same one.")
+    gate = comparability([work("A", served()), work("B", served(n_tok=4))], [other_model])
+    assert codes(gate)[:2] == ["model", "output-tokens"]
+
+
+# ---- matched work
+
+
+def rng():
+    return np.random.default_rng(0)
+
+
+def mixed(n_short: int, step_s: float) -> list[Record]:
+    records = served(100 - n_short, 8, step_s=step_s) + served(n_short, 6, step_s=step_s)
+    return [replace(record, index=k) for k, record in enumerate(records)]
+
+
+def test_replies_of_equal_length_are_compared_where_the_load_is_nearly_the_same():
+    works = [work("A", mixed(0, 0.01) + mixed(60, 0.01)), work("B", mixed(30, 0.02) + mixed(60, 0.02))]
+    gate = comparability(works)
+    assert set(codes(gate)) == {"output-tokens", "finish-reasons"}
+    estimate = matched(works, gate, rng())
+    assert not isinstance(estimate, Absent)
+    assert estimate.n_strata == 2
+    assert estimate.covered == 1.0
+    tpot = {label: figures["tpot"] for label, figures in estimate.means.items()}
+    assert isinstance(tpot["A"], Estimate)
+    assert isinstance(tpot["B"], Estimate)
+    assert (tpot["A"].point, tpot["B"].point) == pytest.approx((0.01, 0.02))
+
+
+def test_matching_lengths_does_not_mend_a_refusal():
+    works = [work("A", served()), work("B", served(70) + refused(30, 70))]
+    estimate = matched(works, comparability(works), rng())
+    assert isinstance(estimate, Absent)
+    assert "failures" in estimate.reason
+
+
+def test_a_server_with_much_less_to_do_is_not_matched():
+    few = {"prompt_tok": 8, "planned_prompt_tok": 8}
+    works = [work("A", served(**few)), work("B", served(n_tok=2, **few))]
+    estimate = matched(works, comparability(works), rng())
+    assert isinstance(estimate, Absent)
+    assert "lighter load" in estimate.reason
+
+
+def test_lengths_that_do_not_overlap_are_not_matched():
+    works = [work("A", served()), work("B", served(n_tok=7))]
+    estimate = matched(works, comparability(works), rng())
+    assert isinstance(estimate, Absent)
+    assert "cover 0%" in estimate.reason
+
+
+# ---- the prompts' own prefix tree
+
+
+def test_a_prefix_tree_counts_whole_blocks_that_stood_before_and_never_a_whole_prompt():
+    a, b = list(range(64)), list(range(40)) + [99] * 24
+    assert hits([a, b, a, a[:32], [7] * 64], block_tok=16) == [0, 32, 48, 16, 0]
+
+
+def plan_of(prompts: list[list[int]]) -> Plan:
+    requests = tuple(Request(k, array("I", ids), None, len(ids), 4) for k, ids in enumerate(prompts))
+    due_ns = array("q", [0] * len(prompts))
+    return Plan(requests, due_ns, 0, fingerprint(requests, due_ns))
+
+
+def test_equal_prompts_are_expected_to_hit_unless_they_are_salted():
+    plan = plan_of([list(range(65))] * 2)
+    assert expected_hit_fraction(plan, None) == pytest.approx(64 / 130)
+    assert expected_hit_fraction(plan, "5eed") == 0.0
+
+
+def test_texts_share_words():
+    text = " ".join(f"w{k}" for k in range(33))
+    plan = Plan(tuple(Request(k, None, text, 33, 4) for k in range(2)), array("q", [0, 0]), 0, "")
+    assert expected_hit_fraction(plan, "5eed") == pytest.approx(32 / 66)
+
+
+# ---- settings
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (None, None),
+        (["vllm", "serve", "m"], "none"),
+        (["vllm", "serve", "m", "-q", "awq"], "awq"),
+        (["text-generation-launcher", "--quantize", "gptq"], "gptq"),
+        (["vllm", "serve", "m", "--quantization=fp8"], "fp8"),
+    ],
+)
+def test_quantisation_is_read_off_the_command_line(argv, said):
+    assert quantization_in(argv) == said
+
+
+def test_one_dtype_has_one_name_and_greedy_is_told_from_sampling():
+    warm = Sampling(temperature=0.7, top_p=0.9)
+    plan = Plan((Request(0, None, "x", 1, 1, sampling=warm),), array("q", [0]), 0, "")
+    settings = settings_of(Identity("e", dtype="torch.bfloat16", kv_dtype="fp16"), None, plan)
+    assert (settings["dtype"], settings["kv_dtype"]) == ("bfloat16", "float16")
+    assert settings["sampling"] == "temperature 0.7, top_p 0.9"
+    assert settings["max_num_seqs"] is None
+
+
+# ---- shedding
+
+
+@given(
+    st.lists(st.floats(0.001, 100), min_size=20, max_size=120),
+    st.sets(st.integers(0, 119)),
+    st.sampled_from([0.5, 0.9, 0.95]),
+)
+def test_shedding_load_never_improves_a_percentile(latencies_s, shed, p):
+    kept = np.array(latencies_s)
+    lossy = kept.copy()
+    lossy[[k for k in shed if k < len(kept)]] = np.inf
+    before, after = percentile(kept, p, "s"), percentile(lossy, p, "s")
+    if isinstance(before, Estimate) and isinstance(after, Estimate):
+        assert after.point >= before.point
+        if before.high is None:
+            assert after.high is None
+        else:
+            assert after.high is None or after.high >= before.high
+    assert isinstance(after, Absent) or isinstance(before, Estimate)
