@@ -167,7 +167,7 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     body = _scoped_ids(body, name)
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
     body = re.sub(r"-?\d+\.\d{4,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), body)
-    body = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
     for sentinel, variable in _VARIABLES.items():
         body = body.replace(sentinel, f"var(--{variable})")
     width, height = figure.get_size_inches() * 72

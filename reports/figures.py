@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -65,15 +64,15 @@ def timeline(
             for at_s, _ in marks:
                 axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
         for at_s, text in marks:
-            late = at_s > 0.6 * edges[-1]
-            place: Any = {"xytext": (-5 if late else 5, -4), "ha": "right" if late else "left", "va": "top"}
-            axes[0].annotate(
+            # Beside the second panel's title, where no line and no legend is.
+            axes[min(1, len(axes) - 1)].annotate(
                 text,
                 (at_s, 1),
+                (0, 5),
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
+                ha="right" if at_s > 0.5 * edges[-1] else "left",
                 color=MUTED,
-                **place,
             )
         axes[-1].set_xlim(edges[0], edges[-1])
         axes[-1].set_xlabel("time since the run's start (s)", loc="right")
@@ -129,13 +128,15 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
         return None
     scale = scale_for("s", ttft_s.tolist())
     place, y = np.arange(1.0, len(ttft_s) + 1), ttft_s / scale.divisor
-    top = float(y[kept].max()) * 1.06
+    top, dot = float(y[kept].max()) * 1.06, len(place) * 2e-4
 
     def draw(name: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 345)
-        # Zero-length strokes with round caps: a thousand points as one path.
-        panel.plot(*_segments(place[kept], place[kept], y[kept]), color=SERIES[0], linewidth=4.4, alpha=0.5,
-                   solid_capstyle="round", label="one request")  # fmt: skip
+        # Very short strokes with round caps: a thousand points as one path.
+        dots = _segments(place[kept] - dot, place[kept] + dot, y[kept])
+        panel.plot(
+            *dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="one request"
+        )
         if slope_s is not None:
             ends = np.array([1, len(place)])
             line = y[kept].mean() + slope_s / scale.divisor * (ends - place[kept].mean())

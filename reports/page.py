@@ -135,11 +135,7 @@ def facts(view: View) -> list[str]:
 
 def banner(summary: Mapping[str, Any]) -> Banner:
     """The verdict for the top of the page; a state that is not in STATES is shown as it stands."""
-    verdict = summary.get("verdict")
-    if not verdict:
-        return Banner(
-            "NO SUMMARY", "bad", "✕", "The run left no summary: it ended before its numbers were made.", ()
-        )
+    verdict = summary["verdict"]
     state = str(verdict["state"])
     tone, mark, sentence = STATES.get(state, ("warn", "!", "See the reasons."))
     reasons = (*verdict.get("reasons", ()), *verdict.get("warnings", ()))

@@ -32,10 +32,6 @@ MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 def numbers(view: View) -> list[Block]:
     """Headline numbers: tiles, latency, throughput, memory, and what stands behind each."""
     summary = view.summary
-    if not summary:
-        return [
-            Note("No summary was written for this run; `burstline report` makes it from the run's files.")
-        ]
     metrics = summary.get("metrics", {})
     headline = {key: row for key, row in metrics.items() if key in HEADLINE}
     others = {key: row for key, row in metrics.items() if key not in HEADLINE}

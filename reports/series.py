@@ -46,8 +46,12 @@ def in_flight(c: Columns, edges: Floats) -> Floats:
 
 
 def level(telemetry: pd.DataFrame, source: str, name: str, edges: Floats) -> Floats:
-    """The greatest reading in each bin; a bin without one keeps the last, NaN where there is none."""
-    rows = telemetry[(telemetry["source"] == source) & (telemetry["name"] == name)].dropna(subset="value")
+    """The greatest reading in each bin; a bin without one keeps the last.
+
+    Readings from before the start do not count: what an idle server said is not held into the load.
+    """
+    mine = (telemetry["source"] == source) & (telemetry["name"] == name) & (telemetry["at_ns"] >= 0)
+    rows = telemetry[mine].dropna(subset="value")
     at_s, values = rows["at_ns"].to_numpy(dtype=float) / 1e9, rows["value"].to_numpy(dtype=float)
     most = np.full(len(edges) - 1, np.nan)
     if not len(at_s):

@@ -9,6 +9,7 @@ from loadgen.rundir import Run
 from reports.estimates import HEADLINE, QUANTILES, leaves, scale_of, title_of
 from reports.numbers import interval, point, scale_for
 from reports.page import banner
+from reports.view import summary_of
 
 GROUPS = (
     ("Throughput", "throughput"),
@@ -21,18 +22,14 @@ GROUPS = (
 
 def show(run: Run) -> str:
     """The verdict, every headline number with its interval, memory, outcomes; ends without a line break."""
-    summary = run.summary
-    if summary is None:
-        return f"{run.name}\nNo summary was written; `burstline report {run.path}` makes it."
+    summary = summary_of(run)
     parts = [f"{run.name}\n{_verdict(summary)}", _latencies(summary), *_groups(summary), _outcomes(summary)]
     return "\n\n".join(part for part in parts if part)
 
 
 def headline(run: Run) -> str:
     """The verdict and the few numbers people ask for first; ends without a line break."""
-    summary = run.summary
-    if summary is None:
-        return "No summary was written."
+    summary = summary_of(run)
     return "\n".join(part for part in (_verdict(summary), _latencies(summary), _outcomes(summary)) if part)
 
 

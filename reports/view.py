@@ -11,11 +11,12 @@ import pandas as pd
 from loadgen.columns import Columns, Floats, columns_of
 from loadgen.metrics import METRICS, latencies
 from loadgen.rundir import Run
+from loadgen.summary import summarize_run
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What every section reads: `summary` is {} where none was written, `telemetry` may have no rows."""
+    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows."""
 
     name: str
     status: str
@@ -35,6 +36,11 @@ class View:
         return self.manifest.get("server") or {}
 
 
+def summary_of(run: Run) -> Mapping[str, Any]:
+    """The summary on disk; for a run that ended before one was written, what its files give."""
+    return run.summary if run.summary is not None else summarize_run(run)
+
+
 def view_of(run: Run) -> View:
     telemetry = run.telemetry
     if telemetry is None:
@@ -43,7 +49,7 @@ def view_of(run: Run) -> View:
         name=run.name,
         status=run.status,
         manifest=run.manifest,
-        summary=run.summary or {},
+        summary=summary_of(run),
         records=run.records,
         telemetry=telemetry,
         columns=columns_of(run.record_table),

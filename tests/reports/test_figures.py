@@ -77,3 +77,14 @@ def test_two_figures_on_one_page_share_no_id():
     ids = [set(re.findall(r' id="([^"]+)"', plot.drawings[0].body)) for plot in (one, two)]
     assert ids[0]
     assert not ids[0] & ids[1]
+
+
+def test_every_request_of_the_drain_is_a_visible_stroke():
+    plot = figures.drain(np.full(40, 0.5), np.arange(40), None, "found")
+    paths = re.findall(r'd="([^"]+)"[^>]*--c0', plot.drawings[0].body)
+    assert max(path.count("L") for path in paths) >= 40
+
+
+def test_text_in_a_figure_takes_the_font_of_the_page():
+    plot = figures.drain(np.full(4, 0.5), np.arange(4), None, "found")
+    assert "font-family" not in plot.drawings[0].body

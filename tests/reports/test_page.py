@@ -125,11 +125,10 @@ def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
 
 
 def test_a_run_whose_summary_was_never_written_is_still_a_page(tmp_path):
-    kept = synthetic.finished_run(tmp_path, synthetic.records(n=12))
-    (kept.path / "summary.json").unlink()
-    html = render(open_run(kept.path))
-    assert "NO SUMMARY" in html
-    assert 'id="rows"' in html
+    run = synthetic.finished_run(tmp_path, synthetic.records(n=12))
+    html = render(run)
+    (run.path / "summary.json").unlink()
+    assert render(open_run(run.path)) == html
 
 
 def test_requests_spread_over_time_get_no_burst_section(tmp_path):

@@ -50,7 +50,7 @@ def test_a_level_is_held_until_the_next_reading_and_no_longer_than_the_last():
         columns=["at_ns", "source", "name", "value"],
     )
     found = series.level(rows, "engine", "running", np.arange(6.0))
-    np.testing.assert_array_equal(found, [3.0, 3.0, 5.0, np.nan, np.nan])
+    np.testing.assert_array_equal(found, [np.nan, 3.0, 5.0, np.nan, np.nan])
 
 
 def test_what_was_never_sent_comes_last_in_the_order_of_sending():
