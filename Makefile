@@ -9,7 +9,7 @@ help:  ## What can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 run: $(VENV)/.run  ## Fire 1000 x 512 tokens at the embedded engine and write the report
-	@$(BIN)/burstline run --engine reference
+	@$(BIN)/burstline run --engine reference || [ $$? -eq 4 ] # 4: done, but not VALID, and the page says why
 
 test: $(VENV)/.dev  ## The quick test suite
 	@$(BIN)/python -m pytest -q
