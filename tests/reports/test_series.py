@@ -43,7 +43,8 @@ def test_in_flight_is_the_most_at_once_in_each_bin(columns):
 def test_a_level_is_held_until_the_next_reading_and_no_longer_than_the_last():
     rows = pd.DataFrame(
         [
-            (0, "engine", "running", 3.0),
+            (-10, "engine", "running", 7.0),
+            (1_000_000_000, "engine", "running", 3.0),
             (2_100_000_000, "engine", "running", 5.0),
             (0, "server", "running", 9.0),
         ],
