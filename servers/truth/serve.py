@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
@@ -57,8 +57,8 @@ class TruthServer:
 
     def stop(self) -> None:
         """Ends `run`; may be called from any thread."""
-        self._stopped = True
-        self._ring.send(b"!")
+        with suppress(OSError):  # it has ended by itself
+            self._ring.send(b"!")
 
     def stop_at_end_of(self, fd: int) -> None:
         """Stops when the pipe `fd` ends: with the process that holds its other end, however that dies."""
