@@ -45,6 +45,7 @@ from workloads.prompts import salted
 from workloads.request import Request
 
 _LOOK_AHEAD = 10_000
+_NO_BODY = httpx.ByteStream(b"")
 _HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "burstline"}
 
 
@@ -139,6 +140,7 @@ class _Drive:
             with suppress(httpx.TransportError):  # the exchange knows what failed
                 response = await self._client.send(self._built(request, exchange), stream=True)
                 await response.aclose()
+                response.stream = _NO_BODY  # httpx ties stream and response in a circle; no collector runs
         else:
             exchange.failure = "not_sent"
         exchange.payload, exchange.future = b"", None

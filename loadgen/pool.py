@@ -93,6 +93,10 @@ class Pool:
             if not self._open(0):
                 break
 
+    def open_another(self) -> None:
+        """A fresh connection, however many are idle: those may be as stale as the one just lost."""
+        self._open(0)
+
     @property
     def is_settled(self) -> bool:
         """Whether all that was wanted stands, or cannot."""

@@ -411,8 +411,10 @@ class Wire:
             connection.used = True
             self.pool.idle[connection] = None
             self._serve_waiting()
-        elif connection.is_open:
-            self.pool.drop(connection)
+        else:
+            if connection.is_open:
+                self.pool.drop(connection)
+            self._plan_ahead()  # who waits needs another
         if self._soon:
             self._next_due = min(self._next_due, (self._t0_ns or 0) + self._soon[0][0])
 
@@ -462,7 +464,7 @@ class Wire:
         self.n_resent += 1
         self._in_flight[exchange] = None
         self._waiting.append(exchange)
-        self._plan_ahead()
+        self.pool.open_another()
 
     def _serve_waiting(self) -> None:
         while self._waiting and self.pool.idle:

@@ -43,8 +43,12 @@ async def serving(script: Script, context: ssl.SSLContext | None = None) -> Asyn
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server.n_connections += 1
         writers.append(writer)
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
         nth = 0
-        with suppress(asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+        # Cancelled at the end of `serving`: asyncio's streams would log that as an error.
+        with suppress(asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 server.first_byte_ns = server.first_byte_ns or time.monotonic_ns()
@@ -60,6 +64,7 @@ async def serving(script: Script, context: ssl.SSLContext | None = None) -> Asyn
         writer.close()
 
     writers: list[asyncio.StreamWriter] = []
+    tasks: list[asyncio.Task[None]] = []
     listener = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context, backlog=2048)
     port = listener.sockets[0].getsockname()[1]
     server = Scripted(f"http{'s' if context else ''}://127.0.0.1:{port}")
@@ -69,7 +74,9 @@ async def serving(script: Script, context: ssl.SSLContext | None = None) -> Asyn
         listener.close()
         for writer in writers:
             writer.transport.abort()
-        await asyncio.sleep(0.01)  # let every connection see its end
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def chunk(data: bytes) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import signal
@@ -17,11 +18,13 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from loadgen import drive, http1
 from loadgen.capture import Capture
 from loadgen.counters import Counters
+from loadgen.exchange import Exchange
 from loadgen.job import DriveReport, Job
 from loadgen.process import ensure_fd_limit
 from loadgen.spool import read_captures
@@ -153,7 +156,7 @@ def test_sum_of_captures_is_the_plan_whatever_the_server_does(
     tmp_path: Path, concurrency: int | None
 ) -> None:
     with served(mixed) as server:
-        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=0.15, concurrency=concurrency)
+        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=0.4, concurrency=concurrency)
         report = driven(job)
     captures = list(read_captures(job.captures))
     assert sorted(c.index for c in captures) == list(range(100, 140))
@@ -161,6 +164,26 @@ def test_sum_of_captures_is_the_plan_whatever_the_server_does(
     # 100 is a multiple of 4, so that a prompt's number and its index have the same remainder.
     assert by_kind == {0: {None}, 1: {"reset"}, 2: {"truncated"}, 3: {"timeout"}}
     assert dict(report.failures) == {"reset": 10, "truncated": 10, "timeout": 10}
+
+
+def test_nothing_of_a_request_outlives_its_capture_though_no_collector_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+
+    @contextmanager
+    def counting() -> Iterator[None]:
+        gc.collect()
+        gc.disable()
+        yield
+        left.extend(type(o).__name__ for o in gc.get_objects() if isinstance(o, httpx.Response | Exchange))
+        gc.enable()
+
+    monkeypatch.setattr(drive, "quiet", counting)
+    with served(mixed) as server:
+        driven(job_for(tmp_path, server.url, [0.0] * 40, deadline_s=0.2))
+    # The last few may still be in the hands of the spool.
+    assert len(left) <= 5, left
 
 
 def test_stop_ends_the_run_at_once_with_every_request_accounted_for(tmp_path: Path) -> None:

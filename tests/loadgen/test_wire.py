@@ -164,6 +164,20 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
     assert len(server.asked) == 3
 
 
+def test_a_request_that_lost_an_idle_connection_gets_a_fresh_one_though_others_are_idle() -> None:
+    async def only_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        if asked.nth == 0:
+            await asyncio.sleep(0.02)  # so that all three of the burst need a connection of their own
+            await stream(writer, asked)
+        else:
+            writer.close()
+
+    captures, transport, server = shoot(only_first, [0.0, 0.0, 0.0, 120.0], deadline_s=2)
+    assert [c.failure for c in captures] == [None] * 4
+    assert transport.wire.n_resent == 1
+    assert server.n_connections == 4
+
+
 def test_a_closed_loop_never_exceeds_its_concurrency_and_keeps_it_full() -> None:
     in_flight = most = 0
 
