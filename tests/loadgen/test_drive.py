@@ -176,7 +176,7 @@ def test_nothing_of_a_request_outlives_its_capture_though_no_collector_runs(
         gc.collect()
         gc.disable()
         yield
-        left.extend(type(o).__name__ for o in gc.get_objects() if isinstance(o, httpx.Response | Exchange))
+        left.extend(type(o).__name__ for o in gc.get_objects() if type(o) in (httpx.Response, Exchange))
         gc.enable()
 
     monkeypatch.setattr(drive, "quiet", counting)
