@@ -13,8 +13,13 @@ API_KEY_VARIABLE = "BURSTLINE_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]"
-    _add_engine(parser.add_argument_group("what is measured"))
+    parser.usage = (
+        "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]\n"
+        "       burstline run SUITE.toml [--out DIR] [--no-certify] [--dry-run]"
+    )
+    parser.add_argument("suite", nargs="?", type=Path, metavar="SUITE.toml", help="a whole suite (suites/)")
+    parser.add_argument("--dry-run", action="store_true", help="a suite's commands, in order, and no more")
+    add_engine(parser.add_argument_group("what is measured"))
     add_load(parser.add_argument_group("the load"))
     add_arrivals(parser.add_argument_group("when requests are due"))
     out = parser.add_argument_group("what is written")
@@ -28,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(engine_args=())
 
 
-def _add_engine(group: argparse._ArgumentGroup) -> None:
+def add_engine(group: argparse._ArgumentGroup) -> None:
+    """Which engine, started or attached to."""
     group.add_argument("--engine", metavar="NAME", help="the engine to start, or the dialect spoken at --url")
     group.add_argument(
         "--url", help=f"drive the server that already runs there (its API key: {API_KEY_VARIABLE})"
@@ -71,6 +77,8 @@ def add_arrivals(group: argparse._ArgumentGroup) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.suite is not None or args.dry_run:
+        return _run_suite(args)
     from burstline.experiment import Settings, run_experiment
     from burstline.site import Where
 
@@ -94,6 +102,25 @@ def run(args: argparse.Namespace) -> int:
             certify=not args.no_certify,
         )
     )
+
+
+OF_A_SUITE = ("suite", "out", "no_certify", "dry_run")
+
+
+def _run_suite(args: argparse.Namespace) -> int:
+    from burstline.suite_run import run_suite
+    from workloads.request import WorkloadError
+
+    if args.suite is None:
+        raise WorkloadError("--dry-run shows what a suite would run: name its file, e.g. suites/laptop.toml")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    without = vars(parser.parse_args([]))
+    beside = [name for name, value in vars(args).items() if name not in OF_A_SUITE and value != without[name]]
+    if beside:
+        flags = ", ".join("--" + name.replace("_", "-") for name in beside)
+        raise WorkloadError(f"{args.suite} says what is run; {flags} would be ignored: put it into the file")
+    return run_suite(args.suite, args.out, certify=not args.no_certify, dry_run=args.dry_run)
 
 
 def wish_of(args: argparse.Namespace) -> "Wish":
