@@ -153,3 +153,13 @@ def test_axe_finds_nothing_serious(browser, pages, axe, kind, theme, width):
     found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
     grave = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
     assert [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in grave] == []
+
+
+def test_paper_is_light_whatever_the_theme(browser, pages):
+    open_page(browser, pages["lossy"], theme="dark")
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": features})
+    try:
+        assert browser.execute_script("return getComputedStyle(document.body).color") == "rgb(27, 36, 48)"
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
