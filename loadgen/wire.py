@@ -6,7 +6,6 @@ nothing is logged, nothing is handed to another thread while bytes wait.
 
 from __future__ import annotations
 
-import heapq
 import os
 import select
 import socket
@@ -22,6 +21,7 @@ from loadgen.clock import Offsets
 from loadgen.exchange import Exchange
 from loadgen.poller import IN, OUT, new_poller
 from loadgen.pool import Connection, Pool
+from loadgen.schedule import Schedule
 from loadgen.tls import Channel
 from servers.engine import EngineError
 
@@ -80,8 +80,7 @@ class Wire:
         self._commands: deque[Callable[[], None]] = deque()
         self._t0_ns: int | None = None
         self._next_due = _NEVER
-        self._later: list[tuple[int, int, Exchange]] = []
-        self._soon: deque[tuple[int, int, Exchange]] = deque()
+        self._schedule = Schedule(_OPEN_AHEAD_NS)
         self._waiting: deque[Exchange] = deque()
         self._in_flight: dict[Exchange, Connection | None] = {}
         self._ended: list[Exchange] = []
@@ -249,7 +248,7 @@ class Wire:
         if self.stopped:
             self._fail(exchange, "not_sent", None)
             return
-        heapq.heappush(self._later, (exchange.due_ns, self.n_parked, exchange))
+        self._schedule.add(exchange)
         self._plan_ahead()
 
     def _release(self, t0_ns: int) -> None:
@@ -262,9 +261,7 @@ class Wire:
 
     def _stop(self) -> None:
         self.stopped = True
-        parked = [entry[2] for entry in sorted([*self._soon, *self._later])]
-        self._soon.clear()
-        self._later.clear()
+        parked = self._schedule.clear()
         self._waiting.clear()
         for exchange in [*self._in_flight, *parked]:
             self._give_up(exchange)
@@ -278,25 +275,16 @@ class Wire:
 
     def _plan_ahead(self) -> None:
         """Have a connection ready for all that is due within a second, and know what is due next."""
-        later, soon, t0_ns = self._later, self._soon, self._t0_ns
-        horizon = _OPEN_AHEAD_NS + (0 if t0_ns is None else max(now() - t0_ns, 0))
-        while later and later[0][0] <= horizon:
-            entry = heapq.heappop(later)
-            soon.append(entry)
-            if len(soon) > 1 and entry < soon[-2]:  # parked late, due early
-                in_order = sorted(soon)
-                soon.clear()
-                soon.extend(in_order)
+        schedule, t0_ns = self._schedule, self._t0_ns
+        schedule.look_ahead(0 if t0_ns is None else now() - t0_ns)
         n_free = self._limit - len(self._in_flight)
-        self.pool.want(len(self._waiting) + min(len(soon), n_free))
-        due = [later[0][0] - _OPEN_AHEAD_NS] if later else []
-        if soon and n_free > 0:
-            due.append(soon[0][0])
-        self._next_due = t0_ns + min(due) if t0_ns is not None and due else _NEVER
+        self.pool.want(len(self._waiting) + min(len(schedule.soon), n_free))
+        next_ns = schedule.next_ns(n_free > 0)
+        self._next_due = _NEVER if t0_ns is None or next_ns is None else t0_ns + next_ns
 
     def _fire(self, at: int) -> None:
         """Send all that is due."""
-        soon, in_flight, limit, send = self._soon, self._in_flight, self._limit, self._send
+        soon, in_flight, limit, send = self._schedule.soon, self._in_flight, self._limit, self._send
         idle, waiting = self.pool.idle, self._waiting
         since_t0 = at - (self._t0_ns or 0)
         while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
@@ -415,8 +403,8 @@ class Wire:
             if connection.is_open:
                 self.pool.drop(connection)
             self._plan_ahead()  # who waits needs another
-        if self._soon:
-            self._next_due = min(self._next_due, (self._t0_ns or 0) + self._soon[0][0])
+        if self._schedule.soon:  # in a closed loop the next may go at once
+            self._next_due = min(self._next_due, (self._t0_ns or 0) + self._schedule.soon[0][0])
 
     def _fail(self, exchange: Exchange, failure: str, detail: str | None) -> None:
         exchange.failure, exchange.detail = failure, detail
