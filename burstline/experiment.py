@@ -27,6 +27,7 @@ from loadgen.job import DriveReport
 from loadgen.process import ensure_fd_limit
 from loadgen.rundir import RunDir, Status, open_run
 from loadgen.spool import Spool
+from reports.text import headline
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
@@ -193,9 +194,7 @@ def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: Ba
 
 def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
     """Say in a few lines how it went and where the page is; the exit code."""
-    from reports.text import show
-
-    print(show(open_run(run.path)))
+    print(headline(open_run(run.path)))
     print(f"Report: {run.report}")
     if fired.engine_error:
         raise EngineError(fired.engine_error)

@@ -59,11 +59,11 @@ class Load:
 
     @property
     def title(self) -> str:
-        """E.g. `1000 x 512 -> 64 tokens, burst`."""
-        lengths = f"{self.arrivals.n} x {self.shape.prompt_tok} -> {self.shape.output_tok} tokens"
+        """E.g. `1,000 requests of 512 → 64 tokens, all at once`."""
+        lengths = f"{self.arrivals.n:,} requests of {self.shape.prompt_tok} → {self.shape.output_tok} tokens"
         rate = f" at {self.arrivals.rate_per_s:g}/s" if self.arrivals.rate_per_s else ""
-        how = f"{self.concurrency} at a time" if self.concurrency else self.arrivals.pattern + rate
-        return f"{lengths}, {how}"
+        pattern = "all at once" if self.arrivals.pattern == "burst" else self.arrivals.pattern + rate
+        return f"{lengths}, {f'{self.concurrency} at a time' if self.concurrency else pattern}"
 
     @property
     def n_at_once(self) -> int:

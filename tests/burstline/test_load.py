@@ -9,13 +9,13 @@ from workloads.request import WorkloadError
 
 def test_the_classic_burst_is_what_no_flag_asks_for():
     load = checked(Wish())
-    assert load.title == "1000 x 512 -> 64 tokens, burst"
+    assert load.title == "1,000 requests of 512 → 64 tokens, all at once"
     assert load.name == "burst-1000x512-64"
     assert load.n_at_once == 1000
 
 
 def test_a_rate_alone_means_a_constant_one():
-    assert checked(Wish(rate=10, duration_s=3)).title == "30 x 512 -> 64 tokens, constant at 10/s"
+    assert checked(Wish(rate=10, duration_s=3)).title == "30 requests of 512 → 64 tokens, constant at 10/s"
 
 
 def test_a_closed_loop_needs_no_more_connections_than_its_concurrency():
