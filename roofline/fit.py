@@ -94,10 +94,10 @@ def fit_gemm(tables: Sequence[tuple[Rates, Rows[Products]]], start: GemmFit) -> 
 
     def errors(x: Sequence[float]) -> Amounts:
         fit = at(x)
-        return _log_errors([(gemm_s(fit, rates, rows.work), rows.seconds) for rates, rows in tables])
+        return log_errors([(gemm_s(fit, rates, rows.work), rows.seconds) for rates, rows in tables])
 
     start_at = [start.eta_c, start.eta_m, start.t0_s * 1e6, start.pad]
-    return at(_search(errors, start_at, upper=[1.3, 1.1, 50, 4]))
+    return at(search(errors, start_at, upper=[1.3, 30, 1000, 4]))
 
 
 def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeFit:
@@ -113,9 +113,9 @@ def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeF
         near = replace(
             rows.work, kv_bytes=np.where(cached, rows.work.kv_bytes / max(x[4], 0.1), rows.work.kv_bytes)
         )
-        return _log_errors([(decode_s(at(x), rates, near), rows.seconds)])
+        return log_errors([(decode_s(at(x), rates, near), rows.seconds)])
 
-    return at(_search(errors, [12, 0.8, 0.4, 0.1, 2.0], upper=[60, 1.1, 10, 1, 20], weight=weight))
+    return at(search(errors, [12, 0.8, 0.4, 0.1, 2.0], upper=[60, 1.1, 10, 1, 20], weight=weight))
 
 
 def fit_prefill(rates: Rates, rows: Rows[Prefills]) -> PrefillFit:
@@ -123,9 +123,9 @@ def fit_prefill(rates: Rates, rows: Rows[Prefills]) -> PrefillFit:
         return PrefillFit(x[0] * 1e-6, x[1], x[2] * 100, x[3], x[4])
 
     def errors(x: Sequence[float]) -> Amounts:
-        return _log_errors([(prefill_s(at(x), rates, rows.work), rows.seconds)])
+        return log_errors([(prefill_s(at(x), rates, rows.work), rows.seconds)])
 
-    return at(_search(errors, [10, 0.6, 1, 0.3, 0.5], upper=[60, 1.1, 20, 2, 1.5]))
+    return at(search(errors, [10, 0.6, 1, 0.3, 0.5], upper=[60, 1.1, 20, 2, 1.5]))
 
 
 def fit_links(device: Device, by_ranks: Mapping[int, tuple[Amounts, Amounts]]) -> tuple[LinkFit, ...]:
@@ -137,9 +137,9 @@ def fit_links(device: Device, by_ranks: Mapping[int, tuple[Amounts, Amounts]]) -
             x: Sequence[float], n: int = n, message: Amounts = message, seconds: Amounts = seconds
         ) -> Amounts:
             fit = LinkFit(n, x[0] * 1e-6, x[1])
-            return _log_errors([(all_reduce_s(fit, per_s, message), seconds)])
+            return log_errors([(all_reduce_s(fit, per_s, message), seconds)])
 
-        x = _search(errors, [5, 0.6], upper=[50, 2])
+        x = search(errors, [5, 0.6], upper=[50, 2])
         found.append(LinkFit(n, x[0] * 1e-6, x[1]))
     return tuple(found)
 
@@ -149,17 +149,18 @@ def fit_passes(rates: Rates, moved_bytes: Amounts, seconds: Amounts) -> PassFit:
         return PassFit(x[0] * 1e-6, x[1], x[2])
 
     def errors(x: Sequence[float]) -> Amounts:
-        return _log_errors([(pass_s(at(x), rates, moved_bytes), seconds)])
+        return log_errors([(pass_s(at(x), rates, moved_bytes), seconds)])
 
-    return at(_search(errors, [2, 0.8, 2], upper=[20, 1.1, 20]))
+    return at(search(errors, [2, 0.8, 2], upper=[20, 1.1, 20]))
 
 
-def _search(
+def search(
     errors: Callable[[Sequence[float]], Amounts],
     start: Sequence[float],
     upper: Sequence[float],
     weight: Amounts | None = None,
 ) -> list[float]:
+    """The parameters, each within 0 and `upper` and the first two above 0, of the least log errors."""
     from scipy.optimize import minimize
 
     def cost(x: npt.NDArray[np.float64]) -> float:
@@ -174,7 +175,7 @@ def _search(
     return [float(value) for value in found.x]
 
 
-def _log_errors(pairs: Sequence[tuple[Amounts, Amounts]]) -> Amounts:
+def log_errors(pairs: Sequence[tuple[Amounts, Amounts]]) -> Amounts:
     return np.concatenate([np.log(predicted / measured) for predicted, measured in pairs])
 
 

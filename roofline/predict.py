@@ -145,18 +145,15 @@ def _measured_shape(shape: ShapeTimes, m: float) -> float:
 
 
 def _decode(op: Op, device: Device, calibration: Calibration) -> float:
-    # The op does not name the cache's dtype; taken as the stream's, an 8-bit cache counts half its KV heads.
-    per_key = 2 * op.k * ELEMENT_BYTES[op.dtype]
-    heads = max(1.0, op.kv_bytes / (op.groups * op.n * per_key))
-    sizes = (op.groups, op.n, heads, op.kv_bytes, op.activation_bytes)
+    sizes = (op.groups, op.n, op.n_kv_heads, op.kv_bytes, op.activation_bytes)
     work = Decodes(*_amounts(*sizes))
     compute = op.flops / (calibration.prefill.eta_c * device.peak_flops_per_s(op.dtype))
     return max(float(decode_s(calibration.decode, Rates.of(device), work)), calibration.decode.t0_s + compute)
 
 
 def _prefill(op: Op, device: Device, calibration: Calibration) -> float:
-    per_key = 2 * op.activation_bytes / ELEMENT_BYTES[op.dtype]  # FLOPs of all queries against one key each
-    sizes = (op.flops, op.flops / per_key, op.n, op.k, op.activation_bytes)
+    pairs = op.flops / (op.m * op.groups)  # FLOPs of one query, over all the keys it sees
+    sizes = (op.flops, pairs / (4 * op.n_heads * op.k), op.longest_tok, op.k, op.activation_bytes)
     work = Prefills(*_amounts(*sizes))
     fit = calibration.prefill
     seconds = float(prefill_s(fit, Rates.of(device, op.dtype), work))

@@ -3,8 +3,8 @@
 The rules are vLLM V1's scheduler (vllm/v1/core/sched/scheduler.py): every step takes first the running
 requests in their order, then waiting ones, within a budget of new tokens; prompts are cut into chunks; the
 cache is given in blocks, and where none is left the youngest running request is evicted, to be computed
-again from its start. Engines without chunked prefill run a step of whole prompts whenever one fits, and decode
-otherwise.
+again from its start. Engines without chunked prefill run a step of whole prompts whenever one fits, and
+decode otherwise.
 """
 
 from collections import deque

@@ -1,0 +1,102 @@
+"""Kernels on the CPU as an engine on numpy runs them, each returned as a function to be timed.
+
+All in fp32. Weights rotate over as many copies as the model has layers: what one step sweeps through.
+"""
+
+import itertools
+import platform
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+Kernel = Callable[[], object]
+DTYPE = "fp32"
+_ELEMENT = 4
+_MOST_BYTES = 1 << 30  # that one measurement may hold
+_QUERY_TILE = 64
+
+
+class NumpyProbe:
+    """The CPU; the cores and BLAS threads are those of this process."""
+
+    dtype = DTYPE
+    element_bytes = _ELEMENT
+
+    def __init__(self, threads: int) -> None:
+        self.n_units = threads
+        self._rng = np.random.default_rng(0)
+
+    @property
+    def name(self) -> str:
+        cpuinfo = Path("/proc/cpuinfo")
+        lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+        models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+        return (
+            f"{models[0] if models else platform.processor() or platform.machine()}, {self.n_units} core(s)"
+        )
+
+    @property
+    def memory_bytes(self) -> float:
+        import psutil
+
+        return float(psutil.virtual_memory().total)
+
+    def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
+        copies = max(1, min(copies, _MOST_BYTES // (_ELEMENT * n * k)))
+        x = self._array(m, k)
+        weights = itertools.cycle([self._array(k, n) for _ in range(copies)])
+        return lambda: x @ next(weights)
+
+    def read(self, n_bytes: int) -> Kernel:
+        """One pass over `n_bytes`."""
+        data = self._array(n_bytes // _ELEMENT)
+        return lambda: np.dot(data, data)
+
+    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel:
+        """Blocks gathered from the cache, scores, softmax, values."""
+        cache = self._array(2, batch, kv_heads, context, dim)
+        q = self._array(batch, kv_heads, heads // kv_heads, dim)
+
+        def run() -> object:
+            keys, values = cache.copy()
+            scores = (keys[:, :, None] @ q[..., None])[..., 0]
+            np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
+            return (scores[..., None, :] @ values[:, :, None]) / scores.sum(axis=-1)[..., None, None]
+
+        return run
+
+    def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel:
+        """Causal attention of one prompt, a tile of queries at a time."""
+        keys, values = self._array(2, kv_heads, tok, dim)
+        q = self._array(kv_heads, heads // kv_heads, tok, dim)
+
+        def run() -> None:
+            for low in range(0, tok, _QUERY_TILE):
+                high = min(low + _QUERY_TILE, tok)
+                tile = q[:, :, low:high].reshape(kv_heads, -1, dim)
+                scores = tile @ keys[:, :high].transpose(0, 2, 1)
+                np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
+                _ = (scores @ values[:, :high]) / scores.sum(axis=-1, keepdims=True)
+
+        return run
+
+    def norm(self, rows: int, width: int) -> Kernel:
+        """An RMSNorm and the addition to the residual stream before it."""
+        x, more, weight = self._array(rows, width), self._array(rows, width), self._array(width)
+
+        def run() -> object:
+            np.add(x, more, out=more)
+            mean_square = np.einsum("ij,ij->i", more, more) / np.float32(width)
+            return more * (1 / np.sqrt(mean_square + np.float32(1e-5)))[:, None] * weight
+
+        return run
+
+    def once(self, kernel: Kernel, clock: Callable[[], float]) -> float:
+        """Seconds of one run."""
+        began = clock()
+        kernel()
+        return clock() - began
+
+    def _array(self, *shape: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
+        return self._rng.standard_normal(shape, dtype=np.float32) * np.float32(0.01)

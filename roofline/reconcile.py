@@ -1,0 +1,315 @@
+"""What a run reached, held against what the device could do: shares, bounds, the gap and where it went.
+
+The layer above fills a `Run` from records, telemetry and the engine's step log. Where there is no log the
+simulator supplies the steps, and only the makespan is measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roofline.calibration import TIERS
+from roofline.capacity import kv_bytes, weight_bytes
+from roofline.errors import RooflineError
+from roofline.ops import ops
+from roofline.predict import Clock, Prediction, predict_step
+from roofline.reconciliation import (
+    Bar,
+    OpRow,
+    PhaseRow,
+    Reconciliation,
+    Run,
+    Setup,
+    StepPhase,
+    StepSeen,
+    Suspicion,
+    Utilisation,
+    WhatIf,
+)
+from roofline.simulate import Limits, simulate
+from roofline.step import Step
+
+_MOST_STEPS = 400  # looked at op by op; more are sampled evenly
+_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Looked:
+    """A step with its predictions; `weight` counts the steps it stands for."""
+
+    seen: StepSeen
+    predictions: list[Prediction]
+    weight: float
+    measured: bool
+
+    @property
+    def phase(self) -> StepPhase:
+        return "prefill" if any(phase == "prefill" for phase, _ in self.seen.step.phases()) else "decode"
+
+
+def reconcile(run: Run, setup: Setup) -> Reconciliation:
+    """Everything the report says of the hardware. Raises where a request could never fit the limits."""
+    simulated: list[StepSeen] = []
+    predicted = simulate(run.requests, run.limits, _Recorder(setup.clock(), simulated))
+    looked = _look(run.steps or simulated, setup, measured=run.steps is not None)
+    ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
+    phases = tuple(_phase(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase)))
+    bars = tuple(_waterfall(run, setup, looked, ideal.makespan_s))
+    return Reconciliation(
+        sentence=_sentence(phases, bars),
+        phases=phases,
+        waterfall=bars,
+        predicted_s=predicted.makespan_s,
+        ceiling_s=ideal.makespan_s,
+        sensitivity=tuple(_sensitivity(run, setup, predicted.makespan_s)),
+        assumed=tuple(_assumed(run, setup)),
+        suspicions=tuple(_suspicions(run, setup, looked, ideal.makespan_s)),
+        device=setup.device.name,
+        tier=TIERS[setup.calibration.tier if setup.calibration else 0],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    clock: Clock
+    into: list[StepSeen]
+
+    def __call__(self, step: Step) -> float:
+        seconds = self.clock(step)
+        self.into.append(StepSeen(step, seconds))
+        return seconds
+
+
+def _without_cache_limit(run: Run) -> Limits:
+    tok = run.limits.block_tok
+    blocks = sum(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
+    return replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
+
+
+def _look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[_Looked]:
+    at = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int))
+    weight = len(steps) / len(at)
+    return [
+        _Looked(
+            steps[i],
+            predict_step(
+                ops(setup.model, setup.quant, setup.parallel, steps[i].step), setup.device, setup.calibration
+            ),
+            weight,
+            measured,
+        )
+        for i in at
+    ]
+
+
+def _of(looked: Sequence[_Looked], phase: str) -> list[_Looked]:
+    return [one for one in looked if one.phase == phase]
+
+
+def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
+    steps = [one.seen.step for one in looked]
+    rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
+    tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
+    far = [abs(np.log(r[0] / tok)) + abs(np.log(r[2] / context)) for r in rows]
+    typical = looked[int(np.argmin(far))]
+    host_s = setup.calibration.host_s if setup.calibration else 0.0
+    ideal_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in looked)
+    reachable_s = sum(one.weight * (host_s + sum(p.seconds for p in one.predictions)) for one in looked)
+    measured_s = sum(one.weight * one.seen.seconds for one in looked) if looked[0].measured else None
+
+    def share(amount: float, per_s: float) -> Utilisation:
+        measured = amount / (per_s * measured_s) if measured_s else None
+        return Utilisation(measured, amount / (per_s * ideal_s), amount / (per_s * reachable_s))
+
+    peak, device = setup.device.peak_flops_per_s(setup.quant.activations), setup.device
+    return PhaseRow(
+        phase=phase,
+        n_steps=round(sum(one.weight for one in looked)),
+        mean_tok=tok,
+        mean_requests=requests,
+        mean_context_tok=context,
+        mfu=share(_total(looked, "flops"), peak),
+        mfu_full=share(_total(looked, "flops_full"), peak),
+        mbu=share(_total(looked, "bytes"), device.bytes_per_s),
+        limit_shares=_limit_shares(looked),
+        ops=tuple(_op_rows(typical, setup)),
+    )
+
+
+def _total(looked: Sequence[_Looked], what: str) -> float:
+    """FLOPs or bytes; of elementwise passes only the cache they write, as in the ceilings."""
+    total = 0.0
+    for one in looked:
+        for p in one.predictions:
+            fused = what == "bytes" and p.op.kind == "elementwise"
+            total += one.weight * p.op.count * (p.op.kv_bytes if fused else getattr(p.op, what))
+    return total
+
+
+def _limit_shares(looked: Sequence[_Looked]) -> dict[str, float]:
+    """Of the predicted time, how much each kind of limit holds."""
+    seconds: dict[str, float] = {}
+    for one in looked:
+        for p in one.predictions:
+            seconds[p.limit] = seconds.get(p.limit, 0.0) + one.weight * p.seconds
+    total = sum(seconds.values())
+    return {limit: s / total for limit, s in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def _op_rows(typical: _Looked, setup: Setup) -> Iterator[OpRow]:
+    total_s = sum(p.seconds for p in typical.predictions)
+    for p in typical.predictions:
+        op, measured_s = p.op, typical.seen.op_seconds.get(p.op.name)
+        flops = op.count * op.flops
+        yield OpRow(
+            name=op.name,
+            kind=f"{op.kind} {op.phase}".strip(),
+            count=op.count,
+            m=op.m,
+            n=op.n,
+            k=op.k,
+            flops=flops,
+            bytes=op.count * op.bytes,
+            intensity=op.intensity,
+            ridge=setup.device.ridge(op.dtype) if op.flops else None,
+            limit=p.limit,
+            ideal_s=p.bound.seconds,
+            predicted_s=p.seconds,
+            low_s=p.low_s,
+            high_s=p.high_s,
+            measured_s=measured_s,
+            share=p.seconds / total_s,
+            predicted_flops_per_s=flops / p.seconds if p.seconds else 0.0,
+            achieved_flops_per_s=flops / measured_s if measured_s else None,
+            tier=TIERS[p.tier],
+        )
+
+
+def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Bar]:
+    parts = dict.fromkeys(("kernels", "floors", "elementwise", "communication", "mixed"), 0.0)
+    bound_s = busy_s = device_s = 0.0
+    for one in looked:
+        mixed = setup.calibration.mixed if setup.calibration and len(one.seen.step.phases()) > 1 else 1.0
+        busy_s += one.weight * one.seen.seconds
+        for p in one.predictions:
+            bound_s += one.weight * p.bound.seconds
+            device_s += one.weight * p.seconds
+            for name, seconds in _parts(p, mixed):
+                parts[name] += one.weight * seconds
+    host_s = busy_s - device_s
+    yield Bar("ceiling", ideal_s, "every op at its bound, with a cache that holds every request")
+    yield Bar("kernel efficiency", parts["kernels"], "kernels reach a share of peak and bandwidth")
+    yield Bar("launch floors", parts["floors"], "what a launch costs however small the kernel")
+    yield Bar("elementwise", parts["elementwise"], "norms, rotary embedding, activations: all could be fused")
+    yield Bar("communication", parts["communication"], "collectives above their links' bound")
+    yield Bar("mixed steps", parts["mixed"], "decode attention beside a prefill runs in a slower kernel")
+    if looked[0].measured:
+        yield Bar(
+            "host and unexplained", host_s, "the engine's own step times above the device's predicted part"
+        )
+    else:
+        yield Bar("host", host_s, "what each step waits for the engine's scheduler, as calibrated")
+    waves_s = bound_s - ideal_s
+    rest_s = run.makespan_s - bound_s - sum(parts.values()) - host_s
+    yield Bar("KV waves", waves_s, "more and smaller steps, because the cache does not hold every request")
+    what = "queue and idle" if looked[0].measured else "queue and unexplained"
+    yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
+
+
+def _parts(p: Prediction, mixed: float) -> Iterator[tuple[str, float]]:
+    above_s = p.seconds - p.bound.seconds
+    if p.op.kind in ("elementwise", "collective"):
+        yield ("elementwise" if p.op.kind == "elementwise" else "communication"), above_s
+        return
+    penalty_s = p.seconds * (1 - 1 / mixed) if p.op.phase == "decode" else 0.0
+    floor_s = min(p.floor_s, above_s - penalty_s)
+    yield "mixed", penalty_s
+    yield "floors", floor_s
+    yield "kernels", above_s - penalty_s - floor_s
+
+
+def _sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:
+    if len(run.requests) > 3000:
+        yield WhatIf("any", None, None, "more than 3000 requests are not simulated again")
+        return
+    quant, limits = setup.quant, run.limits
+    fp8 = replace(quant, weights="fp8", activations="fp8", group=None)
+    wider = replace(setup.parallel, tp=2 * setup.parallel.tp)
+    bigger = replace(limits, max_num_batched_tokens=4 * limits.max_num_batched_tokens)
+    changes: list[tuple[str, Setup, Limits]] = [
+        ("fp8 weights", replace(setup, quant=fp8), limits),
+        ("fp8 KV cache", replace(setup, quant=replace(quant, kv="fp8")), limits),
+        (f"TP {wider.tp}", replace(setup, parallel=wider), limits),
+        (f"a budget of {bigger.max_num_batched_tokens} tokens a step", setup, bigger),
+    ]
+    for change, changed, changed_limits in changes:
+        try:
+            room_tok = _kv_tok(run.limits.kv_tok, setup, changed)
+            result = simulate(run.requests, replace(changed_limits, kv_tok=room_tok), changed.clock())
+        except RooflineError as error:
+            yield WhatIf(change, None, None, str(error))
+        else:
+            why = f"with a cache of {room_tok:,} tokens"
+            yield WhatIf(change, result.makespan_s, result.makespan_s / base_s, why)
+
+
+def _kv_tok(kv_tok: int, now: Setup, then: Setup) -> int:
+    """The same memory, after weights and cache changed size."""
+    before, after = (weight_bytes(s.model, s.quant, s.parallel) for s in (now, then))
+    room_bytes = kv_tok * kv_bytes(now.model, now.quant, now.parallel, 1) + before - after
+    return int(room_bytes / kv_bytes(then.model, then.quant, then.parallel, 1))
+
+
+def _assumed(run: Run, setup: Setup) -> Iterator[str]:
+    yield from run.assumed
+    if run.steps is None:
+        yield "the engine keeps no step log: its steps are the simulator's, by vLLM V1's rules"
+    yield f"peaks and bandwidth of {setup.device.name}: {setup.device.source} ({setup.device.assurance})"
+    if setup.calibration is None:
+        yield "no calibration: predictions are ceilings"
+    else:
+        known = setup.calibration
+        yield f"calibration {known.name}, {TIERS[known.tier]}: {known.source}"
+        if known.tier == 1 and known.host_s:
+            yield f"{known.host_s * 1e3:g} ms of host time a step"
+    quant = setup.quant
+    yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
+    yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
+
+
+_CAUSES = (
+    "prompts were found in the prefix cache, so that fewer tokens were computed than counted",
+    "weights or KV cache have fewer bits than stated",
+    "the device is another one, or clocked higher than its stated peak",
+    "outputs are shorter than counted",
+)
+
+
+def _suspicions(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Suspicion]:
+    """A ceiling is never clamped: what beats it by more than the tolerance is named."""
+    spread = setup.calibration.measured_spread if setup.calibration else None
+    tolerance = max(_TOLERANCE, spread or 0.0)
+    pairs = [("the whole run", ideal_s, run.makespan_s)]
+    if looked[0].measured:
+        for phase in ("prefill", "decode"):
+            of = _of(looked, phase)
+            bound_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in of)
+            pairs.append((f"{phase} steps", bound_s, sum(one.weight * one.seen.seconds for one in of)))
+    for what, bound_s, measured_s in pairs:
+        if measured_s > 0 and bound_s > (1 + tolerance) * measured_s:
+            yield Suspicion(what, bound_s / measured_s - 1, tolerance, _CAUSES)
+
+
+def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
+    said = []
+    for row in reversed(phases):
+        limit, share = next(iter(row.limit_shares.items()))
+        largest = sorted(row.ops, key=lambda op: -op.share)[:2]
+        name, use = ("MFU", row.mfu) if limit == "compute" else ("MBU", row.mbu)
+        held = ", ".join(f"{op.name} {op.share:.0%}" for op in largest)
+        reached = f"of a reachable {use.reachable:.0%}" if use.measured is not None else "reachable"
+        got = f"{use.measured:.0%} " if use.measured is not None else f"{use.reachable:.0%} "
+        said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}{reached}")
+    gap = max(bars[1:], key=lambda bar: bar.seconds)
+    return "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
