@@ -11,6 +11,11 @@ from burstline import __version__, exit_codes
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("burstline.run", "fire a workload at an engine and write the report"),
     "certify": ("burstline.certify", "measure the instrument's own error under the load that is planned"),
+    "compare": ("burstline.compare", "hold runs against each other, if they did the same work"),
+    "make-model": (
+        "burstline.make_model",
+        "make a model folder: config, tokenizer, random weights",
+    ),
     "serve": ("burstline.serve", "start an engine by itself and print its URL"),
     "show": ("burstline.show", "print the summary of a run"),
     "report": ("burstline.report", "make a run's page again from its files"),

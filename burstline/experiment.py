@@ -19,6 +19,7 @@ from burstline.fire import fire
 from burstline.interrupt import terminable
 from burstline.live import Live
 from burstline.load import Load, Wish, checked, job_of
+from burstline.made_model import made_notes
 from burstline.progress import Progress, Snapshot, progress_for
 from burstline.site import Site, Where, check_where, choose_engine, serving
 from burstline.vocabulary import ASSUMED, vocabulary_for
@@ -107,7 +108,7 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
     progress.phase("Waiting until the server has generated a token")
     with serving(engine, settings.where, run.path, progress.phase) as site:
-        run.update(identity=asdict(site.identity), server=_server_facts(site))
+        run.update(identity=asdict(site.identity), server=_server_facts(site, settings.where.model))
         load.check_fits(site.identity)
         vocabulary = vocabulary_for(settings.tokenizer, settings.vocab_size, settings.where.model, site)
         plan = load.plan(vocabulary)
@@ -228,14 +229,15 @@ def _command_to_repeat(salt: str) -> str:
     return shlex.join(argv)
 
 
-def _server_facts(site: Site) -> dict[str, Any]:
+def _server_facts(site: Site, model: str | None) -> dict[str, Any]:
+    launch_notes = site.launch.notes if site.launch else ()
     return {
         "url": site.target.url,
         "model": site.target.model,
         "attached": site.server is None,
         "argv": list(site.launch.argv) if site.launch else None,
         "env": dict(site.launch.env) if site.launch else None,
-        "notes": list(site.launch.notes) if site.launch else [],
+        "notes": [*launch_notes, *(made_notes(Path(model)) if model else ())],
         "ready_s": site.ready_s,
         "capabilities": asdict(site.engine.capabilities),
     }

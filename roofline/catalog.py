@@ -18,6 +18,12 @@ def bundled_models() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.json"))
 
 
+def bundled_config(name: str) -> dict[str, Any]:
+    """A bundled model's config.json, parsed."""
+    config: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text())
+    return config
+
+
 def load_model(name_or_path: str) -> tuple[ModelShape, Quant]:
     """A model's shape and how its checkpoint is stored; a bundled name wins over a path."""
     if name_or_path.lower() in bundled_models():

@@ -1,0 +1,139 @@
+"""Model folders made on the spot are what engines and the workload take for models."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from burstline import cli
+from burstline.made_model import MARKER, config_like, made_notes, make_model, tokenizer_of
+from burstline.random_weights import Tensor, _sharded, n_bytes_of, tensors_of, write_weights
+from burstline.vocabulary import vocabulary_of_folder
+from roofline.catalog import bundled_models
+from roofline.model import ModelShape
+from servers.reference.config import ModelConfig
+from servers.reference.weights import assemble, safetensors_source
+from workloads.request import WorkloadError
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory) -> Path:
+    return make_model(tmp_path_factory.mktemp("models") / "tiny", "tiny", weights=True, dtype="float32")
+
+
+def test_the_embedded_engine_serves_the_made_weights(tiny):
+    config = ModelConfig.from_json(json.loads((tiny / "config.json").read_text()))
+    source = safetensors_source(tiny)
+    assert source is not None
+    weights = assemble(config, source)
+    assert weights.embed.shape == (8192, 256)
+    assert weights.embed.std() == pytest.approx(0.02, rel=0.01)
+    assert np.all(weights.norm == 1)
+    assert config.eos_ids == (2,)
+
+
+def test_the_tokenizer_has_every_id_of_the_model_and_gives_text_back(tiny):
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    assert tokenizer.get_vocab_size() == 8192
+    text = "Grüße, 世界! bada " * 3
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_prompts_are_drawn_from_all_ids_but_the_special_ones(tiny):
+    vocabulary = vocabulary_of_folder(tiny)
+    assert vocabulary is not None
+    assert vocabulary.ids[0] == 3
+    assert len(vocabulary.ids) == 8192 - 3
+
+
+@pytest.mark.parametrize("n_ids", [300, 8192, 32_000])
+def test_a_vocabulary_is_trained_to_exactly_its_size_without_padding(n_ids):
+    tokenizer = tokenizer_of(n_ids)
+    assert tokenizer.get_vocab_size() == n_ids
+    assert "<unused0>" not in tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_every_bundled_model_has_a_config_of_its_architecture(name):
+    config = config_like(name)
+    assert config["architectures"][0].endswith(("ForCausalLM", "LMHeadModel"))
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-2-7b", "llama-2-70b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "tiny"]
+)
+def test_the_tensors_hold_as_many_parameters_as_the_roofline_counts(name):
+    config = config_like(name)
+    n_params = n_bytes_of(tensors_of(config, name)) // 2
+    shape = ModelShape.from_config(config, name)
+    assert n_params == shape.params()
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path):
+    tensors = [Tensor("a.weight", (8, 16), "bfloat16"), Tensor("b.bias", (4,), "bfloat16")]
+    files = []
+    for k, seed in enumerate((0, 0, 1)):
+        (folder := tmp_path / str(k)).mkdir()
+        write_weights(folder, tensors, seed)
+        files.append((folder / "model.safetensors").read_bytes())
+    assert files[0] == files[1] != files[2]
+
+
+def test_what_is_too_large_for_one_file_is_sharded_with_an_index(tmp_path, monkeypatch):
+    monkeypatch.setattr("burstline.random_weights._sharded", lambda tensors: _sharded(tensors, 600))
+    tensors = [Tensor(f"{k}.weight", (8, 16), "float32") for k in range(3)]
+    write_weights(tmp_path, tensors, seed=0)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert sorted(index["weight_map"]) == [tensor.name for tensor in tensors]
+    loaded = {name: load_file(tmp_path / file)[name] for name, file in index["weight_map"].items()}
+    assert {values.shape for values in loaded.values()} == {(8, 16)}
+    assert index["metadata"]["total_size"] == 3 * 8 * 16 * 4
+
+
+def test_bfloat16_is_rounded_to_nearest():
+    from burstline.random_weights import _encoded
+
+    values = np.float32([1.0, 1.00390625, -1.01171875, 0.02])
+    back = (np.frombuffer(_encoded(values, "bfloat16"), "<u2").astype("<u4") << 16).view("<f4")
+    assert np.abs(back - values).max() <= 2**-8
+
+
+def test_a_disk_without_room_is_refused_with_the_bytes(tmp_path, monkeypatch):
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=10_000))
+    with pytest.raises(WorkloadError, match=r"the weights take 9,998,848 bytes, .* has 10,000 free"):
+        make_model(tmp_path / "m", "tiny", weights=True)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--like", "lama-2-7b"], "llama-2-7b"),
+        (["--like", "opt-6.7b", "--weights"], "leave --weights out"),
+    ],
+)
+def test_what_cannot_be_made_is_said_in_a_line(tmp_path, capsys, argv, words):
+    assert cli.main(["make-model", str(tmp_path / "m"), *argv]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_folder_that_is_there_is_never_written_over(tiny, capsys):
+    before = (tiny / "config.json").stat().st_mtime_ns
+    assert cli.main(["make-model", str(tiny), "--like", "tiny"]) == 2
+    assert cli.main(["make-model", str(tiny), "--like", "tiny", "--unless-exists"]) == 0
+    assert "left as it is" in capsys.readouterr().out
+    assert (tiny / "config.json").stat().st_mtime_ns == before
+
+
+def test_readers_are_told_that_weights_are_random(tiny, tmp_path):
+    (note,) = made_notes(tiny)
+    assert "its weights are random" in note
+    assert made_notes(tmp_path) == ()
+    (tmp_path / MARKER).write_text(json.dumps({"made_like": "llama-2-7b", "weights": "none"}))
+    assert "no weights of its own" in made_notes(tmp_path)[0]
