@@ -134,6 +134,7 @@ class Wire:
         except BaseException as error:  # our bug: every exchange must still end, and the cause be told
             self.error = error
             self._stop()
+            self._obey()
         finally:
             self._hand_over()
             self.pool.close()

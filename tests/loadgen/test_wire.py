@@ -496,3 +496,20 @@ def test_an_untrusted_certificate_is_a_connect_failure(server_context: ssl.SSLCo
             assert "CERTIFICATE" in (capture.detail or "").upper()
 
     asyncio.run(scenario())
+
+
+def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(self: object, *_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("loadgen.wire.Wire._check", breaks)
+
+    async def scenario() -> None:
+        async with serving(stream) as server:
+            transport = Transport(server.url)
+            async with httpx.AsyncClient(transport=transport) as client:
+                with pytest.raises(httpx.TransportError, match="cancelled"):
+                    await client.get(server.url)
+            assert str(transport.wire.error) == "a bug"
+
+    asyncio.run(scenario())
