@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 
-from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Target
+from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Readied, Reply, Target
 from servers.host.process import Server
 from servers.openai import path_under
 
@@ -70,17 +70,26 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
         probe = get(engine.probe_path)
         if probe.status >= 500:  # anything else is settled by the token
             return f"{engine.probe_path} answers {probe.status}"
-        raw = send(target, engine.ready_call(target), timeout_s)
+        reply = _one_token(engine, target, timeout_s)
+    except RefusalError:
+        raise
     except EngineError as error:
         return str(error)
-    reply = engine.decode(raw)
-    if 400 <= raw.status < 500 and raw.status != 429:
-        raise RefusalError(f"{engine.title} at {target.url} refuses a request for one token: {reply.error}")
     if reply.error:
-        return f"a request for one token answers {raw.status}: {reply.error}"
+        return f"a request for one token answers: {reply.error}"
     counted = reply.n_output_ids or reply.n_output_usage
     generated = counted or any(event.kind in (Kind.ANSWER, Kind.REASONING) for event in reply.events)
     return None if generated else "a request for one token brings none"
+
+
+def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
+    if isinstance(engine, Readied):
+        return engine.ready(target, timeout_s)
+    raw = send(target, engine.ready_call(target), timeout_s)
+    reply = engine.decode(raw)
+    if 400 <= raw.status < 500 and raw.status != 429:
+        raise RefusalError(f"{engine.title} at {target.url} refuses a request for one token: {reply.error}")
+    return reply
 
 
 def _why_it_ended(engine: Engine, server: Server) -> str:
