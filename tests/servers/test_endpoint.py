@@ -1,25 +1,111 @@
 from array import array
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, LaunchOptions, Target
+from servers.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
+from servers.engine import Call, EngineError, HttpReply, LaunchOptions, Probing, Target
 from servers.registry import ENGINES
-from workloads.request import Request
+from tests.servers import documented as said
+from tests.servers.golden import http_reply
+from workloads.request import Request, Sampling
 
-ENGINE = ENGINES["openai"]
+ENGINE, CHAT = ENGINES["openai"], ENGINES["openai-chat"]
 TARGET = Target("https://host/v1", "m", "key")
+TEXT = Request(0, None, "seven", 1, 9)
 
 
-def test_only_fields_of_openais_own_schema_are_sent_and_text_where_there_is_text() -> None:
-    call = ENGINE.encode(Request(0, array("I", [7]), "seven", 1, 9), TARGET)
-    fields = orjson.loads(call.body)
-    assert set(fields) == {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
-    assert fields["prompt"] == "seven"
-    assert call.path == "/completions"
-    ids_only = ENGINE.encode(Request(0, array("I", [7]), None, 1, 9), TARGET)
-    assert orjson.loads(ids_only.body)["prompt"] == [7]
+def fields_of(call: Call) -> dict[str, Any]:
+    return dict(orjson.loads(call.body))
+
+
+def test_only_fields_of_openais_own_schema_are_sent_until_more_is_known() -> None:
+    call = ENGINE.encode(TEXT, TARGET)
+    assert set(fields_of(call)) == {"model", "prompt", "max_tokens", "temperature", "stream"}
+    assert (fields_of(call)["prompt"], call.path) == ("seven", "/completions")
+    assert ("authorization", "Bearer key") in call.headers
+    chat = CHAT.encode(TEXT, TARGET)
+    assert set(fields_of(chat)) == {"model", "messages", "max_tokens", "temperature", "stream"}
+    assert fields_of(chat)["messages"] == [{"role": "user", "content": "seven"}]
+    assert chat.path == "/chat/completions"
+
+
+def test_what_a_server_was_seen_to_take_is_sent() -> None:
+    target = replace(TARGET, takes=(USAGE, USAGE_EACH, IGNORE_EOS, IDS))
+    fields = fields_of(ENGINE.encode(Request(0, array("I", [7]), None, 1, 9), target))
+    assert fields["prompt"] == [7]
+    assert fields["ignore_eos"] is True
+    assert fields["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    free = fields_of(ENGINE.encode(replace(TEXT, ignore_eos=False), target))
+    assert "ignore_eos" not in free
+
+
+def test_sampling_is_sent_where_something_is_sampled() -> None:
+    warm = replace(TEXT, sampling=Sampling(0.7, 0.9, 3))
+    fields = fields_of(ENGINE.encode(warm, TARGET))
+    assert (fields["temperature"], fields["top_p"], fields["seed"]) == (0.7, 0.9, 3)
+
+
+def test_ids_for_a_server_that_takes_text_only_are_our_mistake_and_say_so() -> None:
+    with pytest.raises(EngineError, match="takes text only"):
+        ENGINE.encode(Request(0, array("I", [7]), None, 1, 9), TARGET)
+
+
+def server(
+    refuses: tuple[str, ...] = (), drops: tuple[str, ...] = (), n_own_tok: int = 3
+) -> Callable[[Call], HttpReply]:
+    """A server that refuses some fields, silently drops others, and stops by itself after `n_own_tok`."""
+
+    def answer(call: Call) -> HttpReply:
+        asked = fields_of(call)
+        asked["ids"] = isinstance(asked.get("prompt"), list) or None
+        asked = {name: value for name, value in asked.items() if value is not None and name not in drops}
+        if refused := [name for name in refuses if name in asked]:
+            return http_reply(said.plain(400, {"error": {"message": f"unknown {refused}"}}))
+        n = asked["max_tokens"] if asked.get("ignore_eos") else min(n_own_tok, asked["max_tokens"])
+        options = asked.get("stream_options", {})
+        events = [said.completion_event("a") for _ in range(n)]
+        if options.get("continuous_usage_stats"):
+            for i, event in enumerate(events):
+                event["usage"] = {"prompt_tokens": 3, "completion_tokens": i + 1}
+        last = [said.usage_event(n, n_prompt=3)] if options else []
+        return http_reply(said.stream(*events, said.completion_event("", "length"), *last, said.DONE))
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("ask", "takes", "lacks"),
+    [
+        (server(), (USAGE, USAGE_EACH, IGNORE_EOS, IDS), ()),
+        (server(refuses=("ids", "ignore_eos")), (USAGE, USAGE_EACH), (IDS, IGNORE_EOS)),
+        (server(drops=("ignore_eos",)), (USAGE, USAGE_EACH, IDS), (IGNORE_EOS,)),
+        (server(refuses=("stream_options",)), (IDS,), (IGNORE_EOS, USAGE)),
+        (server(refuses=("stream_options", "ids", "ignore_eos")), (), (IDS, IGNORE_EOS, USAGE)),
+    ],
+)
+def test_each_extra_is_tried_and_left_out_where_it_is_refused_or_does_nothing(
+    ask: Callable[[Call], HttpReply], takes: tuple[str, ...], lacks: tuple[str, ...]
+) -> None:
+    assert isinstance(ENGINE, Probing)
+    target, notes = ENGINE.probe(ask, TARGET)
+    assert target.takes == takes
+    assert all(extra in notes[0] for extra in lacks)
+    assert len(notes) == bool(lacks)
+    capabilities = ENGINE.seen(target)
+    assert capabilities.token_id_prompts == (IDS in takes)
+    assert capabilities.forced_output_length == (IGNORE_EOS in takes)
+    assert capabilities.per_event_tok == ("usage" if USAGE_EACH in takes else "no")
+
+
+def test_chat_is_never_sent_token_ids() -> None:
+    assert isinstance(CHAT, Probing)
+    target, _ = CHAT.probe(server(), TARGET)
+    assert IDS not in target.takes
 
 
 def test_it_cannot_be_started(tmp_path: Path) -> None:
