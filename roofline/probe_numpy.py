@@ -76,6 +76,8 @@ class NumpyProbe:
                 high = min(low + _QUERY_TILE, tok)
                 tile = q[:, :, low:high].reshape(kv_heads, -1, dim)
                 scores = tile @ keys[:, :high].transpose(0, 2, 1)
+                diagonal = scores.reshape(kv_heads, -1, high - low, high)[..., low:]
+                diagonal += np.triu(np.full((high - low, high - low), -np.inf, np.float32), 1)
                 np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
                 _ = (scores @ values[:, :high]) / scores.sum(axis=-1, keepdims=True)
 
@@ -89,6 +91,16 @@ class NumpyProbe:
             np.add(x, more, out=more)
             mean_square = np.einsum("ij,ij->i", more, more) / np.float32(width)
             return more * (1 / np.sqrt(mean_square + np.float32(1e-5)))[:, None] * weight
+
+        return run
+
+    def activation(self, rows: int, width: int) -> Kernel:
+        """SiLU of one half, times the other."""
+        both = self._array(rows, 2 * width)
+
+        def run() -> object:
+            gate, up = both[:, :width], both[:, width:]
+            return gate / (1 + np.exp(-gate)) * up
 
         return run
 

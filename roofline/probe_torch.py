@@ -53,6 +53,11 @@ class TorchProbe:
         norm = self._torch.nn.functional.rms_norm
         return self._graph([lambda: norm(x + more, (width,), weight)])
 
+    def activation(self, rows: int, width: int) -> Kernel:
+        gate, up = self._array(rows, width), self._array(rows, width)
+        silu = self._torch.nn.functional.silu
+        return self._graph([lambda: silu(gate) * up])
+
     def once(self, kernel: Kernel, clock: Callable[[], float]) -> float:
         """Seconds of one run: a graph's time over its runs, by the device's own events."""
         del clock
