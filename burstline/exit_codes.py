@@ -1,5 +1,8 @@
 """What the command's exit code says; scripts and CI rely on these."""
 
+from collections.abc import Mapping
+from typing import Any
+
 DONE = 0
 OUR_BUG = 1
 USAGE = 2
@@ -7,3 +10,12 @@ TARGET_MISSED = 3
 INCONCLUSIVE = 4
 ENGINE_FAILED = 5
 INTERRUPTED = 130
+
+
+def of_summary(summary: Mapping[str, Any]) -> int:
+    """The exit code of a run that ended: whether a target was missed, whether all can be believed."""
+    results = {target["result"] for target in summary.get("targets", ())}
+    if "fail" in results:
+        return TARGET_MISSED
+    valid = summary["verdict"]["state"] == "VALID"
+    return DONE if valid and "inconclusive" not in results else INCONCLUSIVE

@@ -24,6 +24,7 @@ from burstline.progress import Progress, Snapshot, progress_for
 from burstline.site import Site, Where, check_where, choose_engine, serving
 from burstline.vocabulary import ASSUMED, vocabulary_for
 from loadgen.capture import Capture
+from loadgen.goals import parse_goal
 from loadgen.job import DriveReport
 from loadgen.process import ensure_fd_limit
 from loadgen.rundir import RunDir, Status, open_run
@@ -49,6 +50,7 @@ class Settings:
     out: Path = Path("runs")
     quiet: bool = False
     certify: bool = True
+    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Fired:
 def run_experiment(settings: Settings) -> int:
     """The whole run; its exit code. From the first moment on, every planned request is accounted for."""
     load = checked(settings.wish)
+    for target in settings.targets:
+        parse_goal(target)
     check_where(settings.where)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
@@ -201,7 +205,7 @@ def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
         raise EngineError(fired.engine_error)
     if fired.interrupted:
         return exit_codes.INTERRUPTED
-    return exit_codes.DONE if summary["verdict"]["state"] == "VALID" else exit_codes.INCONCLUSIVE
+    return exit_codes.of_summary(summary)
 
 
 def _facts(settings: Settings, load: Load) -> dict[str, Any]:
@@ -214,6 +218,7 @@ def _facts(settings: Settings, load: Load) -> dict[str, Any]:
         "title": load.title,
         "asked": wish,
         "concurrency": load.concurrency,
+        "targets": list(settings.targets),
         "seed": load.seed,
         "salt": load.salt,
         "repeat": _command_to_repeat(load.salt),

@@ -22,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine(parser.add_argument_group("what is measured"))
     add_load(parser.add_argument_group("the load"))
     add_arrivals(parser.add_argument_group("when requests are due"))
+    add_targets(parser.add_argument_group("what it must reach"))
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
@@ -76,6 +77,18 @@ def add_arrivals(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-rate", type=float, metavar="R", help="closed loop: at most R starts per second")
 
 
+def add_targets(group: argparse._ArgumentGroup) -> None:
+    """What the run is held against; exit code 3 where a target is missed, 4 where nobody can tell."""
+    group.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="'METRIC.P<=VALUE'",
+        help="a target, e.g. 'ttft.p99<=2s' or 'output_tok_per_s>=1000'; without a percentile, e.g. "
+        "'ttft<=2s', what each request must meet to count as goodput (repeatable; mind the quotes)",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
@@ -100,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             args.quiet,
             certify=not args.no_certify,
+            targets=tuple(args.slo),
         )
     )
 

@@ -15,6 +15,7 @@ from loadgen.accounts import conservation, counts, lengths
 from loadgen.caveats import caveats
 from loadgen.certify import Certificate, certificate_of, certified, errors_of
 from loadgen.columns import Columns, columns_of
+from loadgen.goals import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
 from loadgen.instrument import instrument
 from loadgen.job import DriveReport
 from loadgen.memory import memory
@@ -59,6 +60,7 @@ class Context:
     certificate: Certificate | Absent | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
+    goals: tuple[Goal, ...] = ()
 
 
 def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
@@ -70,6 +72,7 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
         status=run.status,
         closed_loop=run.manifest.get("concurrency") is not None,
         certificate=certificate_of(run.manifest.get("certificate")),
+        goals=tuple(map(parse_goal, run.manifest.get("targets", ()))),
         **more,
     )
     return summarize(run.record_table, context)
@@ -79,7 +82,8 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     """Counts, metrics, throughput and the rest by name, ready for JSON.
 
     Every figure is `{"point", "low", "high", "level", "n", "unit"}`, perhaps with a `note`, or
-    `{"point": null, "absent": reason}`; only `schema`, `verdict`, `counts` and tallies in `lengths` are not.
+    `{"point": null, "absent": reason}`; only `schema`, `verdict`, `targets`, `counts`, tallies in `lengths`
+    and the criteria of `goodput` are not.
     """
     context = context or Context()
     c = columns_of(records)
@@ -104,6 +108,7 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
         "metrics": metrics,
         "bounds": bounds,
         "throughput": totals.throughputs(c, rng(context.seed, "throughput")),
+        "goodput": _goodput(c, context),
         "window": _window(window),
         "concurrency": totals.concurrency(c),
         "burst": totals.burst(c, rng(context.seed, "burst")),
@@ -117,7 +122,25 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
         _evidence(sections, context),
         caveats(sections["counts"], sections["lengths"], sections["conservation"], context.certificate),
     )
-    return {"schema": SCHEMA, "verdict": verdict.to_json(), **_jsonable(sections)}
+    targets = [judged.to_json() for judged in judge_goals(context.goals, sections, c, verdict)]
+    return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}
+
+
+def _goodput(c: Columns, context: Context) -> dict[str, Any]:
+    """What met every criterion for single requests, by request, by token, and as a share of all planned."""
+    criteria = [goal for goal in context.goals if goal.per_request]
+    if not criteria:
+        return {"criteria": [], **dict.fromkeys(("attainment", "requests_per_s", "tok_per_s"), NO_CRITERION)}
+    met = good(c, criteria)
+    amounts = {
+        "requests_per_s": ("1/s", met.astype(np.float64)),
+        "tok_per_s": ("tok/s", np.where(met, c.output_tok, 0.0)),
+    }
+    return {
+        "criteria": [goal.text for goal in criteria],
+        "attainment": attainment(met),
+        **totals.rates(c, amounts, rng(context.seed, "goodput")),
+    }
 
 
 def figures(metric: Metric, c: Columns, seed: int) -> dict[str, Figure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,27 +51,37 @@ def tokens_in(c: Columns, start_s: float, end_s: float) -> float:
 
 
 def throughputs(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
-    """Rates over the whole run, with intervals by bootstrap over requests.
+    """Rates of work over the whole run."""
+    return rates(
+        c,
+        {
+            "output_tok_per_s": ("tok/s", c.output_tok),
+            "input_tok_per_s": ("tok/s", prompt_tok(c)),
+            "total_tok_per_s": ("tok/s", c.output_tok + prompt_tok(c)),
+            "requests_per_s": ("1/s", np.ones(len(c))),
+        },
+        rng,
+    )
 
-    A resampled run lasts until the last token among its requests. Where all requests are due at once no
-    block of time is like another, so that a block bootstrap has nothing to resample; the interval says how
-    much hangs on single requests, not how much another run would differ.
+
+def rates(
+    c: Columns, amounts: Mapping[str, tuple[str, Floats]], rng: np.random.Generator
+) -> dict[str, Figure]:
+    """What successes brought per second of the whole run; `amounts` are unit and value per request by name.
+
+    The interval is by bootstrap over requests: a resampled run lasts until the last token among its requests.
+    Where all requests are due at once no block of time is like another, so that a block bootstrap has nothing
+    to resample; the interval says how much hangs on single requests, not how much another run would differ.
     """
-    rates = {
-        "output_tok_per_s": ("tok/s", c.output_tok),
-        "input_tok_per_s": ("tok/s", prompt_tok(c)),
-        "total_tok_per_s": ("tok/s", c.output_tok + prompt_tok(c)),
-        "requests_per_s": ("1/s", np.ones(len(c))),
-    }
     window = whole_run(c)
     if window is None:
-        return dict.fromkeys(rates, NO_SUCCESS)
+        return dict.fromkeys(amounts, NO_SUCCESS)
     lasted_s = c.last_s[c.ok] - window.start_s
-    work = np.array([amount[c.ok] for _, amount in rates.values()])
+    work = np.array([amount[c.ok] for _, amount in amounts.values()])
     draws = _resampled_rates(lasted_s, work, rng)
     return {
         name: _rate(amount, window.length_s, draws[:, k], unit, len(lasted_s))
-        for k, ((name, (unit, _)), amount) in enumerate(zip(rates.items(), work, strict=True))
+        for k, ((name, (unit, _)), amount) in enumerate(zip(amounts.items(), work, strict=True))
     }
 
 

@@ -7,7 +7,7 @@ SECTIONS.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +19,7 @@ from loadgen.rundir import Run
 from reports import accounts, sections
 from reports.blocks import Block
 from reports.numbers import duration
+from reports.targets import TargetLine, target_lines
 from reports.view import View, view_of
 from servers.registry import ENGINES
 
@@ -75,6 +76,7 @@ class Banner:
     sentence: str
     reasons: tuple[Mapping[str, Any], ...]
     error: str = ""
+    targets: tuple[TargetLine, ...] = ()
 
 
 def render(run: Run) -> str:
@@ -85,16 +87,26 @@ def render(run: Run) -> str:
         for s in SECTIONS
         if s.applies(view)
     ]
-    return (
-        _environment()
-        .get_template("page.html.j2")
-        .render(
-            title=title(view),
-            facts=facts(view),
-            verdict=banner(view.summary),
-            sections=shown,
-            summary_json=Markup(json_in_html(view.summary)),  # noqa: S704
-        )
+    return document(title(view), facts(view), banner(view.summary), shown, view.summary, "this run")
+
+
+def document(
+    title: str,
+    facts: Sequence[str],
+    verdict: Banner,
+    sections: Sequence[Mapping[str, object]],
+    data: object,
+    made_from: str,
+) -> str:
+    """A page: sections are {"id", "short", "question", "blocks"}, `data` goes along as JSON."""
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        title=title,
+        facts=facts,
+        verdict=verdict,
+        sections=sections,
+        summary_json=Markup(json_in_html(data)),  # noqa: S704
+        made_from=made_from,
     )
 
 
@@ -139,7 +151,8 @@ def banner(summary: Mapping[str, Any]) -> Banner:
     state = str(verdict["state"])
     tone, mark, sentence = STATES.get(state, ("warn", "!", "See the reasons."))
     reasons = (*verdict.get("reasons", ()), *verdict.get("warnings", ()))
-    return Banner(state, tone, mark, sentence, reasons, _instrument_error(summary.get("instrument", {})))
+    error = _instrument_error(summary.get("instrument", {}))
+    return Banner(state, tone, mark, sentence, reasons, error, target_lines(summary))
 
 
 def _instrument_error(instrument: Mapping[str, Any]) -> str:

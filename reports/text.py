@@ -51,7 +51,11 @@ def columns(rows: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
 def _verdict(summary: Mapping[str, Any]) -> str:
     said = banner(summary)
     reasons = (f"  - {reason['text']} {reason.get('advice', '')}".rstrip() for reason in said.reasons)
-    return "\n".join([f"{said.state}: {said.sentence}", *reasons])
+    targets = (
+        f"  {t.mark} {t.result}: {t.text}, measured {t.measured}{t.reason and f' ({t.reason})'}"
+        for t in said.targets
+    )
+    return "\n".join([f"{said.state}: {said.sentence}", *targets, *reasons])
 
 
 def _latencies(summary: Mapping[str, Any]) -> str:

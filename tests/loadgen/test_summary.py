@@ -22,7 +22,7 @@ SECTIONS = {
     "concurrency",
     "burst",
 }
-SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation"}
+SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation", "targets", "goodput"}
 
 
 def run_of(n_ok, n_failed=0):

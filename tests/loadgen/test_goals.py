@@ -1,0 +1,162 @@
+import numpy as np
+import pytest
+
+from burstline import exit_codes
+from loadgen.columns import columns_of
+from loadgen.goals import Result, attainment, good, judge_goals, parse_goal
+from loadgen.stats import Absent, Estimate
+from loadgen.summary import Context, summarize
+from loadgen.tables import record_table
+from loadgen.verdict import Reason, State, Verdict
+from tests.loadgen.making import failed, ok
+from workloads.request import WorkloadError
+
+VALID = Verdict(State.VALID)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "statistic", "bound"),
+    [
+        ("ttft.p99<=2s", "ttft", "p99", 2.0),
+        (" tpot.p90 <= 50 ms ", "tpot", "p90", 0.05),
+        ("itl.mean<=400us", "itl", "mean", 4e-4),
+        ("ttft<=1.5s", "ttft", None, 1.5),
+        ("output_tok_per_s>=1e3", "output_tok_per_s", None, 1000.0),
+        ("attainment>=99%", "attainment", None, 0.99),
+        ("server_peak_bytes<=8GiB", "server_peak_bytes", None, 8 * 2**30),
+    ],
+)
+def test_a_goal_says_metric_statistic_and_bound_in_stored_units(text, metric, statistic, bound):
+    goal = parse_goal(text)
+    assert (goal.metric, goal.statistic) == (metric, statistic)
+    assert goal.bound == pytest.approx(bound)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ttft.p99", "in quotes"),
+        ("=2s", "in quotes"),
+        ("latency.p99<=2s", "no metric 'latency'.*ttft, tpot, itl"),
+        ("ttft.p75<=2s", "p50, p90, p95, p99, mean"),
+        ("ttft.p99<=2", "unit ''.*s, ms"),
+        ("ttft.p99<=2GB", "unit 'GB'"),
+        ("ttft.p99>=2s", "better lower, expected <="),
+        ("requests_per_s<=2", "better higher, expected >="),
+        ("requests_per_s.p99>=2", "one number a run"),
+        ("itl<=20ms", "itl.p99"),
+    ],
+)
+def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
+    with pytest.raises(WorkloadError, match=words):
+        parse_goal(text)
+
+
+def result_of(text, figure, c=None, verdict=VALID):
+    goal = parse_goal(text)
+    of = {goal.statistic: figure}
+    sections = {"metrics": {goal.metric: of}, "throughput": {goal.metric: figure}}
+    (judged,) = judge_goals([goal], sections, c if c is not None else COLUMNS, verdict)
+    return judged.result
+
+
+def between(low, high, point=1.0):
+    return Estimate(point, low, high, 0.95, 100, "s")
+
+
+COLUMNS = columns_of(record_table([ok(i, 0.1, [0.01] * 3) for i in range(20)]))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "result"),
+    [
+        (0.5, 1.0, "pass"),
+        (0.5, 1.01, "inconclusive"),
+        (1.0, 2.0, "inconclusive"),
+        (1.01, 2.0, "fail"),
+        (0.5, None, "inconclusive"),
+        (1.5, None, "fail"),
+        (None, 0.9, "pass"),
+    ],
+)
+def test_the_interval_decides_not_the_point(low, high, result):
+    assert result_of("ttft.p99<=1s", between(low, high)) == result
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "result"), [(10, 20, "pass"), (9.9, 20, "inconclusive"), (1, 9.9, "fail")]
+)
+def test_a_throughput_must_stay_above_its_bound(low, high, result):
+    assert result_of("output_tok_per_s>=10", between(low, high)) == result
+
+
+def test_an_absent_number_tells_nothing_unless_failures_are_why():
+    few = Absent("p99 needs 662 samples")
+    assert result_of("ttft.p99<=1s", few) == Result.INCONCLUSIVE
+    half_failed = columns_of(
+        record_table([*(ok(i, 0.1, []) for i in range(10)), *map(failed, range(10, 20))])
+    )
+    assert result_of("ttft.p99<=1s", few, half_failed) == Result.FAIL
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "results"),
+    [
+        (State.CLIENT_BOUND, "send-lag", ("inconclusive", "inconclusive")),
+        (State.NOT_STATIONARY, "drifting", ("inconclusive", "inconclusive")),
+        (State.NOT_STATIONARY, "overloaded", ("inconclusive", "fail")),
+        (State.INSUFFICIENT, "too-few", ("pass", "fail")),
+    ],
+)
+def test_a_run_that_cannot_be_believed_passes_nothing(state, code, results):
+    verdict = Verdict(state, (Reason(code, "", ""),))
+    found = [result_of("ttft.p50<=1s", between(*ends), verdict=verdict) for ends in ((0.5, 0.9), (2, 3))]
+    assert tuple(found) == results
+
+
+def mixed():
+    fast = [ok(i, 0.1, [0.01] * 3) for i in range(70)]
+    slow = [ok(70 + i, 3.0, [0.01] * 3) for i in range(20)]
+    return record_table([*fast, *slow, *(failed(90 + i) for i in range(10))])
+
+
+def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
+    goals = tuple(map(parse_goal, ("ttft<=1s", "tpot<=20ms", "attainment>=90%")))
+    summary = summarize(mixed(), Context(goals=goals))
+    goodput, (target,) = summary["goodput"], summary["targets"]
+    assert goodput["criteria"] == ["ttft<=1s", "tpot<=20ms"]
+    assert goodput["attainment"]["point"] == pytest.approx(0.7)
+    assert goodput["requests_per_s"]["point"] == pytest.approx(70 / (3.03 - 0.001))
+    assert goodput["tok_per_s"]["point"] == pytest.approx(280 / (3.03 - 0.001))
+    assert (target["target"], target["result"]) == ("attainment>=90%", "fail")
+    assert exit_codes.of_summary(summary) == exit_codes.TARGET_MISSED
+
+
+def test_a_single_token_has_no_tpot_to_miss():
+    c = columns_of(record_table([ok(0, 0.1, []), ok(1, 0.1, [0.5])]))
+    assert good(c, [parse_goal("tpot<=100ms")]).tolist() == [True, False]
+
+
+def test_attainment_covers_its_truth_as_often_as_it_says():
+    random = np.random.default_rng(1)
+    hits = 0
+    for _ in range(400):
+        share = attainment(random.random(200) < 0.93)
+        assert isinstance(share, Estimate)
+        hits += share.low <= 0.93 <= share.high
+    assert hits >= 0.93 * 400
+
+
+@pytest.mark.parametrize(
+    ("results", "state", "code"),
+    [
+        ([], "VALID", 0),
+        (["pass"], "VALID", 0),
+        (["pass", "fail", "inconclusive"], "VALID", 3),
+        (["pass", "inconclusive"], "VALID", 4),
+        (["pass"], "INSUFFICIENT", 4),
+    ],
+)
+def test_exit_codes_follow_the_targets_then_the_verdict(results, state, code):
+    summary = {"targets": [{"result": result} for result in results], "verdict": {"state": state}}
+    assert exit_codes.of_summary(summary) == code
