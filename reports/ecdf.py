@@ -38,19 +38,19 @@ def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
         return None
     scale = scale_for("s", values.tolist())
     figure, (panel,) = canvas(310, 290)
-    ranks = _tail_ranks(n, n_ok)
+    ranks = tail_ranks(n, n_ok)
     x = values[ranks - 1] / scale.divisor
     low, high = share_band(ranks, n)
-    top = float(_tail(1 - 0.4 / max(n, 20)))
-    heights = np.minimum(_tail((ranks - 0.5) / n), top)
+    top = float(nines(1 - 0.4 / max(n, 20)))
+    heights = np.minimum(nines((ranks - 0.5) / n), top)
     panel.fill_between(
-        x, _tail(low), np.minimum(_tail(high), top), step="post", color=SERIES[0], alpha=0.18, linewidth=0
+        x, nines(low), np.minimum(nines(high), top), step="post", color=SERIES[0], alpha=0.18, linewidth=0
     )
     panel.plot(np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", color=SERIES[0])
-    _fit_x(panel, x)
+    fit_x(panel, x)
     _mark_quantiles(panel, values[:n_ok], n, scale)
     _mark_failures(panel, n_ok, n)
-    _tail_axis(panel, top)
+    tail_axis(panel, top)
     panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
     margins(figure, top=10, bottom=44, left=48, right=12)
     finding = _finding(label, values, n_ok, scale)
@@ -66,12 +66,12 @@ def share_band(ranks: Ints, n: int, level: float = BAND_LEVEL) -> tuple[Floats, 
     return np.asarray(low), np.asarray(high)
 
 
-def _tail(share: Floats | float) -> Floats:
+def nines(share: Floats | float) -> Floats:
     """Height on the log-tail axis: one unit for each nine."""
     return np.asarray(-np.log10(1 - np.minimum(share, 1 - 1e-12)))
 
 
-def _tail_ranks(n: int, n_ok: int) -> Ints:
+def tail_ranks(n: int, n_ok: int) -> Ints:
     """Every rank, or beyond MOST_STEPS those evenly spaced on the log-tail axis and on the plain one."""
     if n_ok <= MOST_STEPS:
         return np.arange(1, n_ok + 1)
@@ -81,16 +81,16 @@ def _tail_ranks(n: int, n_ok: int) -> Ints:
     return ranks
 
 
-def _tail_axis(panel: Axes, top: float) -> None:
+def tail_axis(panel: Axes, top: float) -> None:
     shares = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999]
-    ticks = [s for s in shares if _tail(s) <= top]
+    ticks = [s for s in shares if nines(s) <= top]
     panel.set_ylim(0, top)
-    panel.yaxis.set_major_locator(FixedLocator([float(_tail(s)) for s in ticks]))
+    panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))
     panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(FuncFormatter(lambda _, k: f"{ticks[k or 0] * 100:g} %"))
 
 
-def _fit_x(panel: Axes, x: Floats) -> None:
+def fit_x(panel: Axes, x: Floats) -> None:
     """From zero unless the values lie far from it."""
     first, last = float(x[0]), float(x[-1])
     if first < 0.5 * last:
@@ -107,10 +107,10 @@ def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale) -> Non
         if rank > len(succeeded) or n * (1 - p) < 1:
             continue
         value = succeeded[rank - 1] / scale.divisor
-        panel.plot([value], [_tail(p)], "o", color=SERIES[0], markersize=5.5)
+        panel.plot([value], [nines(p)], "o", color=SERIES[0], markersize=5.5)
         on_left = value > 0.5 * (right + panel.get_xlim()[0])
         panel.annotate(
-            f"p{p * 100:g}  {number(value)}", (value, float(_tail(p))), (-8, 5) if on_left else (8, -10),
+            f"p{p * 100:g}  {number(value)}", (value, float(nines(p))), (-8, 5) if on_left else (8, -10),
             textcoords="offset points", ha="right" if on_left else "left", color=INK,
         )  # fmt: skip
 
@@ -118,7 +118,7 @@ def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale) -> Non
 def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     if n_ok == n:
         return
-    height = float(_tail(n_ok / n))
+    height = float(nines(n_ok / n))
     panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
     panel.annotate(
         f"{n - n_ok:,} failed", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD

@@ -45,7 +45,7 @@ def test_the_band_is_the_exact_binomial_interval(n, data):
 
 
 def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
-    ranks = ecdf._tail_ranks(100_000, 99_000)
+    ranks = ecdf.tail_ranks(100_000, 99_000)
     assert (ranks[0], ranks[-1]) == (1, 99_000)
     assert len(ranks) <= ecdf.MOST_STEPS + 1
 
