@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from burstline import __version__, machine
 from burstline.drill import Drill, drill, ladder
-from burstline.fire import fire
+from burstline.fire import OnPids, fire
 from burstline.load import Load, job_of
 from burstline.vocabulary import ASSUMED
 from loadgen.certify import Certificate, Limit, certificate, limit
@@ -60,26 +60,26 @@ def certificate_for(load: Load) -> Certificate:
 
 def certified(drill: Drill) -> Certificate:
     """Fire the drill; how far off the client was."""
-    fired = _fired(drill)
+    found = fired(drill)
     return certificate(
-        fired.columns,
-        fired.served,
-        fired.reports,
+        found.columns,
+        found.served,
+        found.reports,
         open_loop=drill.load.concurrency is None,
         law=drill.law,
-        others_cpu_fraction=fired.others_cpu_fraction,
+        others_cpu_fraction=found.others_cpu_fraction,
     )
 
 
 def climbed() -> Limit:
     """How many events a second the client follows, as far as the truth server can tell."""
     drill, rungs = ladder()
-    fired = _fired(drill)
-    return limit(fired.columns, fired.served, fired.reports[0].t0_ns or 0, rungs)
+    found = fired(drill)
+    return limit(found.columns, found.served, found.reports[0].t0_ns or 0, rungs)
 
 
 @dataclass(frozen=True, slots=True)
-class _Fired:
+class Fired:
     """What the client recorded, what the server did, what the drivers say of themselves and who else ran."""
 
     columns: Columns
@@ -88,7 +88,8 @@ class _Fired:
     others_cpu_fraction: float
 
 
-def _fired(drill: Drill) -> _Fired:
+def fired(drill: Drill, on_pids: OnPids = lambda _: None) -> Fired:
+    """Fire the drill at a truth server of its own; `on_pids` hears of the driver processes."""
     load, engine = drill.load, ENGINES["truth"]
     ensure_fd_limit(load.n_at_once)
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
@@ -108,11 +109,16 @@ def _fired(drill: Drill) -> _Fired:
             counters=folder / "counters",
         )
         before = _Cpu.now(truth)
-        reports, interrupted = fire(job, load.n_workers, lambda pids: _pin(pids, cores[1:]), lambda _: None)
+
+        def started(pids: list[int]) -> None:
+            _pin(pids, cores[1:])
+            on_pids(pids)
+
+        reports, interrupted = fire(job, load.n_workers, started, lambda _: None)
         if interrupted:
             raise KeyboardInterrupt
         others = before.others_fraction(_Cpu.now(truth))
-        return _Fired(columns_of(_records(job.captures, drill.plan)), truth.log(), reports, others)
+        return Fired(columns_of(_records(job.captures, drill.plan)), truth.log(), reports, others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ SO_TIMESTAMPNS = 35
 """Linux's own number for it (asm-generic/socket.h); Python's socket module has none."""
 
 _MAX_HEAD_BYTES = 1 << 16
+_SLACK_NS = 20_000
+"""How far two readings of the two clocks may miss each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,20 @@ def kernel_ns_of(ancillary: list[tuple[int, int, bytes]], now_ns: int) -> int | 
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == SO_TIMESTAMPNS and len(data) == 16:
             seconds, ns = int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
-            lag_ns = time.clock_gettime_ns(time.CLOCK_REALTIME) - (seconds * 1_000_000_000 + ns)
+            offset_ns = _realtime_offset_ns()
+            kernel_ns = seconds * 1_000_000_000 + ns - offset_ns
             # A lag out of this range is a step of the wall clock, not a delay.
-            return now_ns - lag_ns if 0 <= lag_ns < 60_000_000_000 else None
+            lag_ns = now_ns - kernel_ns
+            return min(kernel_ns, now_ns) if -_SLACK_NS <= lag_ns < 60_000_000_000 else None
     return None
+
+
+def _realtime_offset_ns() -> int:
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC now; read again where the scheduler came between the readings."""
+    for _ in range(4):
+        before_ns = time.monotonic_ns()
+        real_ns = time.clock_gettime_ns(time.CLOCK_REALTIME)
+        after_ns = time.monotonic_ns()
+        if after_ns - before_ns < _SLACK_NS:
+            break
+    return real_ns - (before_ns + after_ns) // 2

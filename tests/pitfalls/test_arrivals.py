@@ -1,0 +1,93 @@
+"""Pitfalls 12, 13 and 17: the schedule as the server saw it, queues with a textbook answer, warm-up."""
+
+import numpy as np
+import pytest
+
+from loadgen.metrics import METRICS, latencies
+from loadgen.trend import mann_kendall, warm_up_end
+from servers.truth.desk import House
+from servers.truth.queue import Queue, departures, service_times
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+from tests.pitfalls.chain import fired, play, requests
+from workloads import achieved, arrivals
+from workloads.seeds import rng
+
+FAST = Script(ttft_s=0.0, gaps_s=(0.0,))
+
+
+def arrived_s(due_s: np.ndarray, *, process: bool = False) -> np.ndarray:
+    """When each request was at the server, by the server's own log, s from the run's start."""
+    with truth_server(FAST, thread=not process) as truth:
+        played = fired(truth, requests(len(due_s), 1), due_s.tolist())
+    by_index = sorted(played.served, key=lambda row: row.index or 0)
+    return np.array([row.first_byte_ns - (played.report.t0_ns or 0) for row in by_index]) / 1e9
+
+
+def test_12_the_server_sees_the_schedule_that_was_planned() -> None:
+    due_s = arrivals.poisson(100, 100, rng(0, "arrivals"))
+    at_s = arrived_s(due_s)
+    assert (at_s >= due_s).all(), "a request left before it was due"
+    assert np.median(at_s - due_s) < 0.2 * np.diff(due_s).mean()
+    assert achieved.rate_error(at_s, due_s) == pytest.approx(0, abs=0.02)
+    assert achieved.gap_ks(np.sort(at_s), 100) < 1.95 / np.sqrt(len(at_s) - 1)  # p = 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["constant", "poisson", "gamma"])
+def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
+    """Over 10 s at 50 a second; one lateness of some ms neither drifts nor accumulates."""
+    extra = {"burstiness": 0.5} if pattern == "gamma" else {}
+    due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 500, rng(0, "arrivals"), **extra)
+    at_s = np.sort(arrived_s(due_s, process=True))
+    assert abs(achieved.rate_error(at_s, due_s)) < 1e-3
+    planned_cv = achieved.gap_cv(due_s)
+    assert achieved.gap_cv(at_s) == pytest.approx(planned_cv, abs=0.02 + 0.05 * planned_cv)
+    for window_s in (0.1, 1.0):
+        planned, seen = achieved.dispersion(due_s, window_s), achieved.dispersion(at_s, window_s)
+        assert seen == pytest.approx(planned, abs=0.1)
+    if pattern != "constant":
+        assert achieved.gap_ks(at_s, 50, extra.get("burstiness", 1.0)) < 1.63 / np.sqrt(len(at_s) - 1)
+
+
+def test_12_a_burst_is_all_there_before_the_first_reply() -> None:
+    played = play(Script(ttft_s=0.4, gaps_s=(0.0,)), 300, n_output_tok=2)
+    arrived_ns = [row.arrival_ns for row in played.served]
+    assert max(arrived_ns) < min(row.token_ns[0] for row in played.served)
+    assert len({row.number for row in played.served}) == 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cv", "n_servers"), [(1.0, 1), (0.0, 1), (1.5, 2)])
+def test_13_departures_over_sockets_follow_the_recursion(cv: float, n_servers: int) -> None:
+    """M/M/1, M/D/1 and M/G/2 at 80 % load: what the client has is what the queue let go."""
+    mean_s, n = 0.01, 400
+    due_s = arrivals.poisson(0.8 * n_servers / mean_s, n, rng(1, "arrivals"))
+    queue = Queue(n_servers, mean_s, cv, seed=3)
+    with truth_server(House().scripts[0], house=House(queue=queue)) as truth:
+        played = fired(truth, requests(n, 1), due_s.tolist())
+    rows = sorted(played.served, key=lambda row: row.number)
+    services = service_times(mean_s, cv, 3)
+    arrived = np.array([row.arrival_ns for row in rows]) / 1e9
+    expected_s = departures(arrived, [next(services) for _ in rows], n_servers)
+    assert np.abs(expected_s - np.array([row.departure_ns for row in rows]) / 1e9).max() < 1e-6
+    sent_s = np.array([row.token_ns[0] for row in rows]) / 1e9
+    got_s = np.array([played.records[row.index].token_ns[0] + played.report.t0_ns for row in rows]) / 1e9
+    assert np.quantile(got_s - sent_s, 0.99) < 1e-3
+    assert np.median(sent_s - expected_s) < 1e-3, "the truth server itself was late"
+    residual = played.summary()["concurrency"]["little_residual"]["point"]
+    assert abs(residual) < 0.01
+
+
+def test_17_a_slow_start_is_found_where_it_ends_and_a_drift_is_found_at_all() -> None:
+    ttft_s = rng(0, "test").uniform(0.002, 0.012, 80)
+    ttft_s[:10] += 0.06
+    played = play([Script(ttft_s=s, gaps_s=(0.0,)) for s in ttft_s.tolist()], 80, concurrency=1)
+    found = warm_up_end(latencies(METRICS["ttft"], played.columns))
+    assert found is not None
+    assert 10 <= found <= 15, "MSER-5 cuts in steps of five"
+    drifting = [Script(ttft_s=0.0005 * k, gaps_s=(0.0,)) for k in range(40)]
+    trend = mann_kendall(latencies(METRICS["ttft"], play(drifting, 40, concurrency=1).columns))
+    assert trend is not None
+    assert trend.tau > 0.5
+    assert trend.p < 0.01

@@ -1,0 +1,178 @@
+"""Pitfalls 8 to 11, 21 and 22: late clocks, hidden queues, slow readers, starved clients."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+from scipy import stats as sps
+
+import loadgen.clock
+from burstline.certification import Fired
+from burstline.certification import fired as fired_drill
+from burstline.drill import drill
+from burstline.load import Wish, checked
+from loadgen.metrics import METRICS, latencies
+from loadgen.summary import Context, summarize
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+from tests.pitfalls.chain import Played, fired, play, requests
+from workloads.achieved import in_flight
+
+S = 1_000_000_000
+
+
+@pytest.mark.slow
+def test_08_a_server_that_stands_still_for_6_s_makes_600_requests_late_uniformly() -> None:
+    """100 requests a second for 10 s; a closed loop of 8 would have seen 8 slow ones."""
+    script = Script(ttft_s=0.002, gaps_s=(0.001,))
+
+    def stop_for_6_s(pid: int) -> None:
+        time.sleep(2)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(6)
+        os.kill(pid, signal.SIGCONT)
+
+    with truth_server(script) as truth:
+        due_s = (np.arange(1000) / 100).tolist()
+        played = fired(truth, requests(1000, 2), due_s, meanwhile=lambda conn: stop_for_6_s(truth.pid))
+        truth.reset()
+        closed = fired(truth, requests(20_000, 2), concurrency=8, meanwhile=_stops(truth.pid, 0.3, 1.0, 0.3))
+    ttft_s = latencies(METRICS["ttft"], played.columns)
+    slow_s = ttft_s[ttft_s > 0.05]
+    assert abs(len(slow_s) - 600) < 20
+    assert sps.kstest(slow_s, "uniform", args=(0, 6)).statistic < 0.05
+    closed_s = closed.columns.first_s - closed.columns.sent_s
+    assert (closed_s > 0.9).sum() <= 8
+
+
+def _stops(pid: int, before_s: float, stopped_s: float, after_s: float):
+    def meanwhile(conn: Connection) -> None:
+        time.sleep(before_s)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(stopped_s)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(after_s)
+        conn.send(("stop",))
+
+    return meanwhile
+
+
+def test_09_an_open_loop_keeps_no_queue_of_its_own() -> None:
+    """500 at once are at the server at once: no connection limit, no pool holds any back."""
+    played = play(Script(ttft_s=0.8, gaps_s=(0.0,)), 500, n_output_tok=2)
+    arrivals_ns = sorted(row.arrival_ns for row in played.served)
+    assert max(arrivals_ns) < min(row.token_ns[0] for row in played.served)
+    _, n = in_flight(
+        [row.arrival_ns for row in played.served], [row.ended_ns or np.inf for row in played.served]
+    )
+    assert n.max() == 500
+
+
+def test_09_a_closed_loop_says_how_many_and_counts_from_each_requests_turn() -> None:
+    played = play(Script(ttft_s=0.05, gaps_s=(0.0,)), 60, n_output_tok=2, concurrency=10)
+    starts = [row.arrival_ns for row in played.served]
+    _, n = in_flight(starts, [row.token_ns[-1] for row in played.served])
+    assert n.max() <= 10
+    # The sixth wave waited 250 ms for its turn; that is the load's doing and no latency of the server's.
+    assert max(record.dispatched_ns for record in played.records) > 0.24 * S
+    ttft_s = latencies(METRICS["ttft"], played.columns)
+    truth_s = [(played.truth(i).token_ns[0] - played.truth(i).arrival_ns) / S for i in range(60)]
+    assert np.median(ttft_s) == pytest.approx(np.median(truth_s), rel=0.2)
+
+
+def test_10_a_reader_that_comes_late_reports_when_the_bytes_came_and_how_late_it_was() -> None:
+    """The driver's process is kept from reading: the kernel's stamps still tell when each event arrived."""
+    script = Script(ttft_s=0.05, gaps_s=(0.03,))
+    with truth_server(script) as truth:
+        played = fired(truth, requests(4, 12), meanwhile=lambda conn: _hog(0.4))
+    for i in range(4):
+        sent_ns, got_ns = played.sent_ns(i), played.records[i].token_ns
+        assert all(got >= sent for got, sent in zip(got_ns, sent_ns, strict=True))
+        # At least half of the events are known to a tenth of the gap, however late they were read.
+        assert np.median(np.subtract(got_ns, sent_ns)) < 3_000_000
+
+
+def _hog(seconds: float) -> None:
+    """Holds the interpreter's lock as long as one may."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(200_000))
+
+
+@pytest.mark.slow
+def test_11_a_starved_client_is_client_bound_however_little_cpu_it_uses() -> None:
+    """A CPU quota by hand: the driver may run 5 ms out of 25, whatever CPU is free."""
+    starved = _under_quota(run_ms=5, stop_ms=20)
+    verdict = _summary(starved)["verdict"]
+    assert verdict["state"] == "CLIENT-BOUND", verdict
+    assert {reason["code"] for reason in verdict["reasons"]} & {"read-lag", "send-lag"}
+
+
+def _under_quota(run_ms: int, stop_ms: int) -> Fired:
+    load = checked(Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50))
+    done = threading.Event()
+
+    def squeeze(pids: list[int]) -> None:
+        threading.Thread(target=_squeeze, args=(pids, run_ms, stop_ms, done), daemon=True).start()
+
+    try:
+        return fired_drill(drill(load, 2.0), squeeze)
+    finally:
+        done.set()
+
+
+def _squeeze(pids: list[int], run_ms: int, stop_ms: int, done: threading.Event) -> None:
+    while not done.wait(run_ms / 1e3):
+        with suppress(ProcessLookupError):
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            time.sleep(stop_ms / 1e3)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
+
+def _summary(fired: Fired) -> dict:
+    return summarize(fired.columns.table, Context(reports=fired.reports))
+
+
+def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CLOCK_REALTIME goes an hour forwards, then two back, while streams are read."""
+    real = time.clock_gettime_ns
+    began = time.monotonic()
+
+    def stepped(clock: int) -> int:
+        since_s = time.monotonic() - began
+        step_s = 0 if since_s < 0.3 else 3600 if since_s < 0.5 else -3600
+        return real(clock) + (step_s * S if clock == time.CLOCK_REALTIME else 0)
+
+    class Time:
+        monotonic_ns = staticmethod(time.monotonic_ns)
+        clock_gettime_ns = staticmethod(stepped)
+        CLOCK_REALTIME = time.CLOCK_REALTIME
+
+    monkeypatch.setattr(loadgen.clock, "time", Time)
+    played = play(Script(ttft_s=0.1, gaps_s=(0.05,)), 4, n_output_tok=14)
+    assert played.report.n_clock_steps == 2
+    assert_told_as_sent(played)
+
+
+def assert_told_as_sent(played: Played) -> None:
+    """Every token's time lies between its own sending and that of the one after the next."""
+    for i, record in enumerate(played.records):
+        assert record.outcome == "ok"
+        sent_ns = played.sent_ns(i)
+        assert all(got >= sent for got, sent in zip(record.token_ns, sent_ns, strict=True))
+        assert all(got < later for got, later in zip(record.token_ns, sent_ns[2:], strict=False))
+
+
+def test_22_no_garbage_is_collected_while_the_load_runs() -> None:
+    seen = []
+    play(Script(ttft_s=0.1, gaps_s=(0.01,)), 2, meanwhile=lambda conn: seen.append(gc.isenabled()))
+    assert seen == [False]
+    assert gc.isenabled()
