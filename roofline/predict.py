@@ -78,6 +78,8 @@ def predict(
     one_s, floor_s, tier = _one(op, device, calibration)
     if mixed and op.kind == "attention" and op.phase == "decode":
         one_s *= calibration.mixed
+    if tier < 3 and op.kind in ("matmul", "attention"):
+        one_s = max(one_s, bound.seconds / op.count)  # a fit may err; the ceiling does not
     around = calibration.spread.get(_kind(op), _UNKNOWN)
     seconds = op.count * one_s
     return Prediction(

@@ -62,7 +62,8 @@ class NumpyProbe:
             keys, values = cache.copy()
             scores = (keys[:, :, None] @ q[..., None])[..., 0]
             np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
-            return (scores[..., None, :] @ values[:, :, None]) / scores.sum(axis=-1)[..., None, None]
+            mixed = (scores[..., None, :] @ values[:, :, None])[..., 0, :]
+            return mixed / scores.sum(axis=-1, keepdims=True)
 
         return run
 

@@ -1,0 +1,135 @@
+"""Measuring a machine: levels out of a curve, a file that loads again, a probe that really computes."""
+
+import numpy as np
+import pytest
+
+from roofline.accuracy_serving import bundled_model
+from roofline.calibrate import cached_file, calibrate, calibrate_pinned, device_toml, levels_of
+from roofline.calibration import load_calibration
+from roofline.device import load_device
+from roofline.errors import RooflineError
+from roofline.model import QUANTS
+from roofline.ops import Step, ops
+from roofline.parallel import Parallel
+from roofline.predict import predict_step
+from roofline.probe_numpy import NumpyProbe
+
+REFERENCE = bundled_model("reference")
+MIB = 1 << 20
+
+
+class Instant:
+    """A machine of known rates: each kernel is the seconds it should take."""
+
+    dtype, element_bytes, n_units, name, memory_bytes = "fp32", 4, 2, "instant", 64e9
+
+    def product(self, m, n, k, copies):
+        return 2e-6 + max(2 * m * n * k / 80e9, 4 * (n * k + m * k + m * n) / 40e9)
+
+    def read(self, n_bytes):
+        return n_bytes / (60e9 if n_bytes < 32 * MIB else 20e9)
+
+    def decode(self, batch, context, heads, kv_heads, dim):
+        return 10e-6 + 8 * batch * context * kv_heads * dim / 10e9
+
+    def prefill(self, tok, heads, kv_heads, dim):
+        return 10e-6 + 2 * heads * dim * tok * (tok + 1) / 30e9
+
+    def norm(self, rows, width):
+        return 5e-6 + 16 * rows * width / 15e9
+
+    def activation(self, rows, width):
+        return 5e-6 + 12 * rows * width / 15e9
+
+    def once(self, kernel, clock):
+        return kernel
+
+
+def ticking():
+    """A clock that a step a call brings to its end, however many calls there are."""
+    at = [0.0]
+
+    def clock():
+        at[0] += 0.05
+        return at[0]
+
+    return clock
+
+
+def test_a_machine_of_known_rates_is_found_as_it_is():
+    device, calibration = calibrate(REFERENCE, Instant(), quick=True, clock=ticking())
+    assert device.peaks["fp32"] == pytest.approx(80e9, rel=0.02)
+    assert [level.bytes_per_s for level in device.levels] == pytest.approx([60e9, 20e9])
+    assert calibration.decode.t0_s == pytest.approx(10e-6, rel=0.1)
+    assert calibration.measured_spread == 0
+    step = ops(REFERENCE, QUANTS["fp32"], Parallel(), Step.decode(16, 512))
+    tiers = {found.op.kind: found.tier for found in predict_step(step, device, calibration)}
+    assert tiers == {"matmul": 3, "attention": 2, "elementwise": 2}
+
+
+def test_the_device_file_holds_all_that_was_measured(tmp_path):
+    device, calibration = calibrate(REFERENCE, Instant(), quick=True, clock=ticking())
+    path = tmp_path / "here.toml"
+    path.write_text(device_toml(device, calibration))
+    again = load_device(str(path))
+    assert again.peaks["fp32"] == pytest.approx(device.peaks["fp32"], rel=1e-3)
+    assert [level.name for level in again.levels] == ["cache 1", "memory"]
+    assert load_calibration(str(path)).shapes[0].seconds == pytest.approx(
+        calibration.shapes[0].seconds, rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("rates", "found"),
+    [
+        ([50, 50, 50], [("memory", 50)]),
+        ([100, 98, 40, 39], [("cache 1", 100), ("memory", 40)]),
+        ([100, 100, 60, 30, 29], [("cache 1", 100), ("memory", 30)]),
+        ([100, 100, 50, 50, 50, 20, 20], [("cache 1", 100), ("cache 2", 50), ("memory", 20)]),
+        ([100, 100, 30], [("cache 1", 100), ("memory", 30)]),
+        ([60, 100, 95, 97], [("memory", 100)]),
+    ],
+)
+def test_a_level_ends_where_the_bandwidth_falls(rates, found):
+    sizes = [1 << (20 + i) for i in range(len(rates))]
+    levels = levels_of(sizes, rates, 1e9)
+    assert [(level.name, level.bytes_per_s) for level in levels] == found
+    assert levels[-1].capacity_bytes == 1e9
+
+
+def test_the_probe_computes_attention_and_norms_as_they_are_defined():
+    probe = NumpyProbe(1)
+    out = probe.decode(2, 32, 4, 2, 8)()
+    assert np.isfinite(out).all()
+    assert out.shape == (2, 2, 2, 8)
+    assert probe.norm(3, 16)().shape == (3, 16)
+    assert probe.activation(3, 16)().shape == (3, 16)
+    probe.prefill(100, 4, 2, 8)()
+    assert probe.product(3, 5, 7, copies=2)().shape == (3, 5)
+
+
+def test_a_calibration_that_fails_says_why(tmp_path):
+    with pytest.raises(RooflineError, match=r"calibration on cpu failed"):
+        calibrate_pinned(tmp_path / "missing.json", tmp_path / "out.toml")
+
+
+def test_the_cache_keeps_models_devices_and_cores_apart(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    names = {
+        cached_file(model, device, threads, quick=quick)
+        for model in ("reference", "/models/other")
+        for device in ("cpu", "cuda:0")
+        for threads in (1, 2)
+        for quick in (True, False)
+    }
+    assert len(names) == 16
+    assert all(name.parent == tmp_path / "burstline" for name in names)
+
+
+@pytest.mark.slow
+def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
+    from burstline.calibrate import model_config
+
+    out = calibrate_pinned(model_config("reference"), tmp_path / "d.toml", quick=True)
+    assert load_device(str(out)).peaks["fp32"] > 1e8
+    assert load_calibration(str(out)).measured_spread is not None

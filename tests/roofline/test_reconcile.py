@@ -1,0 +1,114 @@
+"""Reconciliation: bars that sum, shares that make sense, lies that are found."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+
+from roofline.accuracy_serving import bundled_model
+from roofline.calibration import load_calibration
+from roofline.device import load_device
+from roofline.model import QUANTS
+from roofline.parallel import Parallel
+from roofline.reconcile import reconcile
+from roofline.reconciliation import Run, Setup, StepSeen
+from roofline.simulate import Asked, Limits, simulate
+
+H100 = load_device("h100")
+SETUP = Setup(bundled_model("llama-2-7b"), QUANTS["bf16"], Parallel(), H100, load_calibration(H100))
+LIMITS = Limits(64, 2048, 40_000)
+REQUESTS = [Asked(0.0, 512, 32)] * 100
+
+
+def logged(slowdown, setup=SETUP):
+    """A run as an engine's log would tell it, every step so many times as long as predicted."""
+    steps, clock = [], setup.clock()
+
+    def timed(step):
+        seconds = slowdown * clock(step)
+        steps.append(StepSeen(step, seconds, {"gate_up": 0.3 * seconds}))
+        return seconds
+
+    result = simulate(REQUESTS, LIMITS, timed)
+    return Run(REQUESTS, result.makespan_s, LIMITS, steps)
+
+
+@pytest.mark.parametrize("run", [logged(1.3), Run(REQUESTS, 9.0, LIMITS)], ids=["logged", "simulated"])
+def test_the_waterfall_ends_at_what_was_measured(run):
+    found = reconcile(run, SETUP)
+    assert sum(bar.seconds for bar in found.waterfall) == pytest.approx(run.makespan_s)
+    assert found.waterfall[0].name == "ceiling"
+    assert found.waterfall[0].seconds == pytest.approx(found.ceiling_s)
+
+
+def test_a_log_gives_measured_shares_between_nothing_and_the_ceiling():
+    found = reconcile(logged(1.3), SETUP)
+    assert [row.phase for row in found.phases] == ["prefill", "decode"]
+    for row in found.phases:
+        for use in (row.mfu, row.mfu_full, row.mbu):
+            assert 0 < use.measured < use.reachable < use.ceiling <= 1.5
+            assert use.measured == pytest.approx(use.reachable / 1.3, rel=0.02)
+        assert row.mfu_full.measured >= row.mfu.measured
+        assert sum(op.share for op in row.ops) == pytest.approx(1)
+        assert sum(row.limit_shares.values()) == pytest.approx(1)
+        gate_up = next(op for op in row.ops if op.name == "gate_up")
+        assert gate_up.achieved_flops_per_s == pytest.approx(gate_up.flops / gate_up.measured_s)
+    assert not found.suspicions
+
+
+def test_host_time_is_what_steps_take_above_the_devices_part():
+    found = {bar.name: bar.seconds for bar in reconcile(logged(1.3), SETUP).waterfall}
+    run = logged(1.3)
+    assert found["host and unexplained"] == pytest.approx(run.makespan_s * 0.3 / 1.3, rel=0.02)
+    assert found["queue and idle"] == pytest.approx(0, abs=0.02 * run.makespan_s)
+
+
+def test_without_a_log_nothing_is_called_measured_and_the_page_is_told():
+    found = reconcile(Run(REQUESTS, 9.0, LIMITS, assumed=("KV dtype",)), SETUP)
+    assert all(row.mfu.measured is None and row.mbu.measured is None for row in found.phases)
+    assert "KV dtype" in found.assumed
+    assert any("step log" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize("run", [logged(0.5), Run(REQUESTS, 0.5, LIMITS)], ids=["logged", "simulated"])
+def test_what_beats_the_ceiling_is_suspect_with_causes_and_never_clamped(run):
+    found = reconcile(run, SETUP)
+    assert found.suspicions
+    assert all(suspicion.excess > suspicion.tolerance >= 0.02 for suspicion in found.suspicions)
+    assert found.suspicions[0].causes
+    assert found.ceiling_s > run.makespan_s
+
+
+def test_a_calibrated_device_is_trusted_to_its_measured_spread():
+    run = logged(0.7)
+    noisy = replace(SETUP, calibration=replace(SETUP.calibration, measured_spread=5.0))
+    assert reconcile(run, SETUP).suspicions
+    assert not reconcile(run, noisy).suspicions
+
+
+def test_changes_that_help_are_shorter_and_impossible_ones_say_why():
+    found = {row.change: row for row in reconcile(Run(REQUESTS, 9.0, LIMITS), SETUP).sensitivity}
+    assert found["fp8 KV cache"].ratio < 1
+    assert found["fp8 weights"].ratio < 1
+    assert found["TP 2"].ratio < 1
+    a100 = load_device("a100")
+    other = replace(SETUP, device=a100, calibration=load_calibration(a100))
+    refused = {row.change: row for row in reconcile(Run(REQUESTS, 9.0, LIMITS), other).sensitivity}
+    assert refused["fp8 weights"].makespan_s is None
+    assert "fp8" in refused["fp8 weights"].why
+
+
+def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
+    found = reconcile(logged(1.3), SETUP)
+    assert json.loads(json.dumps(asdict(found)))["phases"][0]["phase"] == "prefill"
+    assert found.sentence.startswith("decode is ")
+    assert "bound" in found.sentence
+    assert found.tier == "device fit"
+
+
+def test_without_a_calibration_there_are_only_ceilings():
+    found = reconcile(Run(REQUESTS, 9.0, LIMITS), replace(SETUP, calibration=None))
+    bars = {bar.name: bar.seconds for bar in found.waterfall}
+    assert bars["kernel efficiency"] == bars["launch floors"] == 0
+    assert bars["host"] == pytest.approx(0, abs=0.01)  # the clock rounds contexts to 16 tokens
+    assert found.tier == "ceiling"
