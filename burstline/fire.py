@@ -130,7 +130,7 @@ def _snapshot(counters: Counters, n_planned: int, began_s: float | None) -> Snap
     return Snapshot(
         planned=n_planned,
         sent=totals["sent"],
-        first_tokens=totals["first_bytes"],
+        first_tokens=totals["begun"],
         done=totals["done"],
         failed=totals["failed"],
         elapsed_s=max(0.0, time.monotonic() - began_s) if began_s else 0.0,

@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-NAMES: Final = ("prepared", "connected", "sent", "first_bytes", "done", "failed", "reads", "bytes")
-"""Requests built, connections open, requests written, replies begun, whole, failed, reads, bytes read."""
+NAMES: Final = ("prepared", "connected", "sent", "begun", "done", "failed", "reads", "bytes")
+"""Requests built, connections open, requests written, replies whose body has begun, replies whole and
+failed, reads, bytes read."""
 
 _ROW_BYTES = 8 * len(NAMES)
 

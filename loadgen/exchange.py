@@ -27,6 +27,7 @@ class Exchange:
         "add_at",
         "add_length",
         "at",
+        "begun",
         "closed_ns",
         "connected_ns",
         "data",
@@ -68,6 +69,7 @@ class Exchange:
         self.data = bytearray()
         self.add_at, self.add_length = self.at.append, self.lens.append
         self.head: Head | None = None
+        self.begun = False
         self.walked = 0
         self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing
 
@@ -83,6 +85,8 @@ class Exchange:
             if head is None:
                 return False
             self.walked = head.body_start
+        if not self.begun and len(self.data) > head.body_start:
+            self.begun = True
             if head.chunked:
                 self.mid_stream = _MID_STREAM
         if head.length is not None:

@@ -380,13 +380,13 @@ class Wire:
 
     def _check(self, connection: Connection, exchange: Exchange, at: int) -> None:
         """Finish the exchange if its message has ended."""
-        if len(exchange.at) == 1:
-            self.n_begun += 1
+        begun = exchange.begun
         try:
             whole = exchange.is_whole()
         except EngineError as error:
             self._fail(exchange, "truncated", str(error))
             return
+        self.n_begun += exchange.begun and not begun
         if whole:
             self._finish(connection, exchange, at)
 

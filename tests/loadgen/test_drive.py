@@ -115,7 +115,7 @@ def test_a_burst_ends_with_a_capture_each_and_an_honest_report(tmp_path: Path) -
         assert report.read_lag.n == report.n_reads
     with Counters(job.counters) as counters:
         totals = counters.totals()
-    assert [totals[k] for k in ("prepared", "sent", "first_bytes", "done", "failed")] == [60, 60, 60, 60, 0]
+    assert [totals[k] for k in ("prepared", "sent", "begun", "done", "failed")] == [60, 60, 60, 60, 0]
     assert totals["bytes"] == report.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
 
 
