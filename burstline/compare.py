@@ -1,0 +1,176 @@
+"""`burstline compare`: runs held against each other, if they did the same work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from burstline import exit_codes
+
+if TYPE_CHECKING:
+    from loadgen.rundir import Run
+    from loadgen.verdict import Reason
+    from reports.versus import Comparison
+
+CHECKED: Final = {
+    "workload": "workload",
+    "seed": "seed",
+    "model": "model",
+    "devices": "devices",
+    "cpu": "CPU",
+    "cores": "cores",
+}
+"""What must be equal of runs that are compared, and how it is called."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="what `burstline run` wrote")
+    parser.add_argument(
+        "--anyway", action="store_true", help="compare though workload, model or machine differ, and say so"
+    )
+    parser.add_argument("--format", choices=("text", "markdown", "html", "json"), default="text")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write it there instead of printing it")
+
+
+def run(args: argparse.Namespace) -> int:
+    from loadgen.rundir import open_run
+    from workloads.request import WorkloadError
+
+    runs = [open_run(path) for path in args.runs]
+    if len(runs) < 2:
+        raise WorkloadError("one run cannot be compared: name two or more")
+    unlike = differences(runs)
+    if unlike and not args.anyway:
+        told = "; ".join(reason.text.rstrip(".") for reason in unlike)
+        raise WorkloadError(
+            f"these runs were not made alike: {told}. Compare like with like, or add --anyway to see them "
+            "side by side without a ranking"
+        )
+    comparison = comparison_of(runs, unlike, (args.out or Path()).parent)
+    said = _as(args.format, comparison)
+    if args.out is None:
+        print(said)
+    else:
+        args.out.write_text(said)
+        print(f"Written: {args.out}")
+    return exit_codes.DONE if comparison.comparable else exit_codes.INCONCLUSIVE
+
+
+def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -> Comparison:
+    """Any runs, the same engine with the same command line being repeats of one contender."""
+    from reports.versus import Comparison, Member, cell_of
+
+    labels = labels_of([run.manifest for run in runs])
+    members = [
+        Member(label, run, os.path.relpath(run.path / "report.html", beside))
+        for label, run in zip(labels, runs, strict=True)
+    ]
+    what = str(runs[0].manifest.get("title") or runs[0].manifest.get("workload"))
+    title = f"{' against '.join(dict.fromkeys(labels))}: {what}"
+    return Comparison(title, (cell_of("", members, unlike),), (f"{len(runs)} runs",))
+
+
+def comparison_of_suite(folder: Path) -> Comparison | None:
+    """Every finished run of a suite's folder, one cell for each model and workload; None without any."""
+    import orjson
+
+    from burstline.suite_run import MANIFEST, finished_in
+    from reports.versus import Comparison, Member, cell_of
+
+    suite = orjson.loads((folder / MANIFEST).read_bytes())
+    members: dict[str, list[Member]] = {}
+    missing = []
+    for slot in suite["slots"]:
+        run = finished_in(folder / slot["id"])
+        if run is None:
+            missing.append(f"{slot['engine']}, {slot['cell']}, repeat {slot['repeat']}")
+            continue
+        href = f"{slot['id']}/{run.name}/report.html"
+        members.setdefault(slot["cell"], []).append(Member(slot["engine"], run, href))
+    if not members:
+        return None
+    order = list(dict.fromkeys(slot["engine"] for slot in suite["slots"]))
+    cells = tuple(
+        cell_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
+    )
+    facts = (
+        suite["description"],
+        f"{len(suite['slots']) - len(missing)} of {len(suite['slots'])} runs",
+        "interleaved in time, each engine started anew for each run",
+    )
+    return Comparison(suite["name"], cells, tuple(filter(None, facts)), tuple(missing))
+
+
+def write_all(comparison: Comparison, folder: Path) -> Path:
+    """Page, Markdown and JSON of a comparison; where the page is."""
+    for name, shape in (("report.html", "html"), ("report.md", "markdown"), ("comparison.json", "json")):
+        (folder / name).write_text(_as(shape, comparison))
+    return folder / "report.html"
+
+
+def _as(shape: str, comparison: Comparison) -> str:
+    import orjson
+
+    from reports.compare import render, to_json
+    from reports.compare_text import markdown, text
+
+    if shape == "json":
+        return orjson.dumps(to_json(comparison), option=orjson.OPT_INDENT_2).decode() + "\n"
+    return {"html": render, "markdown": markdown, "text": text}[shape](comparison)
+
+
+def differences(runs: Sequence[Run]) -> list[Reason]:
+    """In which of the checked metadata the runs differ."""
+    from loadgen.verdict import Reason
+
+    found = [checked_metadata(run.manifest) for run in runs]
+    reasons = []
+    for key, name in CHECKED.items():
+        values = {run.name: facts[key] for run, facts in zip(runs, found, strict=True)}
+        if len(set(values.values())) > 1:
+            told = ", ".join(f"{value} in {run}" for run, value in values.items())
+            reasons.append(Reason(key, f"The {name} differs: {told}.", "Make the runs alike in this."))
+    return reasons
+
+
+def checked_metadata(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What the manifest says of everything in CHECKED."""
+    host = manifest.get("host") or {}
+    server = manifest.get("server") or {}
+    devices = Counter(str(device["name"]) for device in manifest.get("devices") or ())
+    return {
+        "workload": str(manifest.get("title") or manifest.get("workload")),
+        "seed": str(manifest.get("seed")),
+        "model": Path(str(server.get("model") or "unnamed")).name,
+        "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
+        "cpu": str(host.get("cpu")),
+        "cores": str(host.get("cores_allowed") or host.get("cores")),
+    }
+
+
+def labels_of(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A name for each run's contender: its engine, with version and a letter only where that is needed."""
+    engines = [str(manifest.get("engine")) for manifest in manifests]
+    kinds = [(engine, *_how(manifest)) for engine, manifest in zip(engines, manifests, strict=True)]
+    labels = []
+    for engine, kind in zip(engines, kinds, strict=True):
+        others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
+        labels.append(engine if len(others) == 1 else f"{engine} {chr(ord('A') + others.index(kind))}")
+    return labels
+
+
+def _how(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """Version and command line without what differs from start to start: ports and folders."""
+    server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
+    argv = server.get("argv") or [str(server.get("url"))]
+    passing = {"--port", "--step-log", "--shard-uds-path", "--prometheus-port", "--master-port"}
+    kept = [
+        word
+        for before, word in zip(["", *argv], argv, strict=False)
+        if before not in passing and word.split("=")[0] not in passing
+    ]
+    return (str(identity.get("version")), *kept)

@@ -1,0 +1,179 @@
+"""A suite carried out: every run a command of its own, the finished ones never twice, one report over all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from burstline import exit_codes
+from burstline.interrupt import terminable
+from burstline.run import API_KEY_VARIABLE
+from burstline.suite import SCHEMA, Contender, Model, Slot, Suite, load_suite, schedule
+from loadgen.files import write_json
+from loadgen.rundir import Run, open_run
+from workloads.request import WorkloadError
+
+MANIFEST: Final = "suite.json"
+
+
+def run_suite(path: Path, out: Path, *, certify: bool = True, dry_run: bool = False) -> int:
+    """Run what of the suite is not done yet, then write the report over all of it; the exit code.
+
+    The suite's folder is `out/<name>-<first 8 of its hash>`: another word in the file is another suite.
+    """
+    suite = load_suite(path)
+    folder = out / suite.folder_name
+    slots = schedule(suite)
+    if dry_run:
+        print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
+        return exit_codes.DONE
+    environments = {engine.name: _environment(engine) for engine in suite.engines}
+    for model in suite.models:
+        make_where_missing(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder) as lock, terminable():
+        _keep(suite, slots, path, folder)
+        try:
+            codes = [
+                _carry_out(slot, len(slots), folder, environments[slot.engine.name], lock, certify=certify)
+                for slot in slots
+            ]
+        except KeyboardInterrupt:
+            codes = [exit_codes.INTERRUPTED]
+        comparable = _report(folder)
+    return _exit_code(codes, comparable=comparable)
+
+
+def finished_in(folder: Path) -> Run | None:
+    """The run in a slot's folder that came to its end, None where there is none yet."""
+    runs = [open_run(manifest.parent) for manifest in sorted(folder.glob("*/manifest.json"))]
+    return next((run for run in runs if run.status == "complete" and run.summary is not None), None)
+
+
+def make_where_missing(model: Model) -> None:
+    """A model folder that the suite asks to be made is made, once."""
+    if model.like is None or model.path is None or (Path(model.path) / "config.json").exists():
+        return
+    from burstline.made_model import make_model
+
+    print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
+    make_model(Path(model.path), model.like, weights=model.weights)
+
+
+def _environment(engine: Contender) -> dict[str, str]:
+    """Ours, with the engine's key under the name that a run reads; nobody else's key goes along."""
+    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    if engine.api_key_env is None:
+        return environment
+    key = os.environ.get(engine.api_key_env)
+    if not key:
+        raise WorkloadError(
+            f"engine {engine.name!r} wants its key in the environment variable {engine.api_key_env}, "
+            f"which is not set; try: export {engine.api_key_env}=..."
+        )
+    return environment | {API_KEY_VARIABLE: key}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Nobody else works in the folder. Runs inherit the lock: one whose parent was killed still holds it."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkloadError(f"{folder} is in use: this suite is running already; wait for it") from None
+        yield lock.fileno()
+
+
+def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
+    """What is to be run, in order, beside the file as it was written."""
+    (folder / "suite.toml").write_text(path.read_text())
+    rows = [
+        {
+            "id": slot.id,
+            "engine": slot.engine.name,
+            "model": slot.model.name,
+            "workload": slot.workload.name,
+            "repeat": slot.repeat,
+            "cell": slot.cell,
+        }
+        for slot in slots
+    ]
+    facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
+    write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
+
+
+def _carry_out(
+    slot: Slot, n_slots: int, folder: Path, environment: dict[str, str], lock: int, *, certify: bool
+) -> int:
+    """Run one slot unless it is done; the run's exit code."""
+    title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
+    said = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
+    if finished_in(folder / slot.id) is not None:
+        print(f"{said}: done before", file=sys.stderr)
+        return exit_codes.DONE
+    print(said, file=sys.stderr)
+    argv = slot.argv(folder / slot.id)
+    if not certify:
+        argv = (argv[0], "--no-certify", *argv[1:])
+    code = _called(argv, environment, lock)
+    if code == exit_codes.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
+        raise WorkloadError(f"{said} could not be run (see above); the suite ends here. What ran is kept")
+    run = finished_in(folder / slot.id)
+    print(f"    {_headline(run) if run else f'failed with exit code {code}'}", file=sys.stderr)
+    return code
+
+
+def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
+    """The exit code of `burstline ARGV`, in a session of its own: a Ctrl-C reaches it once, through us."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "burstline", *argv],
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        pass_fds=(lock,),
+        start_new_session=True,
+    ) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+
+
+def _headline(run: Run) -> str:
+    from reports.text import headline
+
+    return headline(run).splitlines()[0]
+
+
+def _report(folder: Path) -> bool:
+    """Write the report over whatever is finished; whether all of it is comparable."""
+    from burstline.compare import comparison_of_suite, write_all
+    from reports.compare_text import text
+
+    comparison = comparison_of_suite(folder)
+    if comparison is None:
+        print("No run of the suite came to its end: there is nothing to report.", file=sys.stderr)
+        return False
+    page = write_all(comparison, folder)
+    print(text(comparison))
+    print(f"Report: {page}")
+    return comparison.comparable
+
+
+def _exit_code(codes: Sequence[int], *, comparable: bool) -> int:
+    """The worst that happened: an interrupt, an engine that failed, what cannot be believed or compared."""
+    for code in (exit_codes.INTERRUPTED, exit_codes.ENGINE_FAILED):
+        if code in codes:
+            return code
+    return exit_codes.DONE if comparable else exit_codes.INCONCLUSIVE

@@ -1,0 +1,234 @@
+"""The page of a comparison: whether it may be made at all, then the differences, then the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from loadgen.comparable import ALONE, COMPARABLE, UNSAID, Fact
+from loadgen.metrics import METRICS
+from loadgen.stats import Absent, Figure
+from loadgen.verdict import State
+from reports.blocks import Block, Folded, Note, Side
+from reports.numbers import interval, point, scale_for
+from reports.overlay import EXPLAINED, overlay
+from reports.page import STATES, Banner, document
+from reports.tables import Cell as TableCell
+from reports.tables import Column, Row, Table, table
+from reports.versus import HEADLINES, Cell, Comparison, Headline, Node
+
+SENTENCES = {
+    COMPARABLE: ("good", "✓", "The engines did the same work under the same settings: compare them."),
+    ALONE: ("warn", "!", "There is one contender only: its runs are shown, and nothing is compared."),
+    State.NOT_COMPARABLE: ("bad", "✕", "The engines did not do the same work: no ranking is shown."),
+}
+ARROWS = {"lower": "↓", "higher": "↑"}
+
+
+def render(comparison: Comparison) -> str:
+    """The whole page as one HTML document; the same runs give the same bytes."""
+    several = len(comparison.cells) > 1
+    shown = [
+        section
+        for k, cell in enumerate(comparison.cells)
+        for section in _sections(cell, f"c{k}-" if several else "")
+    ]
+    if comparison.missing:
+        notes = [Note(f"No finished run: {what}.") for what in comparison.missing]
+        shown.append({"id": "missing", "short": "Missing", "question": "What is missing?", "blocks": notes})
+    return document(
+        comparison.title, comparison.facts, banner(comparison), shown, to_json(comparison), "these runs"
+    )
+
+
+def banner(comparison: Comparison) -> Banner:
+    """The worst state of all cells, with the reasons of each."""
+    states = [cell.gate.state for cell in comparison.cells]
+    worst = max(states, key=_badness, default=ALONE)
+    tone, mark, sentence = SENTENCES.get(worst) or STATES.get(worst, ("warn", "!", "See the reasons."))
+    several = len(comparison.cells) > 1
+    reasons = tuple(
+        {"text": f"{cell.name}: {reason.text}" if several else reason.text, "advice": reason.advice}
+        for cell in comparison.cells
+        for reason in (*cell.gate.reasons, *cell.gate.warnings)
+    )
+    return Banner(worst, tone, mark, sentence, reasons)
+
+
+def _badness(state: str) -> int:
+    order = [COMPARABLE, ALONE, "NOT-STATIONARY", "INSUFFICIENT", "CLIENT-BOUND", "NO SUMMARY"]
+    return order.index(state) if state in order else len(order)
+
+
+def _sections(cell: Cell, prefix: str) -> Iterator[dict[str, Any]]:
+    of = f"{cell.name}: " if prefix and cell.name else ""
+    titles = {
+        "numbers": ("Numbers", "Which is faster?" if cell.gate.comparable else "What can be said?", _numbers),
+        "differences": ("Differences", "What was equal, and what was not?", _differences),
+        "shape": ("Shape", "How do the latencies differ?", _shape),
+        "runs": ("Runs", "Which runs are these?", _runs),
+    }
+    for name, (short, question, blocks) in titles.items():
+        yield {
+            "id": f"{prefix}{name}",
+            "short": f"{of}{short}",
+            "question": f"{of}{question}",
+            "blocks": blocks(cell, prefix),
+        }
+
+
+def _numbers(cell: Cell, _: str) -> list[Block]:
+    if cell.gate.comparable or cell.gate.state == ALONE:
+        return [side_by_side(cell)]
+    folded = Folded("Each engine's own numbers, which are no ranking", (side_by_side(cell),))
+    if cell.gate.state != State.NOT_COMPARABLE:
+        return [Note(f"Not all runs can be believed ({cell.gate.state}): nothing is ranked."), folded]
+    if isinstance(cell.matched, Absent):
+        return [Note(f"No estimate over matched work either: {cell.matched.reason}."), folded]
+    return [_matched(cell), folded]
+
+
+def side_by_side(cell: Cell) -> Table:
+    """One row a number, one column a contender; what is best beyond doubt is marked."""
+    rows = tuple(_row(cell, headline) for headline in HEADLINES if _is_known(cell, headline))
+    columns = (Column("Number", numeric=False), Column("Unit", numeric=False), *map(Column, cell.labels))
+    n_runs = {len(views) for views in cell.views.values()}
+    shown = "95 % intervals" if n_runs == {1} else "the range of all runs, above it the middle one"
+    notes = ("★ is best and its interval overlaps no other's; where nothing is marked, nothing is.",)
+    return Table(
+        f"{cell.name or 'All'}: in brackets {shown}",
+        columns,
+        rows,
+        notes=notes if cell.gate.comparable else (),
+    )
+
+
+def _is_known(cell: Cell, headline: Headline) -> bool:
+    return any(cell.figure(label, headline)["point"] is not None for label in cell.labels)
+
+
+def _row(cell: Cell, headline: Headline) -> Row:
+    figures = {label: cell.figure(label, headline) for label in cell.labels}
+    known = [figure for figure in figures.values() if figure["point"] is not None]
+    scale = scale_for(known[0]["unit"], [figure["point"] for figure in known])
+    best = cell.best(headline)
+    values = []
+    for label, figure in figures.items():
+        if figure["point"] is None:
+            values.append(TableCell("–", detail=str(figure.get("absent", ""))))
+            continue
+        mark = "★ " if label == best else ""
+        tone = "best" if label == best else ""
+        values.append(TableCell(f"{mark}{point(figure, scale)}", detail=interval(figure, scale), tone=tone))
+    title = f"{headline.title} {ARROWS.get(headline.better, '')}".strip()
+    return Row((TableCell(title), TableCell(scale.unit), *values))
+
+
+def _matched(cell: Cell) -> Table:
+    estimate = cell.matched
+    assert not isinstance(estimate, Absent)
+    rows = [
+        (TableCell(METRICS[metric].title), *(_figure(estimate.means[label][metric]) for label in cell.labels))
+        for metric in next(iter(estimate.means.values()))
+    ]
+    caption = (
+        f"Mean latency of replies of equal realised length: {estimate.n_strata} lengths, "
+        f"{estimate.covered:.0%} of the replies at least; other replies still shared the server"
+    )
+    return table(caption, ["Metric", *cell.labels], rows)
+
+
+def _figure(figure: Figure) -> TableCell:
+    if isinstance(figure, Absent):
+        return TableCell("–", detail=figure.reason)
+    row = figure.to_json()
+    scale = scale_for(figure.unit, [figure.point])
+    return TableCell(f"{point(row, scale)} {scale.unit}", detail=interval(row, scale))
+
+
+def _differences(cell: Cell, _: str) -> list[Block]:
+    differing = [fact for fact in cell.gate.facts if fact.agrees is False]
+    unknown = [fact for fact in cell.gate.facts if fact.agrees is None]
+    equal = [fact for fact in cell.gate.facts if fact.agrees]
+    blocks: list[Block] = [
+        _facts(differing, cell, "What differs beyond its tolerance")
+        if differing
+        else Note("Nothing that was checked differs beyond its tolerance.")
+    ]
+    if unknown:
+        blocks.append(_facts(unknown, cell, "What not every engine says, and could not be checked"))
+    if equal:
+        blocks.append(Folded(f"{len(equal)} things are equal", (_facts(equal, cell, "What is equal"),)))
+    return blocks
+
+
+def _facts(facts: list[Fact], cell: Cell, caption: str) -> Table:
+    rows = [
+        [fact.name, *(fact.values.get(label, UNSAID) for label in cell.labels), fact.tolerance]
+        for fact in facts
+    ]
+    columns = ["Fact", *cell.labels, "May differ by"]
+    return table(caption, columns, rows, text=range(len(columns)))
+
+
+def _shape(cell: Cell, prefix: str) -> list[Block]:
+    wanted = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2e", "End to end"))
+    drawn = (
+        overlay(
+            f"{prefix}ecdf-{metric}",
+            title,
+            METRICS[metric].title,
+            {label: cell.latencies(label, metric) for label in cell.labels},
+        )
+        for metric, title in wanted
+    )
+    plots = tuple(plot for plot in drawn if plot is not None)
+    return [Side(plots, EXPLAINED)] if plots else [Note("Fewer than two contenders have successes to draw.")]
+
+
+def _runs(cell: Cell, _: str) -> list[Block]:
+    rows = [
+        (
+            TableCell(label),
+            TableCell(view.name, href=cell.hrefs[view.name], tone="code"),
+            TableCell(str(view.summary["verdict"]["state"])),
+            TableCell(f"{view.summary['counts']['ok']:,} of {view.summary['counts']['planned']:,}"),
+        )
+        for label in cell.labels
+        for view in cell.views[label]
+    ]
+    columns = ["Contender", "Run", "Verdict", "Served as asked"]
+    return [table("Every run, with its own report", columns, rows, text=(0, 1, 2))]
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for machines: each cell's state, reasons, facts and figures."""
+    return {"title": comparison.title, "comparable": comparison.comparable, "cells": [
+        _cell_json(cell) for cell in comparison.cells
+    ], "missing": list(comparison.missing)}  # fmt: skip
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    figures: dict[str, dict[str, Node]] = {
+        headline.title: {label: cell.figure(label, headline) for label in cell.labels}
+        for headline in HEADLINES
+    }
+    return {
+        "name": cell.name,
+        "state": cell.gate.state,
+        "reasons": [reason.to_json() for reason in cell.gate.reasons],
+        "warnings": [reason.to_json() for reason in cell.gate.warnings],
+        "facts": [
+            {"name": f.name, "values": dict(f.values), "agrees": f.agrees, "tolerance": f.tolerance}
+            for f in cell.gate.facts
+        ],
+        "matched": None
+        if isinstance(cell.matched, Absent)
+        else {
+            label: {metric: figure.to_json() for metric, figure in means.items()}
+            for label, means in cell.matched.means.items()
+        },
+        "numbers": figures,
+        "best": {headline.title: cell.best(headline) for headline in HEADLINES},
+        "runs": {label: [view.name for view in views] for label, views in cell.views.items()},
+    }

@@ -1,0 +1,73 @@
+"""A comparison as text for a terminal, and as Markdown for a pull request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from loadgen.comparable import ALONE
+from loadgen.stats import Absent
+from loadgen.verdict import State
+from reports.compare import SENTENCES, banner, side_by_side
+from reports.page import STATES
+from reports.tables import Table
+from reports.text import columns
+from reports.versus import Cell, Comparison
+
+
+def text(comparison: Comparison) -> str:
+    """Every cell: its state, why, its numbers where they may stand side by side; no line break at the end."""
+    parts = [comparison.title]
+    for cell in comparison.cells:
+        parts.append("\n".join([_state(cell), *_reasons(cell, "  - ")]))
+        if _may_rank(cell):
+            parts.append(columns(_rows(side_by_side(cell)), words=(0, 1)))
+        elif cell.gate.state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
+            parts.append(f"No estimate over matched work either: {cell.matched.reason}.")
+    parts += [f"No finished run: {what}." for what in comparison.missing]
+    return "\n\n".join(parts)
+
+
+def markdown(comparison: Comparison) -> str:
+    """The same for a pull request or a wiki; ends with a line break."""
+    said = banner(comparison)
+    parts = [f"## {comparison.title}", f"**{said.state}**: {said.sentence}"]
+    for cell in comparison.cells:
+        if len(comparison.cells) > 1:
+            parts.append(f"### {cell.name}: {cell.gate.state}")
+        parts.append("\n".join(_reasons(cell, "- ")))
+        if _may_rank(cell):
+            parts.append(_markdown_table(_rows(side_by_side(cell))))
+    parts += [f"No finished run: {what}." for what in comparison.missing]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _may_rank(cell: Cell) -> bool:
+    return cell.gate.comparable or cell.gate.state == ALONE
+
+
+def _state(cell: Cell) -> str:
+    state = cell.gate.state
+    sentence = (SENTENCES.get(state) or STATES.get(state, ("", "", "See the reasons.")))[2]
+    name = f"{cell.name}: " if cell.name else ""
+    return f"{name}{state}: {sentence}"
+
+
+def _reasons(cell: Cell, bullet: str) -> list[str]:
+    return [
+        f"{bullet}{reason.text} {reason.advice}".rstrip()
+        for reason in (*cell.gate.reasons, *cell.gate.warnings)
+    ]
+
+
+def _rows(of: Table) -> list[list[str]]:
+    heads = [column.title for column in of.columns]
+    return [
+        heads,
+        *([" ".join(filter(None, (cell.text, cell.detail))) for cell in row.cells] for row in of.rows),
+    ]
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    heads, *body = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    rule = ["---", "---", *["--:"] * (len(heads) - 2)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, rule, *body))
