@@ -1,0 +1,183 @@
+"""Prompts as text, for servers that take no token ids: exactly so many tokens by the model's own tokenizer.
+
+Words that are one token each are strung together and counted; where a tokenizer cannot be hit that way, the
+end of the text is searched until the count is exact. Every prompt begins with words that the salt chose, so
+that no prefix cache can serve it: cutting an overlong text to size, as servers offer, would cut off those.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from workloads.plan import Plan
+from workloads.request import Request, WorkloadError
+from workloads.seeds import rng
+
+N_SALT_WORDS = 8
+MAX_WORDS = 4096
+ENOUGH_WORDS = 64
+"""With fewer words than these, prompts would be too much alike."""
+MAX_ROUNDS = 40
+"""How often a text's end is changed before the nearest count is taken. Real tokenizers need 0 to 3 rounds."""
+N_VARIANTS = 12
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_KINDS = (
+    re.compile(r"[a-z]{2,12}"),
+    re.compile(r"[^\W\d_]{2,12}"),
+    re.compile(r"[^\W_]+"),
+    re.compile(r"\S+"),
+)
+"""What makes a good word, best first: plain ASCII, letters of any script, digits too, anything visible."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Words:
+    """What text prompts are made of: words of one tokenizer, and what one of them usually costs in tokens."""
+
+    tokenizer: Tokenizer
+    words: tuple[str, ...]
+    cost_tok: int
+    sha256: str
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text, with the special ones that the tokenizer adds by itself."""
+        return [len(encoding.ids) for encoding in self.tokenizer.encode_batch(texts, add_special_tokens=True)]
+
+
+def words_of(tokenizer: Tokenizer) -> Words:
+    """The words to make prompts of; WorkloadError where the tokenizer yields too few."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    digest = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+    candidates = _candidates(tokenizer)
+    if len(candidates) < 2:
+        raise WorkloadError("the tokenizer's pieces make no words; expected at least two that can be read")
+    anchor = candidates[0]
+    probe = Words(tokenizer, (), 1, digest)
+    alone = probe.count([f"{anchor} {anchor}"])[0]
+    costs = np.array(probe.count([f"{anchor} {word} {anchor}" for word in candidates])) - alone
+    for cost_tok in sorted({int(cost) for cost in costs if cost > 0}):
+        fitting = tuple(word for word, cost in zip(candidates, costs, strict=True) if cost == cost_tok)
+        if len(fitting) >= min(ENOUGH_WORDS, len(candidates) // 4):
+            return Words(tokenizer, fitting, cost_tok, digest)
+    raise WorkloadError("the tokenizer's words cost nothing or differ in all their costs: give another")
+
+
+def as_text(plan: Plan, words: Words, salt: str, n_extra_tok: int = 0) -> Plan:
+    """The plan with text for prompts: each exactly as long as planned, by this tokenizer, salt included.
+
+    `n_extra_tok` is what the server adds to what the tokenizer counts (a chat template, say). The hash is
+    that of the plan and the tokenizer: like every plan's, it leaves the salt out.
+    """
+    targets = [request.n_prompt_tok - n_extra_tok for request in plan.requests]
+    texts = make_texts(targets, words, plan.seed, salt, [request.index for request in plan.requests])
+    requests = tuple(
+        replace(request, prompt_ids=None, prompt_text=text)
+        for request, text in zip(plan.requests, texts, strict=True)
+    )
+    digest = hashlib.sha256(f"{plan.sha256} as text by {words.sha256}".encode()).hexdigest()
+    return replace(plan, requests=requests, sha256=digest)
+
+
+def make_texts(
+    n_toks: Sequence[int], words: Words, seed: int, salt: str, indices: Sequence[int]
+) -> list[str]:
+    """One text per count of tokens, none of them sharing a beginning; `indices` name them for the salt.
+
+    Raises WorkloadError where a count is too small to hold a word, or cannot be hit.
+    """
+    n_special = words.count([""])[0]
+    draw = rng(seed, "text prompts")
+    strings = [
+        _strung(n_tok, n_special, words, draw, salt, index)
+        for n_tok, index in zip(n_toks, indices, strict=True)
+    ]
+    texts = [" ".join(string) for string in strings]
+    for i, count in enumerate(words.count(texts)):
+        if count != n_toks[i]:
+            search = rng(seed, f"text prompt {indices[i]} {salt}")
+            texts[i] = _made_exact(strings[i], n_toks[i], words, search)
+    return texts
+
+
+def inexact(requests: Iterable[Request], words: Words, n_extra_tok: int = 0) -> int:
+    """How many of these text prompts do not have the planned number of tokens: none, it is hoped."""
+    asked = [request for request in requests if request.prompt_text is not None]
+    counts = words.count([request.prompt_text or "" for request in asked])
+    return sum(
+        count + n_extra_tok != request.n_prompt_tok for count, request in zip(counts, asked, strict=True)
+    )
+
+
+def _candidates(tokenizer: Tokenizer) -> list[str]:
+    """Words that are pieces of the vocabulary, none twice, of the best kind that there are enough of."""
+    ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
+    texts = {text.strip() for text in tokenizer.decode_batch([[i] for i in ids])}
+    found: list[str] = []
+    for kind in _KINDS:
+        found = sorted(text for text in texts if kind.fullmatch(text) and "\ufffd" not in text)
+        if len(found) >= 4 * ENOUGH_WORDS:
+            break
+    stride = -(-len(found) // MAX_WORDS) or 1
+    return found[::stride]
+
+
+def _strung(
+    n_tok: int, n_special: int, words: Words, draw: np.random.Generator, salt: str, index: int
+) -> list[str]:
+    """About as many words as make the count: the salt's first, then drawn ones."""
+    n_words = (n_tok - n_special) // words.cost_tok
+    if n_tok - n_special < 1:
+        raise WorkloadError(
+            f"a prompt of {n_tok} tokens: {n_special} of them are special, added by the server itself; "
+            f"expected at least {n_special + 1}"
+        )
+    body = draw.integers(0, len(words.words), max(n_words, 1))
+    digest = hashlib.sha256(f"{salt}/{index}".encode()).digest()
+    n_salt = min(N_SALT_WORDS, len(body))
+    body[:n_salt] = np.frombuffer(digest, dtype="<u4")[:n_salt] % len(words.words)
+    return [words.words[i] for i in body]
+
+
+def _made_exact(string: list[str], n_tok: int, words: Words, search: np.random.Generator) -> str:
+    """The string with an end that makes the count exact."""
+    text = " ".join(string)
+    gap = n_tok - words.count([text])[0]
+    for _ in range(MAX_ROUNDS):
+        variants = [_varied(text, gap, words, search) for _ in range(N_VARIANTS)]
+        gaps = [n_tok - count for count in words.count(variants)]
+        best = min(range(N_VARIANTS), key=lambda i: abs(gaps[i]))
+        if abs(gaps[best]) < abs(gap) or abs(gap) <= 2:  # near the end, also sideways
+            text, gap = variants[best], gaps[best]
+        if gap == 0:
+            return text
+    raise WorkloadError(
+        f"no text of exactly {n_tok} tokens was found for this tokenizer, the nearest has {n_tok - gap}; "
+        "try another --prompt-tokens"
+    )
+
+
+def _varied(text: str, gap: int, words: Words, search: np.random.Generator) -> str:
+    """The text with another end: longer where tokens lack, shorter where there are too many."""
+    n_words = abs(gap) // words.cost_tok
+    drawn = [words.words[i] for i in search.integers(0, len(words.words), n_words + 1)]
+    letters = "".join(_LETTERS[i] for i in search.integers(0, len(_LETTERS), int(search.integers(1, 4))))
+    parts = text.split(" ")
+    if gap > 0:
+        longer = ([text, *drawn[:n_words]], [text, *drawn], [text + letters], [text, letters])
+        return " ".join(longer[int(search.integers(len(longer)))])
+    kept = parts[: max(1, len(parts) - max(1, n_words))]
+    fewer = (
+        kept,
+        [*kept[:-1], drawn[0]],
+        [text[: -int(search.integers(1, 4))] or drawn[0]],
+        [*kept, letters],
+    )
+    return " ".join(fewer[int(search.integers(len(fewer)))]).rstrip() or drawn[0]
