@@ -207,7 +207,8 @@ class Launch:
     `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
     SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
     `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
-    calls the model where it does not take our name for it, `version` that of the installed package.
+    calls the model where it does not take our name for it, `version` that of the installed package. In a
+    container, `image` and `image_digest` say which.
     """
 
     argv: tuple[str, ...]
@@ -220,6 +221,8 @@ class Launch:
     after: tuple[str, ...] = ()
     served_name: str | None = None
     version: str | None = None
+    image: str | None = None
+    image_digest: str | None = None
 
 
 Get = Callable[[str], HttpReply]

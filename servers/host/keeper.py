@@ -4,9 +4,9 @@ Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the k
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s}`; any more of it, or its end, means
-stop. Standard output: one JSON object a line: `{"pid"}` or `{"failed"}`, then
-`{"code"}` when the engine's first process has ended, `{"survivors"}` when all have.
+Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s, after}`; any more of it, or its
+end, means stop. Standard output: one JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the
+engine's first process has ended, `{"survivors"}` when all have.
 """
 
 import contextlib
@@ -30,6 +30,8 @@ PR_SET_CHILD_SUBREAPER = 36
 ORPHANS_GRACE_S = 1.0
 """How long processes may outlive the engine's first one, which told them to end, before they are killed."""
 KILLED_GRACE_S = 10.0
+AFTER_TIMEOUT_S = 10.0
+"""How long the command may take that removes what is no process of ours: a container."""
 POLL_S = 0.05
 WATCH_PERIOD_S = 1.0
 """How often the keeper looks around though nothing has woken it."""
@@ -40,6 +42,7 @@ class Keeper:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.grace_s: float = task["stop_grace_s"]
+        self.after: list[str] = task["after"]
         self.code: int | None = None
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
@@ -69,6 +72,9 @@ class Keeper:
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
         self._wait(self._killed_all, KILLED_GRACE_S)
+        if self.after:
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(self.after, capture_output=True, timeout=AFTER_TIMEOUT_S)
         return [process.pid for process in self._look()]
 
     def _killed_all(self) -> bool:

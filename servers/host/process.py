@@ -16,8 +16,8 @@ import psutil
 from servers.engine import EngineError, Launch
 from servers.host import child
 
-KEEPER_GRACE_S = 20.0
-"""What a keeper may need to kill what would not end, beyond the engine's own grace."""
+KEEPER_GRACE_S = 30.0
+"""What a keeper may need to kill what would not end and to clean up, beyond the engine's own grace."""
 LAST_BYTES = 4096
 """How much of a log's end is read to find its last line."""
 
@@ -124,6 +124,7 @@ def start(launch: Launch, log_path: Path) -> Server:
         "log": str(log_path),
         "affinity": launch.cpu_affinity,
         "stop_grace_s": launch.stop_grace_s,
+        "after": launch.after,
     }
     return Server(child.spawn("servers.host.keeper", task), launch, log_path)
 
