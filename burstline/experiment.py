@@ -20,9 +20,10 @@ from burstline.interrupt import terminable
 from burstline.live import Live
 from burstline.load import Load, Wish, checked, job_of
 from burstline.made_model import made_notes
+from burstline.planning import plan_for
 from burstline.progress import Progress, Snapshot, progress_for
 from burstline.site import Site, Where, check_where, choose_engine, serving
-from burstline.vocabulary import ASSUMED, vocabulary_for
+from burstline.vocabulary import ASSUMED
 from loadgen.capture import Capture
 from loadgen.goals import parse_goal
 from loadgen.job import DriveReport
@@ -111,11 +112,13 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str
 
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
     progress.phase("Waiting until the server has generated a token")
-    with serving(engine, settings.where, run.path, progress.phase) as site:
+    where = replace(settings.where, n_concurrent=load.n_at_once)
+    with serving(engine, where, run.path, progress.phase) as site:
         run.update(identity=asdict(site.identity), server=_server_facts(site, settings.where.model))
         load.check_fits(site.identity)
-        vocabulary = vocabulary_for(settings.tokenizer, settings.vocab_size, settings.where.model, site)
-        plan = load.plan(vocabulary)
+        plan, vocabulary = plan_for(
+            load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
+        )
         run.save_plan(plan)
         run.update(plan_sha256=plan.sha256)
         progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
@@ -135,7 +138,6 @@ def _watched(
         live.refresh()
         progress.update(replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes))
 
-    keeper_pid = site.server.keeper_pid if site.server else None
     job = job_of(
         plan,
         load,
@@ -146,7 +148,7 @@ def _watched(
         counters=run.path / "counters",
     )
     with start_watcher(
-        telemetry, keeper_pid=keeper_pid, engine=site.engine.name, target=site.target
+        telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
     ) as watcher:
         reports, interrupted = fire(job, load.n_workers, watcher.add_clients, on_tick)
     fired = Fired(reports, interrupted, _why_the_server_ended(site))
@@ -218,6 +220,7 @@ def _facts(settings: Settings, load: Load) -> dict[str, Any]:
         "title": load.title,
         "asked": wish,
         "concurrency": load.concurrency,
+        "arrivals": load.arrivals.facts,
         "targets": list(settings.targets),
         "seed": load.seed,
         "salt": load.salt,
@@ -235,14 +238,15 @@ def _command_to_repeat(salt: str) -> str:
 
 
 def _server_facts(site: Site, model: str | None) -> dict[str, Any]:
-    launch_notes = site.launch.notes if site.launch else ()
     return {
         "url": site.target.url,
         "model": site.target.model,
         "attached": site.server is None,
         "argv": list(site.launch.argv) if site.launch else None,
         "env": dict(site.launch.env) if site.launch else None,
-        "notes": [*launch_notes, *(made_notes(Path(model)) if model else ())],
+        "image": site.launch.image if site.launch else None,
+        "image_digest": site.launch.image_digest if site.launch else None,
+        "notes": [*site.notes, *(made_notes(Path(model)) if model else ())],
         "ready_s": site.ready_s,
-        "capabilities": asdict(site.engine.capabilities),
+        "capabilities": asdict(site.capabilities),
     }

@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers.engine import Engine, EngineError, Identity, Launch, LaunchOptions, Target
+from servers.engine import Capabilities, Engine, Identity, Launch, LaunchOptions, Probing, Target
+from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
-from servers.host.ready import getter, wait_ready
+from servers.host.ready import getter, send, wait_ready
+from servers.host.recognise import engine_at
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 
 ATTACH_TIMEOUT_S = 15.0
+PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
 
 Say = Callable[[str], None]
@@ -23,7 +27,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A server that has generated a token. `server` is None where we did not start it."""
+    """A server that has generated a token. `server` is None where we did not start it.
+
+    `capabilities` are the engine's, or what this one was seen to take. `watched_pid` is the process whose
+    descendants are the server, `notes` what the user must know of it.
+    """
 
     engine: Engine
     target: Target
@@ -31,11 +39,18 @@ class Site:
     server: Server | None
     launch: Launch | None
     ready_s: float
+    capabilities: Capabilities
+    watched_pid: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the user said about the server: which engine, at which URL or started how."""
+    """What the user said about the server: which engine, at which URL or started how.
+
+    `container` is the image to start it in, "" for the engine's own, None to start it without.
+    `n_concurrent` is how many requests there will be at once.
+    """
 
     engine: str | None = None
     url: str | None = None
@@ -44,6 +59,8 @@ class Where:
     port: int | None = None
     api_key: str | None = None
     engine_args: tuple[str, ...] = ()
+    container: str | None = None
+    n_concurrent: int | None = None
 
 
 def choose_engine(where: Where) -> Engine:
@@ -54,8 +71,9 @@ def choose_engine(where: Where) -> Engine:
             raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
         return ENGINES[where.engine]
     if where.url is not None:
-        return ENGINES[_dialect_at(where.url, where.api_key)]
-    if where.model is not None and _is_installed("vllm", where):
+        target = Target(where.url.rstrip("/"), "", where.api_key)
+        return ENGINES[engine_at(getter(target, timeout_s=5.0)) or "openai"]
+    if where.model is not None and ENGINES["vllm"].installed(where.python) is not None:
         return ENGINES["vllm"]
     return ENGINES["reference"]
 
@@ -71,7 +89,8 @@ def check_where(where: Where) -> None:
         return
     folder = Path(where.model)
     looks_like_path = where.model.startswith((".", "/", "~")) or folder.exists()
-    if looks_like_path and not (folder / "config.json").is_file():
+    is_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf")) or folder.suffix == ".gguf"
+    if looks_like_path and not (is_model and folder.exists()):
         what = "has no config.json" if folder.is_dir() else "is not a folder"
         raise WorkloadError(f"--model {where.model} {what}; expected a Hugging Face model folder, or a name")
 
@@ -80,16 +99,13 @@ def check_where(where: Where) -> None:
 def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[Site]:
     """A server that is ready; one that we started is ended, with all its descendants, on the way out."""
     if where.url is not None:
-        yield _attached(engine, where)
+        yield _attached(engine, where, say)
         return
     port = where.port or free_port(HOST)
     require_free_port(HOST, port)
-    model = where.model or ""
-    served_name = Path(model).name or engine.name
+    launch = _launch(engine, where, port, run_dir, say)
+    served_name = launch.served_name or _our_name(engine, where)
     target = Target(f"http://{HOST}:{port}", served_name)
-    launch = engine.launch(
-        LaunchOptions(model, HOST, port, served_name, run_dir, where.python, where.engine_args)
-    )
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server:
@@ -97,17 +113,56 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
             engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
         )
         identity = engine.identify(getter(target), server.log())
-        yield Site(engine, target, identity, server, launch, ready_s)
+        identity = replace(identity, version=identity.version or launch.version)
+        pid = _engine_pid(launch) or server.keeper_pid
+        yield _probed(Site(engine, target, identity, server, launch, ready_s, engine.capabilities, pid), say)
 
 
-def _attached(engine: Engine, where: Where) -> Site:
+def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) -> Launch:
+    options = LaunchOptions(
+        where.model or "",
+        HOST,
+        port,
+        _our_name(engine, where),
+        run_dir,
+        where.python,
+        where.engine_args,
+        where.n_concurrent,
+    )
+    if where.container is None:
+        return engine.launch(options)
+    return launch_in_container(engine, options, where.container, say, find_runtime())
+
+
+def _our_name(engine: Engine, where: Where) -> str:
+    return Path(where.model or "").name or engine.name
+
+
+def _engine_pid(launch: Launch) -> int | None:
+    """In a container the engine is nobody's child here: its first process has to be asked for."""
+    return engine_pid(find_runtime(), launch.after[-1]) if launch.image else None
+
+
+def _attached(engine: Engine, where: Where, say: Say) -> Site:
     assert where.url is not None
     target = Target(where.url.rstrip("/"), where.model or "", where.api_key)
     if not target.model:
         identity = engine.identify(getter(target), "")
         target = Target(target.url, _served_name(identity) or "default", where.api_key)
     ready_s = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
-    return Site(engine, target, engine.identify(getter(target), ""), None, None, ready_s)
+    identity = engine.identify(getter(target), "")
+    return _probed(Site(engine, target, identity, None, None, ready_s, engine.capabilities), say)
+
+
+def _probed(site: Site, say: Say) -> Site:
+    """The site with what its server takes, where that has to be found out."""
+    notes = site.launch.notes if site.launch else ()
+    if not isinstance(site.engine, Probing):
+        return replace(site, notes=notes)
+    target, lacks = site.engine.probe(partial(send, site.target, timeout_s=PROBE_TIMEOUT_S), site.target)
+    for note in lacks:
+        say(note)
+    return replace(site, target=target, capabilities=site.engine.seen(target), notes=notes + lacks)
 
 
 def _served_name(identity: Identity) -> str | None:
@@ -116,29 +171,6 @@ def _served_name(identity: Identity) -> str | None:
     listed = models.get("data") if isinstance(models, dict) else None
     first = listed[0].get("id") if isinstance(listed, list) and listed else None
     return str(first) if first else identity.model
-
-
-def _dialect_at(url: str, api_key: str | None) -> str:
-    """The engine whose dialect a server speaks, by its own words; "openai" where it has none."""
-    get = getter(Target(url.rstrip("/"), "", api_key), timeout_s=5.0)
-    try:
-        metrics = get("/metrics").body
-        models = get("/v1/models").body
-    except EngineError:
-        return "openai"
-    if b'"owned_by":"burstline"' in models.replace(b" ", b""):
-        return "reference"
-    return "vllm" if b"vllm:" in metrics else "openai"
-
-
-def _is_installed(name: str, where: Where) -> bool:
-    try:
-        ENGINES[name].launch(
-            LaunchOptions(where.model or "", HOST, 1, name, Path(), where.python, where.engine_args)
-        )
-    except EngineError:
-        return False
-    return True
 
 
 def _every(period_s: float, say: Say) -> Callable[[float, str], None]:
