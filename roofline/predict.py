@@ -38,8 +38,8 @@ _UNKNOWN = Spread(0.75, 1.0, 1.35, 0)  # of kinds no table holds: the generic de
 class Prediction:
     """The seconds all runs of an op should take. `low` and `high` hold four of five measured cases.
 
-    `floor_s` is the part that no larger op would take longer for: launches, latency of links. `kernel_s` is
-    what it takes above its bound beside that. `tier` counts as `calibration.TIERS`.
+    `floor_s` is the part that no larger op would take longer for: launches, latency of links. `tier` counts as
+    `calibration.TIERS`.
     """
 
     op: Op
@@ -51,12 +51,8 @@ class Prediction:
     tier: int
 
     @property
-    def kernel_s(self) -> float:
-        return self.seconds - self.floor_s - self.bound.seconds
-
-    @property
     def limit(self) -> Limit:
-        return classify(self.bound, self.floor_s)
+        return classify(self.bound, self.floor_s, self.seconds)
 
 
 def predict(
