@@ -38,8 +38,8 @@ _UNKNOWN = Spread(0.75, 1.0, 1.35, 0)  # of kinds no table holds: the generic de
 class Prediction:
     """The seconds all runs of an op should take. `low` and `high` hold four of five measured cases.
 
-    `floor_s` is the part that no larger op would take longer for: launches, latency of links. `tier` counts as
-    `calibration.TIERS`.
+    `floor_s` is the part that no larger op would take longer for: launches, latency of links.
+    `tier` counts as `calibration.TIERS`.
     """
 
     op: Op
