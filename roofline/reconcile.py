@@ -31,6 +31,7 @@ from roofline.simulate import Limits, simulate
 from roofline.step import Step
 
 _MOST_STEPS = 400  # looked at op by op; more are sampled evenly
+_NEAREST = 9  # steps around the mean whose median is what an op was measured to take
 _TOLERANCE = 0.02
 
 
@@ -112,7 +113,7 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
     rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
     tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
     far = [abs(np.log(r[0] / tok)) + abs(np.log(r[2] / context)) for r in rows]
-    typical = looked[int(np.argmin(far))]
+    nearest = [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
     host_s = setup.calibration.host_s if setup.calibration else 0.0
     ideal_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in looked)
     reachable_s = sum(one.weight * (host_s + sum(p.seconds for p in one.predictions)) for one in looked)
@@ -133,7 +134,7 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
         mfu_full=share(_total(looked, "flops_full"), peak),
         mbu=share(_total(looked, "bytes"), device.bytes_per_s),
         limit_shares=_limit_shares(looked),
-        ops=tuple(_op_rows(typical, setup)),
+        ops=tuple(_op_rows(nearest, setup)),
     )
 
 
@@ -157,10 +158,15 @@ def _limit_shares(looked: Sequence[_Looked]) -> dict[str, float]:
     return {limit: s / total for limit, s in sorted(seconds.items(), key=lambda item: -item[1])}
 
 
-def _op_rows(typical: _Looked, setup: Setup) -> Iterator[OpRow]:
+def _op_rows(nearest: Sequence[_Looked], setup: Setup) -> Iterator[OpRow]:
+    """The ops of the first of these steps; measured as the median step of these has it."""
+    typical = nearest[0]
     total_s = sum(p.seconds for p in typical.predictions)
+    shares = [_measured_shares(one) for one in nearest]
     for p in typical.predictions:
-        op, measured_s = p.op, typical.seen.op_seconds.get(p.op.name)
+        op, key = p.op, (p.op.name, p.op.phase)
+        seen = [by_op[key] for by_op in shares if key in by_op]
+        measured_s = p.seconds * float(np.median(seen)) if seen else None
         flops = op.count * op.flops
         yield OpRow(
             name=op.name,
@@ -184,6 +190,16 @@ def _op_rows(typical: _Looked, setup: Setup) -> Iterator[OpRow]:
             achieved_flops_per_s=flops / measured_s if measured_s else None,
             tier=TIERS[p.tier],
         )
+
+
+def _measured_shares(one: _Looked) -> dict[tuple[str, str], float]:
+    """Measured over predicted seconds by op; ops that were timed together share as predicted."""
+    found = {}
+    for names, seconds in one.seen.op_seconds.items():
+        timed = [p for p in one.predictions if p.op.name in names.split("+")]
+        if predicted_s := sum(p.seconds for p in timed):
+            found |= {(p.op.name, p.op.phase): seconds / predicted_s for p in timed}
+    return found
 
 
 def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Bar]:

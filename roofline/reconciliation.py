@@ -18,7 +18,8 @@ StepPhase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepSeen:
-    """A step of an engine's log. `op_seconds` go by our op names ("qkv", "attention"), of all layers."""
+    """A step of an engine's log. `op_seconds` go by our op names, of all layers; what was timed together is
+    joined by a plus ("rope+kv_write+attention")."""
 
     step: Step
     seconds: float
@@ -57,7 +58,8 @@ class Setup:
 class OpRow:
     """One op of a phase's typical step: a row of the bound table and a point of the roofline plot.
 
-    Seconds are of all `count` runs; `measured_s` is None where the engine does not log the op. `achieved` and
+    Seconds are of all `count` runs; `measured_s` is the median of the steps nearest the mean, at this step's
+    size, None where the engine does not log the op. `achieved` and
     `predicted` are FLOP/s.
     """
 
