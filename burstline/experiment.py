@@ -220,7 +220,7 @@ def _facts(settings: Settings, load: Load) -> dict[str, Any]:
         "title": load.title,
         "asked": wish,
         "concurrency": load.concurrency,
-        "arrivals": load.arrivals.facts,
+        "arrivals": {name: getattr(load.arrivals, name) for name in ("pattern", "rate_per_s", "burstiness")},
         "targets": list(settings.targets),
         "seed": load.seed,
         "salt": load.salt,

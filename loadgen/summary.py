@@ -20,8 +20,10 @@ from loadgen.instrument import instrument
 from loadgen.job import DriveReport
 from loadgen.memory import memory
 from loadgen.metrics import METRICS, Metric, latencies
+from loadgen.pacing import pacing
 from loadgen.pooled import pooled_mean, pooled_percentiles
 from loadgen.rundir import SCHEMA, Run
+from loadgen.stationary import NOT_STEADY, TESTS, Steady, steady_part
 from loadgen.stats import (
     Absent,
     Estimate,
@@ -34,6 +36,7 @@ from loadgen.stats import (
 )
 from loadgen.verdict import Evidence, Reason, judge
 from loadgen.watched import Watched
+from loadgen.windowed import goodput_in, parts_of_mean, throughputs_in, with_blocks
 from servers.engine import Identity
 from workloads.seeds import rng
 
@@ -48,7 +51,8 @@ class Context:
 
     `certificate` says how far off a server of known truth found the client, Absent why nobody asked; None
     where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
-    elsewhere.
+    elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
+    knows: then no part of the run is taken for steady.
     """
 
     telemetry: pd.DataFrame | None = None
@@ -61,6 +65,7 @@ class Context:
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
     goals: tuple[Goal, ...] = ()
+    arrivals: Mapping[str, Any] | None = None
 
 
 def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
@@ -72,6 +77,7 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
         status=run.status,
         closed_loop=run.manifest.get("concurrency") is not None,
         certificate=certificate_of(run.manifest.get("certificate")),
+        arrivals=run.manifest.get("arrivals"),
         goals=tuple(map(parse_goal, run.manifest.get("targets", ()))),
         **more,
     )
@@ -86,13 +92,14 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     and the criteria of `goodput` are not.
     """
     context = context or Context()
-    c = columns_of(records)
-    window = totals.whole_run(c)
-    ends_s = c.closed_s[~np.isnan(c.closed_s)]
+    whole = columns_of(records)
+    steady = steady_part(whole, (context.arrivals or {}).get("pattern"), closed_loop=context.closed_loop)
+    c = columns_of(records.filter(whole.due_s >= steady.window.start_s)) if steady else whole
+    ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)
     metrics = {
-        name: figures(metric, c, context.seed) | _instrument_error(errors_s.get(name))
+        name: figures(metric, c, context.seed, steady) | _instrument_error(errors_s.get(name))
         for name, metric in METRICS.items()
         if metric.of or metric.pooled
     }
@@ -101,49 +108,52 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
         for name, metric in METRICS.items()
         if metric.of and metric.failures == "infinite"
     }
-    client = instrument(c, context.reports, watched, closed_loop=context.closed_loop)
+    client = instrument(whole, context.reports, watched, closed_loop=context.closed_loop)
     client |= certified(context.certificate)
     sections: dict[str, Any] = {
-        "counts": counts(c),
+        "counts": counts(whole),
         "metrics": metrics,
         "bounds": bounds,
-        "throughput": totals.throughputs(c, rng(context.seed, "throughput")),
-        "goodput": _goodput(c, context),
-        "window": _window(window),
-        "concurrency": totals.concurrency(c),
+        "throughput": _throughput(whole, steady, context.seed),
+        "goodput": _goodput(c, steady, context),
+        "window": _window(whole, steady),
+        "stationarity": dict(steady.figures) if steady else dict.fromkeys(TESTS, NOT_STEADY),
+        "schedule": pacing(whole, context.arrivals, closed_loop=context.closed_loop),
+        "concurrency": totals.concurrency(whole),
         "burst": totals.burst(c, rng(context.seed, "burst")),
         "stalls": totals.stalls(c),
-        "lengths": lengths(c),
+        "lengths": lengths(whole),
         "instrument": client,
         "memory": memory(watched, context.reports, context.identity),
-        "conservation": conservation(c, watched),
+        "conservation": conservation(whole, watched),
     }
     verdict = judge(
-        _evidence(sections, context),
+        _evidence(sections, context, steady),
         caveats(sections["counts"], sections["lengths"], sections["conservation"], context.certificate),
     )
     targets = [judged.to_json() for judged in judge_goals(context.goals, sections, c, verdict)]
     return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}
 
 
-def _goodput(c: Columns, context: Context) -> dict[str, Any]:
+def _throughput(c: Columns, steady: Steady | None, seed: int) -> dict[str, Figure]:
+    random = rng(seed, "throughput")
+    return throughputs_in(c, steady, random) if steady else totals.throughputs(c, random)
+
+
+def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Any]:
     """What met every criterion for single requests, by request, by token, and as a share of all planned."""
     criteria = [goal for goal in context.goals if goal.per_request]
     if not criteria:
         return {"criteria": [], **dict.fromkeys(("attainment", "requests_per_s", "tok_per_s"), NO_CRITERION)}
-    met = good(c, criteria)
-    amounts = {
-        "requests_per_s": ("1/s", met.astype(np.float64)),
-        "tok_per_s": ("tok/s", np.where(met, c.output_tok, 0.0)),
-    }
+    met, random = good(c, criteria), rng(context.seed, "goodput")
     return {
         "criteria": [goal.text for goal in criteria],
         "attainment": attainment(met),
-        **totals.rates(c, amounts, rng(context.seed, "goodput")),
+        **(goodput_in(c, steady, met, random) if steady else totals.goodput(c, met, random)),
     }
 
 
-def figures(metric: Metric, c: Columns, seed: int) -> dict[str, Figure]:
+def figures(metric: Metric, c: Columns, seed: int, steady: Steady | None = None) -> dict[str, Figure]:
     """The metric's percentiles and its mean, by name."""
     if not c.ok.any() and metric.failures == "infinite":
         return dict.fromkeys([*map(label, QUANTILES), "mean"], totals.NO_SUCCESS)
@@ -152,14 +162,17 @@ def figures(metric: Metric, c: Columns, seed: int) -> dict[str, Figure]:
         samples = metric.pooled(c)
         of = (samples.value, samples.weight, samples.owner)
         quantiles = pooled_percentiles(*of, QUANTILES, metric.unit, random)
-        return {label(p): quantiles[p] for p in QUANTILES} | {"mean": pooled_mean(*of, metric.unit, random)}
-    values = latencies(metric, c)
-    if not np.isfinite(values).any():
-        return dict.fromkeys(
-            [*map(label, QUANTILES), "mean"], Absent(f"{metric.title} is defined for no request")
-        )
-    quantiles = {p: percentile(values, p, metric.unit) for p in QUANTILES}
-    return {label(p): quantiles[p] for p in QUANTILES} | {"mean": mean(values, metric.unit, random)}
+        average = pooled_mean(*of, metric.unit, random)
+    else:
+        values = latencies(metric, c)
+        if not np.isfinite(values).any():
+            absent = Absent(f"{metric.title} is defined for no request")
+            return dict.fromkeys([*map(label, QUANTILES), "mean"], absent)
+        quantiles = {p: percentile(values, p, metric.unit) for p in QUANTILES}
+        average = mean(values, metric.unit, random)
+    if steady:
+        average = with_blocks(average, *parts_of_mean(metric, c), steady, random)
+    return {label(p): quantiles[p] for p in QUANTILES} | {"mean": average}
 
 
 def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]:
@@ -172,13 +185,20 @@ def _bounds(metric: Metric, c: Columns) -> dict[str, Figure]:
     return {label(p): early_stopping_bound(values, p, metric.unit) for p in QUANTILES}
 
 
-def _window(window: totals.Window | None) -> dict[str, Figure]:
+def _window(c: Columns, steady: Steady | None) -> dict[str, Figure]:
+    """From when until when rates count, and what was left out in front as warm-up."""
+    window = steady.window if steady else totals.whole_run(c)
     if window is None:
-        return dict.fromkeys(("start_s", "end_s"), totals.NO_SUCCESS)
-    return {"start_s": measured(window.start_s, "s", ""), "end_s": measured(window.end_s, "s", "")}
+        return dict.fromkeys(("start_s", "end_s", "warm_up_s", "n_warm_up"), totals.NO_SUCCESS)
+    return {
+        "start_s": measured(window.start_s, "s", ""),
+        "end_s": measured(window.end_s, "s", ""),
+        "warm_up_s": steady.warm_up if steady else NOT_STEADY,
+        "n_warm_up": measured(steady.n_warm_up, "requests", "", len(c)) if steady else NOT_STEADY,
+    }
 
 
-def _evidence(sections: Mapping[str, Any], context: Context) -> Evidence:
+def _evidence(sections: Mapping[str, Any], context: Context, steady: Steady | None) -> Evidence:
     client = sections["instrument"]
     throttled = client["throttled_fraction"]
     return Evidence(
@@ -190,7 +210,7 @@ def _evidence(sections: Mapping[str, Any], context: Context) -> Evidence:
         instrument_error_s=errors_of(context.certificate),
         throttled_fraction=None if isinstance(throttled, Absent) else throttled.point,
         not_comparable=context.not_comparable,
-        not_stationary=context.not_stationary,
+        not_stationary=(*context.not_stationary, *(steady.reasons if steady else ())),
     )
 
 

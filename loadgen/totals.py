@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.columns import Columns, Floats
 from loadgen.metrics import STALL_FACTOR, STALL_FLOOR_S, icl, ttft
@@ -62,6 +63,15 @@ def throughputs(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
         },
         rng,
     )
+
+
+def goodput(c: Columns, met: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Figure]:
+    """Requests that are good, and their tokens, per second of the whole run."""
+    amounts = {
+        "requests_per_s": ("1/s", met.astype(np.float64)),
+        "tok_per_s": ("tok/s", np.where(met, c.output_tok, 0.0)),
+    }
+    return rates(c, amounts, rng)
 
 
 def rates(

@@ -11,13 +11,17 @@ from scipy import stats as sps
 from loadgen.columns import Floats
 
 BATCH = 5
+LEAST_KEPT = 5
+LATE_GAIN = 0.25
 
 
 def warm_up_end(series: Floats) -> int | None:
-    """How many leading values to drop (MSER-5); None where the best cut is past the middle: never steady.
+    """How many leading values to drop (MSER-5), at most half; None where the series settles only after that.
 
     The cut minimises the squared standard error of what is kept, over means of five. White, "An effective
-    truncation heuristic for bias reduction in simulation output", Simulation 69 (1997).
+    truncation heuristic for bias reduction in simulation output", Simulation 69 (1997). A stretch near the
+    end that happens to be calm also lowers that error, so a cut past the middle counts only if it lowers it
+    to a quarter and leaves a tenth of the series.
     """
     means = series[: len(series) // BATCH * BATCH].reshape(-1, BATCH).mean(axis=1)
     n = len(means)
@@ -26,9 +30,11 @@ def warm_up_end(series: Floats) -> int | None:
     kept = np.arange(n, 0, -1)
     # Sums over the tail that begins at each place.
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
-    spread = np.maximum(squares - sums**2 / kept, 0)
-    cut = int(np.argmin((spread / kept**2)[: n - 1]))
-    return cut * BATCH if cut <= n // 2 else None
+    errors = np.maximum(squares - sums**2 / kept, 0) / kept**2
+    cut = int(np.argmin(errors[: n // 2 + 1]))
+    last = n - max(LEAST_KEPT, math.ceil(n / 10))
+    late = errors[n // 2 + 1 : last]
+    return None if len(late) and late.min() < LATE_GAIN * errors[cut] else cut * BATCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def _evidence(view: View) -> Table:
 
 
 def _evidence_row(view: View, key: str, p: str, estimate: Mapping[str, Any]) -> Row:
-    around = nearest(view.latency(key), QUANTILES[p]) if is_per_request(key) and p in QUANTILES else []
+    around = nearest(view.counted(key), QUANTILES[p]) if is_per_request(key) and p in QUANTILES else []
     links = [Cell(f"#{k}", href=f"#r{k}") for k in around]
     level = f"{estimate['level'] * 100:.0f} %" if estimate.get("level") else "–"
     return Row(
@@ -107,9 +107,9 @@ def _evidence_row(view: View, key: str, p: str, estimate: Mapping[str, Any]) -> 
 def shape(view: View) -> list[Block]:
     """The distributions of TTFT, TPOT and E2E."""
     drawn = (
-        ecdf.ecdf("ecdf-ttft", "Time to first token", "TTFT", view.latency("ttft")),
-        ecdf.ecdf("ecdf-tpot", "Time per output token", "TPOT", view.latency("tpot")),
-        ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.latency("e2e")),
+        ecdf.ecdf("ecdf-ttft", "Time to first token", "TTFT", view.counted("ttft")),
+        ecdf.ecdf("ecdf-tpot", "Time per output token", "TPOT", view.counted("tpot")),
+        ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.counted("e2e")),
     )
     plots = tuple(plot for plot in drawn if plot is not None)
     return (
@@ -131,6 +131,8 @@ def when(view: View) -> list[Block]:
     missing = [panel.title for panel in panels if not panel.lines]
     first_s = c.first_s[c.ok]
     marks = [(float(first_s.max()), "last first token")] if len(first_s) > 1 else []
+    if view.warm_up_end_s > 0:
+        marks.append((view.warm_up_end_s, "warm-up ends"))
     most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
     finding = (
         f"At most {count(most)} requests in flight; output peaks at {number(fastest)} tok/s; the last reply "
@@ -197,6 +199,12 @@ def trust(view: View) -> list[Block]:
         ("The instrument's own error on this run", "instrument"),
         ("Tokens, counted twice", "conservation"),
     ]
+    if not is_burst(view):
+        groups += [
+            ("The schedule asked for, and kept", "schedule"),
+            ("The window that counts", "window"),
+            ("Did it stay level?", "stationarity"),
+        ]
     present = [(caption, view.summary[key]) for caption, key in groups if view.summary.get(key)]
     if not present:
         return [Note("The run has no figures on its own instrument.")]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from loadgen.columns import Columns, Floats, columns_of
@@ -29,6 +30,19 @@ class View:
     def latency(self, metric: str) -> Floats:
         """One value per record in seconds: +inf where it failed, NaN where it is undefined."""
         return latencies(METRICS[metric], self.columns)
+
+    def counted(self, metric: str) -> Floats:
+        """The same, NaN too for what was due in the warm-up: what the summary's numbers are made of."""
+        due_s = self.columns.due_s
+        return np.where(due_s < self.warm_up_end_s, np.nan, self.latency(metric)) if len(due_s) else due_s
+
+    @property
+    def warm_up_end_s(self) -> float:
+        """From when requests count, seconds from the run's start; 0 where all do."""
+        warm_up = self.summary.get("window", {})
+        if not warm_up.get("n_warm_up", {}).get("point"):
+            return 0.0
+        return float(warm_up["start_s"]["point"])
 
     @property
     def server(self) -> Mapping[str, Any]:

@@ -23,6 +23,7 @@ SECTIONS = {
     "burst",
 }
 SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation", "targets", "goodput"}
+SECTIONS |= {"stationarity", "schedule"}
 
 
 def run_of(n_ok, n_failed=0):

@@ -1,0 +1,103 @@
+"""Rates and means of an open-loop run over its steady window, with intervals by moving blocks.
+
+Requests that are neighbours in time see the same queue: resampled one by one they would pass for independent,
+and the interval for far narrower than it is. Kuensch, Annals of Statistics 17 (1989).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.columns import Columns, Floats
+from loadgen.metrics import Metric, latencies
+from loadgen.paired import moving_blocks
+from loadgen.stationary import Steady
+from loadgen.stats import LEVEL, Absent, Estimate, Figure, interval
+from loadgen.totals import UNCOUNTED, prompt_tok
+
+LEAST_BLOCKS: Final = 5
+BINS_A_BLOCK: Final = 8
+N_DRAWS: Final = 1000
+
+
+def throughputs_in(c: Columns, steady: Steady, rng: np.random.Generator) -> dict[str, Figure]:
+    """Rates of work within the window: each token and each completion when it came."""
+    prompt, ok, own = prompt_tok(c), c.ok, c.ok[c.owner]
+    output_s, output = c.event_s[own], c.event_n[own]
+    input_s, given = c.first_s[ok], prompt[ok]
+    both_s, both = np.concatenate([input_s, output_s]), np.concatenate([given, output])
+    counted = not np.isnan(c.output_tok[ok]).any()
+    return {
+        "output_tok_per_s": _rate(output_s, output, "tok/s", steady, rng) if counted else UNCOUNTED,
+        "input_tok_per_s": _rate(input_s, given, "tok/s", steady, rng),
+        "total_tok_per_s": _rate(both_s, both, "tok/s", steady, rng) if counted else UNCOUNTED,
+        "requests_per_s": _rate(c.last_s[ok], np.ones(int(ok.sum())), "1/s", steady, rng),
+    }
+
+
+def goodput_in(
+    c: Columns, steady: Steady, met: NDArray[np.bool_], rng: np.random.Generator
+) -> dict[str, Figure]:
+    """Good requests due within the window, and their tokens, per second."""
+    due_s, tokens = c.due_s[met], c.output_tok[met]
+    return {
+        "requests_per_s": _rate(due_s, np.ones(len(due_s)), "1/s", steady, rng),
+        "tok_per_s": UNCOUNTED if np.isnan(tokens).any() else _rate(due_s, tokens, "tok/s", steady, rng),
+    }
+
+
+def parts_of_mean(metric: Metric, c: Columns) -> tuple[Floats, Floats, Floats]:
+    """Sum, weight and due time per request: the metric's mean is the sum of sums over that of weights."""
+    if metric.pooled is not None:
+        samples = metric.pooled(c)
+        n = len(c)
+        sums, weights = (
+            np.bincount(samples.owner, amount, minlength=n).astype(np.float64)
+            for amount in (samples.value * samples.weight, samples.weight)
+        )
+        return sums, weights, c.due_s
+    values = latencies(metric, c)
+    known = ~np.isnan(values)
+    return np.where(known, values, 0.0), known.astype(np.float64), c.due_s
+
+
+def _rate(at_s: Floats, amount: Floats, unit: str, steady: Steady, rng: np.random.Generator) -> Figure:
+    window = steady.window
+    if window.length_s <= 0:
+        return Absent("the window has no length")
+    inside = (at_s >= window.start_s) & (at_s <= window.end_s)
+    point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
+    n_bins = math.floor(window.length_s / steady.block_s * BINS_A_BLOCK)
+    if n_bins < LEAST_BLOCKS * BINS_A_BLOCK:
+        return Estimate(point, None, None, None, n, unit, _too_short(steady.block_s))
+    edges = np.linspace(window.start_s, window.end_s, n_bins + 1)
+    per_s = np.histogram(at_s, edges, weights=amount)[0] / np.diff(edges)
+    draws = per_s[moving_blocks(n_bins, BINS_A_BLOCK, N_DRAWS, rng)].mean(axis=1)
+    low, high = interval(draws)
+    return Estimate(point, low, high, LEVEL, n, unit, f"moving blocks of {steady.block_s:.2g} s")
+
+
+def with_blocks(
+    mean: Figure, sums: Floats, weights: Floats, due_s: Floats, steady: Steady, rng: np.random.Generator
+) -> Figure:
+    """The mean with its interval by moving blocks of requests in the order they were due."""
+    if isinstance(mean, Absent):
+        return mean
+    n = len(sums)
+    block = max(1, math.ceil(n * steady.block_s / max(steady.window.length_s, steady.block_s)))
+    if n < LEAST_BLOCKS * block:
+        return replace(mean, low=None, high=None, level=None, note=_too_short(steady.block_s))
+    order = np.argsort(due_s, kind="stable")
+    drawn = order[moving_blocks(n, block, min(N_DRAWS, max(200, 10_000_000 // n)), rng)]
+    totals = weights[drawn].sum(axis=1)
+    low, high = interval((sums[drawn].sum(axis=1) / np.where(totals > 0, totals, np.nan))[totals > 0])
+    return replace(mean, low=low, high=high, note=f"moving blocks of {block} requests")
+
+
+def _too_short(block_s: float) -> str:
+    return f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (twice the mean E2E, at least 1 s)"

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+
+from loadgen.columns import columns_of
+from loadgen.stationary import steady_part
+from loadgen.stats import Absent, Estimate
+from loadgen.summary import Context, summarize
+from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
+
+POISSON = {"pattern": "poisson", "rate_per_s": 20.0, "burstiness": None}
+
+
+def reasons(records, pattern="poisson", closed_loop=False):
+    steady = steady_part(columns_of(records), pattern, closed_loop=closed_loop)
+    assert steady is not None
+    return [reason.code for reason in steady.reasons]
+
+
+def test_a_server_with_room_is_rarely_called_unsteady():
+    alarms = sum(bool(reasons(queued(load, 600, seed))) for load in (0.5, 0.7) for seed in range(50))
+    assert alarms <= 5
+
+
+def test_a_growing_queue_is_called_overloaded():
+    assert sum("overloaded" in reasons(queued(1.3, 600, seed)) for seed in range(30)) >= 29
+
+
+def test_an_overloaded_run_is_not_stationary_and_says_what_to_do():
+    verdict = summarize(queued(1.4, 600, 0), Context(arrivals=POISSON))["verdict"]
+    assert verdict["state"] == "NOT-STATIONARY"
+    assert "--rate" in verdict["reasons"][0]["advice"]
+
+
+def test_a_drifting_token_rate_is_found_though_no_queue_forms():
+    due_s = np.linspace(0, 60, 600)
+    random = np.random.default_rng(0)
+    first_s = due_s + random.lognormal(-3, 0.1, 600)
+    last_s = first_s + 0.1 * np.linspace(1, 1.2, 600) * random.lognormal(0, 0.05, 600)
+    assert reasons(table(due_s, first_s, last_s, 5), "constant") == ["drifting"]
+
+
+@pytest.mark.parametrize("slow", [30, 60])
+def test_a_slow_start_is_left_out_of_the_latencies_and_shown(slow):
+    due_s = np.linspace(0, 60, 600)
+    random = np.random.default_rng(1)
+    wait_s = random.lognormal(-3, 0.2, 600) + np.where(np.arange(600) < slow, 0.5, 0)
+    summary = summarize(
+        table(due_s, due_s + wait_s, due_s + wait_s + 0.1, 5),
+        Context(arrivals={"pattern": "constant", "rate_per_s": 10}),
+    )
+    window = summary["window"]
+    assert window["n_warm_up"]["point"] == pytest.approx(slow, abs=0.05 * 600)
+    assert window["warm_up_s"]["point"] == pytest.approx(slow / 10, abs=3)
+    assert summary["metrics"]["ttft"]["p90"]["point"] < 0.2
+    assert summary["metrics"]["ttft"]["p90"]["n"] == 600 - window["n_warm_up"]["point"]
+    assert summary["counts"]["planned"] == 600
+
+
+@pytest.mark.parametrize(
+    ("pattern", "closed_loop"),
+    [("burst", False), ("ramp", False), ("steps", False), (None, False), ("poisson", True)],
+)
+def test_only_an_open_loop_at_one_rate_is_asked_to_be_steady(pattern, closed_loop):
+    assert steady_part(columns_of(queued(1.3, 200, 0)), pattern, closed_loop=closed_loop) is None
+
+
+def test_few_requests_have_no_trend_and_say_so():
+    steady = steady_part(columns_of(queued(0.5, 40, 0)), "poisson", closed_loop=False)
+    assert steady is not None
+    assert all(isinstance(figure, Absent) for figure in steady.figures.values())
+
+
+def coverage(of, truth, n_runs, blocks):
+    arrivals = POISSON if blocks else None
+    hits = 0
+    for seed in range(n_runs):
+        figure = of(summarize(queued(0.8, 800, seed), Context(arrivals=arrivals, seed=seed)))
+        hits += figure["low"] <= truth <= figure["high"]
+    return hits / n_runs
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_blocks_cover_the_mean_of_a_queue_where_single_requests_do_not():
+    many = columns_of(queued(0.8, 400_000, 99, tokens=2))
+    truth = float((many.first_s - many.due_s).mean())
+
+    def ttft(summary):
+        return summary["metrics"]["ttft"]["mean"]
+
+    naive, blocked = coverage(ttft, truth, 100, False), coverage(ttft, truth, 100, True)
+    print(f"coverage of the mean TTFT at 80 % load: {blocked:.0%} by blocks, {naive:.0%} by requests")
+    assert naive < 0.75
+    assert blocked > naive + 0.1
+
+
+def test_throughput_in_the_window_is_the_rate_that_was_offered():
+    summary = summarize(queued(0.7, 2000, 5), Context(arrivals=POISSON))
+    offered = 0.7 * N_SERVERS / MEAN_S
+    rate = summary["throughput"]["requests_per_s"]
+    assert rate["low"] < offered < rate["high"]
+    assert rate["note"].startswith("moving blocks")
+    assert summary["throughput"]["output_tok_per_s"]["point"] == pytest.approx(5 * rate["point"], rel=0.02)
+
+
+def test_a_run_shorter_than_five_blocks_gets_no_interval():
+    steady = summarize(queued(0.5, 60, 0), Context(arrivals=POISSON))
+    rate = steady["throughput"]["requests_per_s"]
+    assert rate["point"] > 0
+    assert rate["low"] is None
+    assert "5 blocks" in rate["note"]
+
+
+def test_the_schedule_that_was_kept_stands_beside_the_plan():
+    kept = summarize(queued(0.5, 2000, 3), Context(arrivals=POISSON))["schedule"]
+    assert kept["rate_error"]["point"] == pytest.approx(0, abs=1e-6)
+    assert kept["gap_cv"]["point"] == pytest.approx(1, abs=0.1)
+    assert kept["gap_ks"]["point"] < kept["gap_ks_critical"]["point"]
+    assert kept["dispersion_1s"]["point"] == pytest.approx(1, abs=0.5)
+    assert isinstance(kept["in_flight_mean"]["point"], float)
+
+
+def test_estimates_stay_estimates():
+    steady = steady_part(columns_of(queued(0.7, 400, 1)), "poisson", closed_loop=False)
+    assert steady is not None
+    assert all(isinstance(figure, Estimate) for figure in steady.figures.values())
