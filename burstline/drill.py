@@ -51,7 +51,8 @@ def drill(load: Load, budget_s: float) -> Drill:
     n, n_in_flight, n_waves = _extent(load, due_s, budget_s)
     hastened = max(1.0, float(due_s[n - 1]) / budget_s)
     gap_s = max(GAP_S, n_in_flight / EVENTS_PER_S)
-    n_most_tok = max(2, int((budget_s / n_waves - TTFT_S) / gap_s))
+    ttft_s = min(TTFT_S, budget_s / n_waves / 2)
+    n_most_tok = max(2, int((budget_s / n_waves - ttft_s) / gap_s))
     asked_tok = load.shape.output_tok
     lengths = Lengths(min(asked_tok.low, n_most_tok), min(asked_tok.high, n_most_tok))
     plan = make_plan(
@@ -62,7 +63,7 @@ def drill(load: Load, budget_s: float) -> Drill:
         (hastened > 1, f"arrivals {hastened:.3g} times as fast"),
         (asked_tok.high > n_most_tok, f"{lengths} of {asked_tok} output tokens"),
     )
-    script = Script(ttft_s=TTFT_S, gaps_s=(gap_s,))
+    script = Script(ttft_s=ttft_s, gaps_s=(gap_s,))
     return Drill(load, plan, (script,), _law(load, hastened), tuple(note for so, note in notes if so))
 
 

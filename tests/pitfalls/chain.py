@@ -52,7 +52,7 @@ class Plain(Truth):
 
 
 class Chat(Truth):
-    """The same by chat."""
+    """The same by chat, as most servers are: usage at the end, no token ids."""
 
     def encode(self, request: Request, target: Target) -> Call:
         call = super().encode(request, target)
@@ -60,7 +60,6 @@ class Chat(Truth):
             "model": target.model,
             "messages": [{"role": "user", "content": "x " * request.n_prompt_tok}],
             "max_tokens": request.n_output_tok,
-            "return_token_ids": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

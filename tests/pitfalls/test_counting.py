@@ -48,6 +48,15 @@ def test_03_five_tokens_in_the_first_chunk_are_not_gaps() -> None:
     assert played.summary()["metrics"]["tpot"]["p50"]["point"] == pytest.approx(0.04, rel=0.1)
 
 
+def test_03_a_gap_counts_as_often_as_tokens_came_at_its_end() -> None:
+    """Four tokens after 40 ms each, then twelve after 60 ms: 5 ms is what the median token took."""
+    script = Script(ttft_s=0.0, gaps_s=(0.04, 0.04, 0.04, 0.04, 0.06), tok_per_event=(1, 1, 1, 1, 1, 12))
+    metrics = play(script, 12, n_output_tok=17).summary()["metrics"]
+    assert metrics["itl"]["p50"]["point"] == pytest.approx(0.005, rel=0.2)
+    assert metrics["icl"]["p50"]["point"] == pytest.approx(0.04, rel=0.2)
+    assert metrics["itl_delivery"]["p50"]["point"] == 0
+
+
 def test_05_six_ways_to_give_usage_are_one_number_of_tokens() -> None:
     ways = ("final", "last", "cumulative", "lagging", "null", "off")
     scripts = [Script(ttft_s=0.0, gaps_s=(0.001,), usage=way, tok_per_event=(3, 2)) for way in ways]

@@ -25,6 +25,7 @@ def test_07_every_way_to_fail_has_its_name_and_brings_no_throughput() -> None:
         (Script(**FAST, fault="close", fault_after_tok=0), "truncated"),
         (Script(**FAST, fault="close", fault_after_tok=3), "truncated"),
         (Script(**FAST, fault="half_close", fault_after_tok=3), "truncated"),
+        (Script(**FAST, fault="close", fault_after_tok=3, chunked=False), "truncated"),
         (Script(**FAST, fault="reset", fault_after_tok=-1), "reset"),
         (Script(**FAST, n_tok=5, finish="length"), "clamped"),
         (Script(**FAST, n_tok=5, finish="stop"), "short"),

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -19,6 +20,7 @@ from burstline.drill import drill
 from burstline.load import Wish, checked
 from loadgen.metrics import METRICS, latencies
 from loadgen.summary import Context, summarize
+from loadgen.tables import record_table
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 from tests.pitfalls.chain import Played, fired, play, requests
@@ -103,6 +105,20 @@ def _hog(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         sum(range(200_000))
+
+
+def test_11_without_kernel_stamps_a_pass_of_50_ms_makes_a_run_client_bound() -> None:
+    played = play(Script(ttft_s=0.05, gaps_s=(0.01,)), 20)
+    unstamped = [replace(record, read_lag_ns=[-1] * len(record.token_ns)) for record in played.records]
+
+    def verdict(max_pass_ns: int) -> dict:
+        report = replace(played.report, max_pass_ns=max_pass_ns)
+        return summarize(record_table(unstamped), Context(reports=[report]))["verdict"]
+
+    bound = verdict(50_000_000)
+    assert bound["state"] == "CLIENT-BOUND"
+    assert "read-lag" in {reason["code"] for reason in bound["reasons"]}
+    assert "read-lag" not in {reason["code"] for reason in verdict(100_000)["reasons"]}
 
 
 @pytest.mark.slow

@@ -1,0 +1,174 @@
+"""Certifying: what is fired for which load, what is kept, what is printed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from burstline import certification, cli
+from burstline.certification import certificate_for, certified
+from burstline.certify import told
+from burstline.drill import EVENTS_PER_S, Drill, drill, ladder
+from burstline.load import Load, Wish, checked
+from loadgen.certify import Certificate, Limit, MetricError, Schedule
+
+CLEAN = Certificate(
+    errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},
+    schedule=Schedule(0.012, 0.006, 0.012, None, None, None, None),
+    n_requests=10,
+    n_events=640,
+    n_unmatched=0,
+    events_per_s=20_000.0,
+    read_lag_p50_s=7e-6,
+    read_lag_p99_s=9e-4,
+    kernel_stamped=1.0,
+    cpu_per_event_s=9e-6,
+    server_late_p99_s=1e-4,
+    others_cpu_fraction=0.3,
+    limit=Limit(39_000.0, "truth server"),
+)
+
+
+def lasts_s(planned: Drill) -> float:
+    """The least time that the drill takes: waves one after the other, or the last arrival's reply."""
+    script, plan = planned.scripts[0], planned.plan
+    reply_s = script.ttft_s + max(r.n_output_tok for r in plan.requests) * script.gaps_s[0]
+    if planned.load.concurrency:
+        return -(-len(plan.requests) // planned.load.concurrency) * reply_s
+    return plan.due_ns[-1] / 1e9 + reply_s
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish(),
+        Wish(requests=1),
+        Wish(requests=5000, output_tokens="2000"),
+        Wish(rate=10, duration_s=600),
+        Wish(arrival="poisson", rate=0.1, requests=100),
+        Wish(arrival="ramp", rate=1, ramp_to=500, duration_s=60),
+        Wish(concurrency=1, requests=500, output_tokens="256"),
+        Wish(concurrency=1000, requests=100_000, output_tokens="16"),
+    ],
+    ids=lambda wish: checked(wish).name,
+)
+def test_every_load_has_a_drill_of_a_few_seconds(wish: Wish) -> None:
+    planned = drill(checked(wish), 2.0)
+    assert lasts_s(planned) < 5
+    assert len(planned.plan.requests) >= min(32, checked(wish).arrivals.n)
+
+
+def test_the_classic_burst_is_drilled_whole_at_a_gpus_pace() -> None:
+    planned = drill(checked(Wish()), 10.0)
+    assert planned.notes == ()
+    assert len(planned.plan.requests) == 1000
+    assert {(r.n_prompt_tok, r.n_output_tok) for r in planned.plan.requests} == {(512, 64)}
+    assert planned.scripts[0].gaps_s[0] == pytest.approx(1000 / EVENTS_PER_S)
+
+
+def test_what_is_cut_or_hastened_is_said() -> None:
+    notes = drill(checked(Wish(arrival="poisson", rate=1, requests=500, output_tokens="4096")), 2.0).notes
+    assert [note.partition(" ")[0] for note in notes] == ["the", "arrivals", "180"]
+    law = drill(checked(Wish(arrival="poisson", rate=1, requests=500)), 2.0).law
+    assert law is not None
+    assert law[0] > 5
+
+
+def test_the_ladder_climbs_and_every_stream_has_every_rung() -> None:
+    planned, rungs = ladder()
+    n_tok = sum(n for _, n in rungs)
+    assert {request.n_output_tok for request in planned.plan.requests} == {n_tok}
+    assert {len(script.gaps_s) for script in planned.scripts} == {n_tok - 1}
+    assert list(rungs) == sorted(rungs)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "burstline" / "certificates"
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, found: Certificate) -> list[Drill]:
+    """Certifying without a server; the drills that would have been fired."""
+    fired: list[Drill] = []
+    monkeypatch.setattr(certification, "certified", lambda drill: fired.append(drill) or found)
+    return fired
+
+
+def test_a_clean_certificate_is_kept_for_the_same_shape_whatever_seed_and_salt(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = counted(monkeypatch, CLEAN)
+    load = checked(Wish(requests=50))
+    assert certificate_for(load) == CLEAN
+    assert certificate_for(replace(load, seed=9, salt="ff", deadline_s=1.0)) == CLEAN
+    assert len(fired) == len(list(home.iterdir())) == 1
+    assert certificate_for(checked(Wish(requests=51))) == CLEAN
+    assert len(fired) == 2
+
+
+def test_what_a_busy_moment_spoilt_and_what_is_torn_is_not_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = counted(monkeypatch, replace(CLEAN, n_unmatched=1))
+    load = checked(Wish(requests=50))
+    certificate_for(load)
+    certificate_for(load)
+    assert len(fired) == 2
+    counted(monkeypatch, CLEAN)
+    certificate_for(load)
+    (path,) = home.iterdir()
+    path.write_text("{")
+    assert certificate_for(load) == CLEAN
+    assert orjson.loads(path.read_bytes())["n_events"] == 640
+
+
+def test_a_home_that_cannot_be_written_to_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    counted(monkeypatch, CLEAN)
+    assert certificate_for(checked(Wish(requests=50))) == CLEAN
+
+
+def test_the_client_is_within_its_tolerance_of_the_truth() -> None:
+    """The whole way, once: 50 requests, driver and server in processes of their own."""
+    found = certified(drill(short(), 0.5))
+    assert (found.n_requests, found.n_unmatched) == (50, 0)
+    assert found.kernel_stamped > 0.99
+    assert set(found.errors) == {"ttft", "itl", "tpot", "e2e"}
+    for error in found.errors.values():
+        assert error.p50_s < 1e-3
+        assert error.reported_p50_s == pytest.approx(error.true_p50_s, rel=0.05)
+    assert found.errors["ttft"].bias_s > 0, "nothing arrives before it is sent"
+    assert found.schedule.spread_s is not None
+    assert found.cpu_per_event_s is not None
+
+
+def short() -> Load:
+    return checked(Wish(requests=50, prompt_tokens="64", output_tokens="16"))
+
+
+def test_a_certificate_is_told_with_whose_limit_it_was() -> None:
+    text = told("10 x 512 -> 64 tokens, burst", ("the first 10 of 20 requests",), CLEAN)
+    assert "10 x 512 -> 64 tokens, burst (the first 10 of 20 requests)" in text
+    assert "at least 39,000 events a second: the truth server sends no faster" in text
+    assert "12.0 ms from the first arrival to the last" in text
+    theirs = told("x", (), replace(CLEAN, limit=Limit(9_000.0, "client"), n_unmatched=3))
+    assert "the client does not follow" in theirs
+    assert "3 of 10 requests failed" in theirs
+
+
+def test_the_verb_prints_json_on_request_and_fails_where_it_is_not_clean(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    counted(monkeypatch, replace(CLEAN, n_unmatched=1))
+    monkeypatch.setattr(certification, "climbed", lambda: Limit(1.0, "search"))
+    assert cli.main(["certify", "--requests", "10", "--json"]) == 4
+    assert Certificate.from_json(orjson.loads(capfdbinary.readouterr().out)).limit == Limit(1.0, "search")
+    assert cli.main(["certify", "--requests", "10", "--concurrency", "2", "--arrival", "poisson"]) == 2

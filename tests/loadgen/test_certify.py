@@ -1,0 +1,213 @@
+"""Certificates: what the client reported against what a server of known truth sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadgen.certify import (
+    Certificate,
+    certificate,
+    certificate_of,
+    certified,
+    errors_of,
+    limit,
+)
+from loadgen.columns import Columns, columns_of
+from loadgen.stats import Absent
+from loadgen.summary import Context, summarize
+from loadgen.tables import record_table
+from servers.truth.journal import Served
+from tests.loadgen.making import failed, ok
+
+MS = 1_000_000
+T0_NS = 7_000_000_000
+
+
+def served(index: int, sent_ns: list[int], arrival_ns: int = 0) -> Served:
+    """A reply of one token per event, each sent when it was due but for the last, 2 ms late."""
+    n = len(sent_ns)
+    at_ns = [T0_NS + ns for ns in sent_ns]
+    return Served(
+        number=index,
+        index=index,
+        path="/v1/completions",
+        status=200,
+        first_byte_ns=T0_NS + arrival_ns,
+        arrival_ns=T0_NS + arrival_ns,
+        read_ns=T0_NS + arrival_ns,
+        kernel_stamps=True,
+        ended_ns=at_ns[-1],
+        ended="done",
+        n_prompt_tok=4,
+        n_cached_tok=None,
+        start_ns=None,
+        departure_ns=None,
+        event_kind=["token"] * n,
+        event_tok=[1] * n,
+        event_due_ns=[*at_ns[:-1], at_ns[-1] - 2 * MS],
+        event_ns=at_ns,
+    )
+
+
+class Report:
+    """What a certificate reads of a driver's report."""
+
+    t0_ns = T0_NS
+    cpu_s = 0.001
+
+
+def columns(*records) -> Columns:
+    return columns_of(record_table(records))
+
+
+def certify(c: Columns, rows: list[Served], **options) -> Certificate:
+    return certificate(c, rows, [Report()], **options)  # type: ignore[list-item]
+
+
+def reported_late(late_s: float, n: int = 20) -> Certificate:
+    """Every token of n requests reported so much too late."""
+    records = [ok(i, 0.2 + late_s, [0.02] * 3) for i in range(n)]
+    rows = [served(i, [200 * MS, 220 * MS, 240 * MS, 260 * MS], arrival_ns=1 * MS) for i in range(n)]
+    return certify(columns(*records), rows)
+
+
+def test_what_is_reported_5_ms_late_is_5_ms_off_where_it_counts_from_due_and_not_in_the_gaps() -> None:
+    found = reported_late(0.005)
+    for name in ("ttft", "e2e"):
+        error = found.errors[name]
+        assert (error.n, error.bias_s, error.p99_s) == (20, pytest.approx(0.005), pytest.approx(0.005))
+    assert found.errors["itl"].n == 60
+    assert found.errors["itl"].p99_s == pytest.approx(0, abs=1e-12)
+    assert found.errors["ttft"].true_p50_s == pytest.approx(0.2)
+    assert found.errors["ttft"].reported_p50_s == pytest.approx(0.205)
+    assert found.errors["tpot"].reported_p50_s == pytest.approx(0.02)
+    assert not found.is_clean
+    assert reported_late(0.0005).is_clean
+
+
+def test_errors_of_both_signs_cancel_in_the_bias_and_not_in_the_p99() -> None:
+    records = [ok(i, 0.2 + (0.003 if i % 2 else -0.003), [0.02]) for i in range(10)]
+    found = certify(columns(*records), [served(i, [200 * MS, 220 * MS]) for i in range(10)])
+    assert found.errors["ttft"].bias_s == pytest.approx(0, abs=1e-12)
+    assert found.errors["ttft"].p99_s == pytest.approx(0.003)
+
+
+def test_requests_are_joined_by_index_whatever_the_order_of_arrival() -> None:
+    records = [ok(i, 0.1 * (i + 1), [0.02]) for i in range(5)]
+    rows = [served(i, [100 * MS * (i + 1), 100 * MS * (i + 1) + 20 * MS]) for i in (3, 0, 4, 1, 2)]
+    found = certify(columns(*records), rows)
+    assert found.errors["ttft"].p99_s == pytest.approx(0, abs=1e-9)
+    assert found.n_unmatched == 0
+
+
+def test_what_failed_or_lost_an_event_is_counted_and_never_clean() -> None:
+    records = [ok(0, 0.2, [0.02]), ok(1, 0.2, []), failed(2)]
+    found = certify(columns(*records), [served(i, [200 * MS, 220 * MS]) for i in range(3)])
+    assert (found.n_requests, found.n_unmatched, found.errors["ttft"].n) == (3, 2, 1)
+    assert not found.is_clean
+
+
+def test_the_burst_the_lateness_and_the_servers_own_error_are_on_record() -> None:
+    records = [ok(i, 0.2, [0.02]) for i in range(11)]
+    rows = [served(i, [200 * MS, 220 * MS], arrival_ns=i * MS) for i in range(11)]
+    found = certify(columns(*records), rows)
+    assert found.schedule.spread_s == pytest.approx(0.010)
+    assert found.schedule.late_p50_s == pytest.approx(0.005)
+    assert found.schedule.rate_error is None, "a burst has no rate"
+    assert found.server_late_p99_s == pytest.approx(0.002)
+    assert found.cpu_per_event_s == pytest.approx(0.001 / 22)
+    closed = certify(columns(*records), rows, open_loop=False)
+    assert closed.schedule.spread_s is None
+
+
+def test_a_schedule_is_held_against_its_law_and_its_plan() -> None:
+    due_ns = (np.cumsum(np.random.default_rng(0).exponential(0.01, 200)) * 1e9).astype(int)
+    records = [
+        replace(ok(i, 0.2, [0.02]), due_ns=int(at), token_ns=[int(at) + 200 * MS, int(at) + 220 * MS])
+        for i, at in enumerate(due_ns)
+    ]
+    rows = [
+        served(i, [int(at) + 200 * MS, int(at) + 220 * MS], arrival_ns=int(at * 1.01))
+        for i, at in enumerate(due_ns)
+    ]
+    schedule = certify(columns(*records), rows, law=(100.0, 1.0)).schedule
+    assert schedule.rate_error == pytest.approx(1 / 1.01 - 1)
+    assert schedule.gap_cv == pytest.approx(schedule.planned_gap_cv)
+    assert schedule.gap_ks is not None
+    assert schedule.gap_ks < 0.1
+    assert schedule.spread_s is None
+
+
+def streams(n_streams: int, gaps_s: list[float], blur: float) -> tuple[Columns, list[Served]]:
+    """Streams whose gaps are reported right in the first half and `blur` of a gap too long or short after."""
+    records, rows = [], []
+    for i in range(n_streams):
+        true_s = 0.2 + i * 1e-4 + np.cumsum([0.0, *gaps_s])
+        off_s = np.where(np.arange(len(true_s)) < len(true_s) // 2, 0.0, blur * gaps_s[-1])
+        off_s[1::2] *= -1
+        reported_s = true_s + off_s
+        records.append(ok(i, float(reported_s[0]), np.diff(reported_s).tolist()))
+        rows.append(served(i, (true_s * 1e9).round().astype(int).tolist()))
+    return columns(*records), rows
+
+
+def test_the_limit_is_the_last_rung_that_the_client_followed() -> None:
+    rungs = [(1000.0, 20), (2000.0, 20)]
+    gaps_s = [0.01] * 19 + [0.005] * 20
+    sharp = limit(*streams(10, gaps_s, 0.0), T0_NS, rungs)
+    assert sharp.by == "search"
+    assert sharp.events_per_s == pytest.approx(2000, rel=0.1)
+    blurred = limit(*streams(10, gaps_s, 0.3), T0_NS, rungs)
+    assert blurred.by == "client"
+    assert blurred.events_per_s == pytest.approx(1000, rel=0.1)
+
+
+def test_a_truth_server_that_is_too_slow_is_named_and_not_the_client() -> None:
+    found = limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 20), (2000.0, 20)])
+    assert found.by == "truth server"
+    assert found.events_per_s == pytest.approx(1000, rel=0.1)
+
+
+def test_a_certificate_survives_json() -> None:
+    found = reported_late(0.002)
+    assert certificate_of(found.to_json()) == found
+    with_limit = replace(found, limit=limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 40)]))
+    assert Certificate.from_json(with_limit.to_json()) == with_limit
+    assert certificate_of({"absent": "--no-certify"}) == Absent("--no-certify")
+    assert certificate_of(None) is None
+
+
+def summary_with(found: Certificate | Absent | None) -> dict:
+    return summarize(record_table([ok(i, 0.2, [0.02] * 3) for i in range(100)]), Context(certificate=found))
+
+
+def test_an_instrument_proven_wrong_is_client_bound_and_says_so_first() -> None:
+    # A TTFT of 200 ms bears 2 ms.
+    wrong = summary_with(reported_late(0.0025))
+    assert wrong["verdict"]["state"] == "CLIENT-BOUND"
+    assert wrong["verdict"]["reasons"][0]["code"] == "instrument-error"
+    assert "TTFT" in wrong["verdict"]["reasons"][0]["text"]
+    assert summary_with(reported_late(0.0015))["verdict"]["state"] == "VALID"
+
+
+def test_every_headline_metric_carries_the_instruments_error() -> None:
+    summary = summary_with(reported_late(0.0015))
+    for name in ("ttft", "e2e", "itl", "tpot"):
+        assert summary["metrics"][name]["instrument_error"]["unit"] == "s"
+    assert summary["metrics"]["ttft"]["instrument_error"]["point"] == pytest.approx(0.0015)
+    assert summary["instrument"]["certified_ttft_bias_s"]["point"] == pytest.approx(0.0015)
+    assert summary["instrument"]["certified_itl_p99_s"]["point"] == pytest.approx(0, abs=1e-9)
+
+
+def test_a_run_that_was_not_certified_says_why_and_one_older_than_certificates_says_nothing() -> None:
+    skipped = summary_with(Absent("--no-certify"))
+    assert skipped["verdict"]["state"] == "VALID"
+    assert [warning["code"] for warning in skipped["verdict"]["warnings"]] == ["not-certified"]
+    assert skipped["metrics"]["ttft"]["instrument_error"] == {"point": None, "absent": "--no-certify"}
+    older = summary_with(None)
+    assert older["verdict"]["warnings"] == []
+    assert "instrument_error" not in older["metrics"]["ttft"]
+    assert errors_of(None) == certified(None) == {}

@@ -1,0 +1,245 @@
+"""Pitfall 30: each bug is put back on purpose, and a test that is named here must fail.
+
+A mutation swaps the code of one function for the same with a piece replaced, so that every reference to it is
+changed; a piece that is no longer there fails loudly.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType
+
+import pytest
+
+from loadgen import clock, drive, metrics, record, stats, totals, verdict
+from servers import openai, sse
+from workloads import arrivals
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`bug` in the words of whoever would make it, and the test that knows it."""
+
+    bug: str
+    function: Callable[..., object]
+    old: str
+    new: str
+    test: str
+
+
+CHAIN, LOADGEN, WORKLOADS = "tests.pitfalls.", "tests.loadgen.", "tests.workloads."
+
+MUTATIONS = (
+    Mutation(
+        "any event opens TTFT, the role's too",
+        record._tokens,
+        "event.kind in _TOKEN_KINDS",
+        "event.kind is not Kind.USAGE",
+        CHAIN + "test_counting.test_01_a_role_chunk_does_not_open_ttft",
+    ),
+    Mutation(
+        "reasoning is no token",
+        record._tokens,
+        "event.kind in _TOKEN_KINDS",
+        "event.kind is Kind.ANSWER",
+        CHAIN + "test_counting.test_02_reasoning_opens_ttft_and_the_answer_opens_ttfa",
+    ),
+    Mutation(
+        "a chunk is a token where nobody counts",
+        record._tokens,
+        "said[0] if said else (None, None)",
+        'said[0] if said else ("events", len(events))',
+        LOADGEN + "test_record.test_without_any_count_chunks_are_not_taken_for_tokens",
+    ),
+    Mutation(
+        "a chunk is a token where ids say otherwise",
+        record._split,
+        'return "counted", known',
+        'return "counted", [1] * len(known)',
+        LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
+    ),
+    Mutation(
+        "usage is ignored",
+        openai._read_usage,
+        "tally.n_output_usage = n_output",
+        "pass",
+        CHAIN + "test_counting.test_05_six_ways_to_give_usage_are_one_number_of_tokens",
+    ),
+    Mutation(
+        "a comment is an event",
+        sse._any_events,
+        'line.startswith(b"data:")',
+        'line.startswith((b"data:", b":"))',
+        CHAIN + "test_framing.test_04_and_06_however_a_stream_is_framed_it_says_the_same",
+    ),
+    Mutation(
+        "a 200 is a success whatever its stream says",
+        record._outcome,
+        "if reply.error is not None:",
+        "if False:",
+        CHAIN + "test_framing.test_06_an_error_event_after_a_200_is_a_failure_and_keeps_the_servers_words",
+    ),
+    Mutation(
+        "a stream cut short is whole",
+        record._outcome,
+        "if not reply.terminated:\n        return",
+        "if False:\n        return",
+        CHAIN + "test_failures.test_07_every_way_to_fail_has_its_name_and_brings_no_throughput",
+    ),
+    Mutation(
+        "a cut output is a success",
+        record._length_outcome,
+        "else Outcome.OK\n    return Outcome.CLAMPED",
+        "else Outcome.OK\n    return Outcome.OK",
+        CHAIN + "test_failures.test_07_every_way_to_fail_has_its_name_and_brings_no_throughput",
+    ),
+    Mutation(
+        "latency counts from the send",
+        metrics.ttft,
+        "c.due_s",
+        "c.sent_s",
+        LOADGEN + "test_metrics.test_one_token_has_a_ttft_that_is_its_e2e_and_no_tpot",
+    ),
+    Mutation(
+        "E2E ends with the connection",
+        metrics.e2e,
+        "c.last_s",
+        "c.closed_s",
+        LOADGEN + "test_metrics.test_e2e_ends_with_the_last_token_and_not_with_usage_or_done",
+    ),
+    Mutation(
+        "one token came first",
+        metrics.tpot,
+        "c.output_tok - c.first_n",
+        "c.output_tok - 1",
+        LOADGEN + "test_metrics.test_tpot_leaves_out_the_five_tokens_that_came_first",
+    ),
+    Mutation(
+        "gaps are not weighted by their tokens",
+        metrics.itl,
+        "gap_s / n, n,",
+        "gap_s / n, np.ones(len(n)),",
+        CHAIN + "test_counting.test_03_a_gap_counts_as_often_as_tokens_came_at_its_end",
+    ),
+    Mutation(
+        "a gap before four tokens is one gap",
+        metrics.itl,
+        "gap_s / n, n,",
+        "gap_s, n,",
+        LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
+    ),
+    Mutation(
+        "percentiles of the survivors",
+        metrics.latencies,
+        "np.where(c.ok, values, np.inf)",
+        "np.where(c.ok, values, np.nan)",
+        LOADGEN + "test_summary.test_failures_take_the_p99_and_every_mean",
+    ),
+    Mutation(
+        "the mean of the survivors",
+        stats.mean,
+        "kept = values[~np.isnan(values)]",
+        "kept = values[np.isfinite(values)]",
+        LOADGEN + "test_stats.test_a_mean_is_absent_when_any_failed",
+    ),
+    Mutation(
+        "what is missing counts as zero",
+        stats.mean,
+        "values[~np.isnan(values)]",
+        "np.where(np.isnan(values), 0, values)",
+        LOADGEN + "test_stats.test_what_is_undefined_is_left_out_and_not_counted",
+    ),
+    Mutation(
+        "tokens of failed requests are throughput",
+        totals.tokens_in,
+        " & c.ok[c.owner]",
+        "",
+        LOADGEN + "test_totals.test_tokens_of_a_failed_request_are_no_part_of_the_plateau",
+    ),
+    Mutation(
+        "the kernel's stamp is ignored",
+        record._stamps,
+        "np.where(stamped, kernel_ns, at_ns)",
+        "at_ns",
+        LOADGEN + "test_record.test_an_event_has_the_kernels_stamp_and_how_much_later_we_had_it",
+    ),
+    Mutation(
+        "a step of the wall clock is believed",
+        clock.Offsets.monotonic,
+        "sound = (real_ns != 0) &",
+        "sound = (real_ns != 0) |",
+        CHAIN + "test_timing.test_21_a_step_of_the_wall_clock_changes_nothing",
+    ),
+    Mutation(
+        "a closed loop counts from the run's start",
+        drive._Drive._captured,
+        "capture = replace(capture, due_ns=capture.dispatched_ns)",
+        "pass",
+        CHAIN + "test_timing.test_09_a_closed_loop_says_how_many_and_counts_from_each_requests_turn",
+    ),
+    Mutation(
+        "the salt is forgotten",
+        drive._Drive._built,
+        "if job.salt is not None and",
+        "if False and",
+        CHAIN + "test_failures.test_14_a_salt_repeated_is_flagged_and_a_fresh_one_hits_no_cache",
+    ),
+    Mutation(
+        "Poisson arrivals are stretched to end on time",
+        arrivals.poisson,
+        "np.cumsum(rng.exponential(1 / rate_per_s, n))",
+        "(lambda at: at * n / rate_per_s / at[-1])(np.cumsum(rng.exponential(1 / rate_per_s, n)))",
+        WORKLOADS + "test_arrivals.test_a_poisson_plan_keeps_the_spread_of_its_length",
+    ),
+    Mutation(
+        "a reader that is late says nothing",
+        verdict._client_bound,
+        "if blurred:",
+        "if False:",
+        CHAIN + "test_timing.test_11_without_kernel_stamps_a_pass_of_50_ms_makes_a_run_client_bound",
+    ),
+    Mutation(
+        "an instrument proven wrong is believed",
+        verdict._client_bound,
+        "if erred:",
+        "if False:",
+        LOADGEN + "test_certify.test_an_instrument_proven_wrong_is_client_bound_and_says_so_first",
+    ),
+)
+
+
+def test_30_at_least_twelve_bugs_are_put_back() -> None:
+    assert len({mutation.bug for mutation in MUTATIONS}) >= 12
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.bug)
+def test_30_a_bug_put_back_is_caught_by_the_test_that_knows_it(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, name = mutation.test.rpartition(".")
+    test = getattr(importlib.import_module(module), name)
+    monkeypatch.setattr(mutation.function, "__code__", mutated(mutation).__code__)
+    with pytest.raises(AssertionError):
+        call(test, monkeypatch)
+
+
+def mutated(mutation: Mutation) -> FunctionType:
+    source = textwrap.dedent(inspect.getsource(mutation.function))
+    assert source.count(mutation.old) == 1, f"{mutation.old!r} is not once in {mutation.function.__name__}"
+    scope = dict(vars(sys.modules[mutation.function.__module__]))
+    exec(source.replace(mutation.old, mutation.new), scope)
+    changed = scope[mutation.function.__name__]
+    assert isinstance(changed, FunctionType)
+    return changed
+
+
+def call(test: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "monkeypatch" in inspect.signature(test).parameters:
+        test(monkeypatch=monkeypatch)
+    else:
+        test()
