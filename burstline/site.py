@@ -113,7 +113,9 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
             engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
         )
         identity = engine.identify(getter(target), server.log())
-        identity = replace(identity, version=identity.version or launch.version)
+        identity = replace(
+            identity, version=identity.version or launch.version, model=identity.model or target.model
+        )
         pid = _engine_pid(launch) or server.keeper_pid
         yield _probed(Site(engine, target, identity, server, launch, ready_s, engine.capabilities, pid), say)
 

@@ -276,10 +276,13 @@ class Engine(Protocol):
 
 @runtime_checkable
 class Readied(Protocol):
-    """An engine whose one real token is asked for by a client of its own, not by `ready_call`."""
+    """An engine whose one real token is asked for by a client of its own."""
 
-    def ready(self, target: Target, timeout_s: float) -> Reply:
-        """What a request for one token brought; EngineError where nothing answers."""
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:
+        """What a request for one token brought; EngineError where nothing answers.
+
+        None where that client cannot tell what the server answered: then `ready_call` is asked after all.
+        """
         ...
 
 

@@ -107,10 +107,12 @@ class Tgi:
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
 
-    def ready(self, target: Target, timeout_s: float) -> Reply:
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:
         """One token through huggingface_hub's client, as its users would ask for it."""
         url = target.url.rstrip("/") + path_under(target.url, "/generate_stream")
         events = generate(url, "Hello", 1, api_key=target.api_key, timeout_s=timeout_s)
+        if events is None:
+            return None
         tally = Tally()
         for index, event in enumerate(events):
             tally.events.append(_read(tally, event, index))
@@ -145,7 +147,7 @@ class Tgi:
         return decode_reply(reply, _take)
 
     def identify(self, get: Get, log: str) -> Identity:
-        info = json_at(get, "/info")
+        info, said = json_at(get, "/info"), "\n".join(_messages(log))
         blocks = re.search(r"KV-cache blocks: (\d+), size: (\d+)", log)
         kv_tok = number(logged(log, r"Setting max batch total tokens to (\d+)"))
         return Identity(
@@ -157,9 +159,9 @@ class Tgi:
             kv_tok=kv_tok or (int(blocks[1]) * int(blocks[2]) if blocks else None),
             kv_block_tok=int(blocks[2]) if blocks else None,
             max_num_seqs=info.get("max_concurrent_requests"),
-            max_batched_tok=number(logged(log, r"max_batch_prefill_tokens\W+(?:Some\()?(\d+)")),
+            max_batched_tok=number(logged(said, r"max_batch_prefill_tokens: (?:Some\(\s*)?(\d+)")),
             prefix_caching=_flag(logged(log, r"[Uu]sing prefix caching = (\w+)")),
-            tensor_parallel=number(logged(log, r"num_shard\W+(?:Some\()?(\d+)")),
+            tensor_parallel=number(logged(said, r"num_shard: (?:Some\(\s*)?(\d+)")),
             raw={"info": info},
         )
 
@@ -169,8 +171,8 @@ class Tgi:
     def root_cause(self, log: str) -> str | None:
         """The last exception of a shard, else a panic, else the first line that is an error."""
         said = "\n".join(_messages(log))
-        errors = re.findall(r"^[\w.]*(?:Error|Exception)\b: .+$", said, re.MULTILINE)
-        panics = re.findall(r"panicked at .+?:\s*\n?(.+)", said)
+        errors = re.findall(r"^(?!Error: )[\w.]*(?:Error|Exception)\b: .+$", said, re.MULTILINE)
+        panics = re.findall(r"panicked at .+:\n(.+)", said)
         other = re.findall(r"^(?:error: |Error: |ERROR )\S.*$", said, re.MULTILINE)
         return next((found for kind in (errors[-1:], panics, other) for found in kind), None)
 

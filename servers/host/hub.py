@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 def generate(
     url: str, prompt: str, n_tok: int, *, api_key: str | None, timeout_s: float
-) -> list[TextGenerationStreamOutput]:
+) -> list[TextGenerationStreamOutput] | None:
     """The events of one streamed, greedy generation at a text-generation-inference `url`.
 
-    Raises RefusalError where the server finds fault with the request, EngineError for any other failure.
+    None where the status of the reply is an error's: this client closes such a stream unread. Raises
+    RefusalError where the server finds fault with the request, EngineError for any other failure.
     """
     # Imported here: it takes half a second, and only who starts or attaches to TGI needs it.
     from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError, ValidationError
@@ -26,15 +27,15 @@ def generate(
         return asyncio.run(_generate(url, prompt, n_tok, api_key, timeout_s))
     except ValidationError as error:
         raise RefusalError(f"a request for {n_tok} token is refused: {error}") from error
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        words = f"a request for {n_tok} token answers {status}: {error.response.text[:300]}"
-        kind = RefusalError if 400 <= status < 500 and status != 429 else EngineError
-        raise kind(words) from error
+    except HfHubHTTPError:
+        return None
     except InferenceTimeoutError as error:
         raise EngineError(f"{url}: no answer within {timeout_s:g} s") from error
     except Exception as error:
-        if not _is_transport_error(error):
+        kinds = {kind.__name__ for kind in type(error).__mro__}
+        if "ResponseNotRead" in kinds:
+            return None  # it wants to quote a 422 that it has not read
+        if not kinds & {"HTTPError", "TransportError"}:
             raise
         raise EngineError(f"{url}: {error or type(error).__name__}") from error
 
@@ -54,7 +55,3 @@ async def _generate(
             prompt, stream=True, details=True, max_new_tokens=n_tok, do_sample=False, return_full_text=False
         )
         return [event async for event in events]
-
-
-def _is_transport_error(error: Exception) -> bool:
-    return any(kind.__name__ in ("HTTPError", "TransportError") for kind in type(error).__mro__)

@@ -76,15 +76,15 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     except EngineError as error:
         return str(error)
     if reply.error:
-        return f"a request for one token answers: {reply.error}"
+        return f"a request for one token fails: {reply.error}"
     counted = reply.n_output_ids or reply.n_output_usage
     generated = counted or any(event.kind in (Kind.ANSWER, Kind.REASONING) for event in reply.events)
     return None if generated else "a request for one token brings none"
 
 
 def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
-    if isinstance(engine, Readied):
-        return engine.ready(target, timeout_s)
+    if isinstance(engine, Readied) and (told := engine.ready(target, timeout_s)) is not None:
+        return told
     raw = send(target, engine.ready_call(target), timeout_s)
     reply = engine.decode(raw)
     if 400 <= raw.status < 500 and raw.status != 429:

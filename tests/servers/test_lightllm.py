@@ -1,0 +1,165 @@
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+import pytest
+
+from servers import lightllm
+from servers.engine import EngineError, HttpReply, LaunchOptions, Target
+from servers.host.installation import Installation
+from servers.lightllm import Lightllm
+from tests.servers.golden import GOLDEN, golden_reply, http_reply
+from workloads.request import Request, Sampling
+
+ENGINE = Lightllm()
+TARGET = Target("http://h:1", "m")
+LOG = """INFO 11-21 02:01:08 [basemodel.py:1] loading
+INFO 50.25 GB space is available after load the model weight
+0.5 MB is the size of one token kv cache
+102912 is the profiled max_total_token_num with the mem_fraction 0.9
+INFO set shm_max_total_token_num value to 102912"""
+
+
+def recorded(path: str) -> HttpReply:
+    name = {"/get_server_info": "server_info", "/v1/models": "models"}[path]
+    return golden_reply(f"lightllm/{name}.http")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Installation("py", {"lightllm": "1.2.0"}, Path())
+    monkeypatch.setattr(lightllm, "find_installation", lambda *_: here)
+    monkeypatch.delenv("LIGHTLLM_LOG_LEVEL", raising=False)
+
+
+def options(*extra_args: str, n_concurrent: int | None = None) -> LaunchOptions:
+    return LaunchOptions("/m", "127.0.0.1", 8001, "m", Path(), None, extra_args, n_concurrent)
+
+
+def test_a_request_says_all_that_the_models_own_generation_config_would_decide() -> None:
+    call = ENGINE.encode(Request(0, (5, 6), None, 2, 9), TARGET)
+    assert call.path == "/generate_stream"
+    assert orjson.loads(call.body) == {
+        "inputs": [5, 6],
+        "parameters": {
+            "max_new_tokens": 9,
+            "ignore_eos": True,
+            "do_sample": False,
+            "repetition_penalty": 1.0,
+        },
+    }
+    warm = Request(0, None, "a", 2, 9, ignore_eos=False, sampling=Sampling(0.5, 0.9, 3))
+    fields = orjson.loads(ENGINE.encode(warm, TARGET).body)
+    assert fields["inputs"] == "a"
+    assert fields["parameters"]["ignore_eos"] is False
+    chosen = {
+        name: fields["parameters"][name] for name in ("do_sample", "temperature", "top_p", "seed", "top_k")
+    }
+    assert chosen == {"do_sample": True, "temperature": 0.5, "top_p": 0.9, "seed": 3, "top_k": -1}
+
+
+def test_every_event_of_a_recorded_stream_is_one_token_even_without_text() -> None:
+    reply = ENGINE.decode(golden_reply("lightllm/generate_stream_ids.http"))
+    assert [event.n_tok for event in reply.events] == [1] * 12
+    assert (reply.n_prompt_tok, reply.n_output_usage) == (64, 12)
+    assert (reply.finish_reason, reply.terminated) == ("length", True)
+
+
+def test_prefix_cache_hits_stand_in_plain_replies_only() -> None:
+    assert ENGINE.decode(golden_reply("lightllm/generate_plain.http")).n_cached_tok == 0
+    assert ENGINE.decode(golden_reply("lightllm/generate_stream_ids.http")).n_cached_tok is None
+
+
+@pytest.mark.usefixtures("installed")
+def test_it_starts_on_one_gpu_quietly_and_with_time_for_its_slow_stop() -> None:
+    launch = ENGINE.launch(options("--mem_fraction", "0.85"))
+    assert launch.argv == (
+        *("py", "-m", "lightllm.server.api_server", "--model_dir", "/m", "--model_name", "m"),
+        *("--host", "127.0.0.1", "--port", "8001", "--tp", "1", "--mem_fraction", "0.85"),
+    )
+    assert launch.env == {"LIGHTLLM_LOG_LEVEL": "info"}
+    assert (launch.stop_grace_s, launch.version, launch.notes) == (75, "1.2.0", ())
+    assert "1" not in ENGINE.launch(options("--tp", "2")).argv
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_burst_beyond_its_slots_gets_as_many_slots_and_the_user_is_told() -> None:
+    launch = ENGINE.launch(options(n_concurrent=1000))
+    assert launch.argv[-2:] == ("--running_max_req_size", "1000")
+    assert "lets requests wait in its HTTP process" in launch.notes[0]
+    assert ENGINE.launch(options(n_concurrent=256)).notes == ()
+    chosen = ENGINE.launch(options("--running_max_req_size=64", n_concurrent=1000))
+    assert (chosen.argv[-1], chosen.notes) == ("--running_max_req_size=64", ())
+
+
+def test_inside_its_image_it_is_started_by_the_images_python() -> None:
+    inside = LaunchOptions("/m", "0.0.0.0", 8001, "m", Path(), image="lightllm")
+    assert ENGINE.launch(inside).argv[:3] == ("python", "-m", "lightllm.server.api_server")
+
+
+def test_where_it_is_not_installed_the_user_is_told_how_to_get_it() -> None:
+    missing = LaunchOptions("/m", "127.0.0.1", 1, "m", Path(), sys.executable)
+    with pytest.raises(EngineError, match=r"not installed for .*github\.com/ModelTC/LightLLM.*--container"):
+        ENGINE.launch(missing)
+    assert ENGINE.installed(sys.executable) is None
+
+
+def test_it_identifies_a_server_from_recorded_replies_and_its_log() -> None:
+    identity = asdict(ENGINE.identify(recorded, LOG))
+    assert identity.pop("raw")["server_info"]["running_max_req_size"] == 8
+    expected = {
+        "model": "/models/tiny",
+        "max_model_len": 512,
+        "kv_tok": 102912,
+        "kv_bytes": 102912 * 2**19,
+        "max_num_seqs": 8,
+        "max_batched_tok": 512,
+        "prefix_caching": True,
+        "tensor_parallel": 1,
+        "version": None,
+        "weight_bytes": None,
+    }
+    assert {name: identity[name] for name in expected} == expected
+
+
+def test_without_a_log_its_kv_cache_is_what_the_user_gave() -> None:
+    assert ENGINE.identify(recorded, "").kv_tok == 2000
+
+
+def test_gauges_come_from_recorded_metrics_and_what_is_not_provided_is_none() -> None:
+    gauges = asdict(ENGINE.gauges(golden_reply("lightllm/metrics.http").body.decode()))
+    assert gauges.pop("generation_tokens") == 66
+    assert gauges.pop("prompt_tokens") == 739
+    assert set(gauges.values()) == {None}
+    running = 'lightllm_num_running_reqs{model_name="m"} 3.0\nlightllm_queue_size{model_name="m"} 2.0\n'
+    assert (ENGINE.gauges(running).running, ENGINE.gauges(running).waiting) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("x\nRuntimeError: port 8001 has been used\n", "RuntimeError: port 8001 has been used"),
+        (
+            "ERROR check max len infer fail, you can try: 1.Set the --mem_fraction\nException: x: y",
+            "check max len infer fail, you can try: 1.Set the --mem_fraction",
+        ),
+        ("INFO init func start_router_process : init ok\n", None),
+        ("ERROR init func start_router_process : no such model\n", "no such model"),
+        ("", None),
+    ],
+)
+def test_the_root_cause_is_the_first_that_failed(log: str, cause: str | None) -> None:
+    assert ENGINE.root_cause(log) == cause
+
+
+def test_a_dead_engine_is_not_healthy() -> None:
+    reply = http_reply((GOLDEN / "lightllm/health.http").read_bytes())
+    assert (reply.status, ENGINE.probe_path) == (200, "/health")
+
+
+def test_an_attached_server_that_tells_nothing_is_unknown_not_zero() -> None:
+    nothing: Callable[[str], HttpReply] = lambda path: HttpReply(404, {}, b"")  # noqa: E731
+    identity = asdict(ENGINE.identify(nothing, ""))
+    assert {value for name, value in identity.items() if name not in ("engine", "raw")} == {None}

@@ -1,0 +1,210 @@
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import orjson
+import pytest
+
+from servers import tgi
+from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
+from servers.tgi import Tgi
+from tests.servers import documented as said
+from tests.servers.golden import http_reply
+from workloads.request import Request, Sampling
+
+ENGINE = Tgi()
+TARGET = Target("http://h:1", "m")
+LOG = "\n".join(
+    json.dumps(
+        {"timestamp": "2026-11-21T02:01:08Z", "level": "INFO", "fields": {"message": message}, "target": "x"}
+    )
+    for message in (
+        "Args {\n  num_shard: Some(\n    2,\n  ),\n  max_batch_prefill_tokens: Some(\n    8192,\n  )",
+        "Using prefix caching = True",
+        "KV-cache blocks: 43808, size: 1",
+        "Setting max batch total tokens to 43808",
+    )
+)
+
+
+def info(path: str) -> HttpReply:
+    facts = {
+        "model_id": "/m",
+        "max_concurrent_requests": 128,
+        "max_total_tokens": 4096,
+        "router": "text-generation-router",
+        "version": "3.3.7",
+    }
+    return HttpReply(200, {}, orjson.dumps(facts)) if path == "/info" else HttpReply(404, {}, b"")
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tgi.LAUNCHER_VARIABLE, "/opt/launcher")
+    for name in ("HF_HUB_OFFLINE", "PORT", "HOSTNAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 32000, "eos_token_id": 2}')
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.6}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def options(model: Path | str, tmp_path: Path, *extra: str, n_concurrent: int | None = None) -> LaunchOptions:
+    return LaunchOptions(str(model), "127.0.0.1", 8001, "m", tmp_path, None, extra, n_concurrent)
+
+
+def test_a_greedy_request_sends_no_sampling_field_and_truncates_nothing() -> None:
+    call = ENGINE.encode(Request(0, None, "some text", 2, 9), TARGET)
+    assert call.path == "/generate_stream"
+    assert orjson.loads(call.body) == {
+        "inputs": "some text",
+        "parameters": {
+            "max_new_tokens": 9,
+            "details": True,
+            "do_sample": False,
+            "return_full_text": False,
+        },
+    }
+
+
+def test_a_sampled_request_leaves_out_a_top_p_of_one_which_is_refused() -> None:
+    warm = orjson.loads(
+        ENGINE.encode(Request(0, None, "a", 1, 9, sampling=Sampling(0.5, 1.0, 3)), TARGET).body
+    )
+    assert warm["parameters"].items() >= {"do_sample": True, "temperature": 0.5, "seed": 3}.items()
+    assert "top_p" not in warm["parameters"]
+
+
+def test_token_ids_are_refused_before_anything_is_sent() -> None:
+    with pytest.raises(EngineError, match="takes text only"):
+        ENGINE.encode(Request(0, (1, 2), None, 2, 9), TARGET)
+
+
+def test_every_event_is_one_token_and_the_last_one_has_the_totals() -> None:
+    reply = ENGINE.decode(http_reply(said.tgi_stream(5)))
+    assert [(event.kind, event.n_tok) for event in reply.events] == [(Kind.ANSWER, 1)] * 5
+    assert (reply.n_prompt_tok, reply.n_output_usage, reply.finish_reason) == (17, 5, "length")
+    assert reply.terminated
+
+
+def test_a_last_event_that_is_not_of_its_published_type_is_an_error() -> None:
+    odd = said.tgi_event(1, "length")
+    odd["details"] = 7
+    reply = ENGINE.decode(http_reply(said.stream(odd)))
+    assert "not a reply of this engine" in (reply.error or "")
+
+
+@pytest.mark.parametrize("wrap", [lambda whole: whole, lambda whole: [whole]])
+def test_a_plain_reply_is_read_on_both_of_its_paths(wrap: object) -> None:
+    details = {"finish_reason": "length", "generated_tokens": 3, "prefill": [{"id": 1}] * 9}
+    body = orjson.dumps(wrap({"generated_text": " a a a", "details": details}))  # type: ignore[operator]
+    reply = ENGINE.decode(HttpReply(200, {"content-type": "application/json"}, body))
+    assert (reply.n_output_usage, reply.n_prompt_tok, reply.events[0].n_tok) == (3, 9, 3)
+
+
+@pytest.mark.usefixtures("installed")
+def test_two_of_them_on_one_machine_share_no_port_and_no_socket(model: Path, tmp_path: Path) -> None:
+    first = ENGINE.launch(options(model, tmp_path / "a"))
+    second = ENGINE.launch(LaunchOptions(str(model), "127.0.0.1", 8002, "m", tmp_path / "b"))
+    collide = ("--port", "--master-port", "--prometheus-port", "--shard-uds-path")
+    for flag in collide:
+        assert first.argv[first.argv.index(flag) + 1] != second.argv[second.argv.index(flag) + 1]
+    assert first.argv[first.argv.index("--hostname") + 1] == "127.0.0.1"
+    assert first.argv[first.argv.index("--num-shard") + 1] == "1"
+    assert first.stop_grace_s >= 100
+    assert first.env == {"HF_HUB_OFFLINE": "1"}
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_model_it_serves_never_ends_a_text_and_the_original_is_untouched(
+    model: Path, tmp_path: Path
+) -> None:
+    launch = ENGINE.launch(options(model, tmp_path))
+    served = Path(launch.argv[launch.argv.index("--model-id") + 1])
+    assert served.is_relative_to(tmp_path.resolve())
+    assert served != model
+    config = json.loads((served / "generation_config.json").read_text())
+    assert config == {"eos_token_id": [32000], "temperature": 0.6}
+    assert (served / "model.safetensors").resolve() == (model / "model.safetensors").resolve()
+    assert json.loads((model / "generation_config.json").read_text())["eos_token_id"] == 2
+    assert "eos_token_id [32000]" in launch.notes[0]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_name_on_the_hub_is_served_as_it_is_and_the_user_is_warned(tmp_path: Path) -> None:
+    launch = ENGINE.launch(options("org/model", tmp_path))
+    assert launch.argv[launch.argv.index("--model-id") + 1] == "org/model"
+    assert "end early" in launch.notes[0]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_burst_beyond_128_raises_the_limit_and_the_user_is_told(model: Path, tmp_path: Path) -> None:
+    launch = ENGINE.launch(options(model, tmp_path / "a", n_concurrent=1000))
+    assert launch.argv[launch.argv.index("--max-concurrent-requests") + 1] == "1000"
+    assert any("refuses what exceeds 128" in note for note in launch.notes)
+    small = ENGINE.launch(options(model, tmp_path / "b", n_concurrent=128))
+    assert "--max-concurrent-requests" not in small.argv
+
+
+def test_where_it_is_not_installed_the_user_is_told_how_to_get_it(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(tgi.LAUNCHER_VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(EngineError, match=r"no text-generation-launcher is found\. Use --container"):
+        ENGINE.launch(options(model, tmp_path))
+
+
+def test_it_identifies_a_server_by_its_info_and_its_log() -> None:
+    identity = ENGINE.identify(info, LOG)
+    assert (identity.version, identity.model, identity.max_model_len) == ("3.3.7", "/m", 4096)
+    assert (identity.kv_tok, identity.kv_block_tok, identity.max_num_seqs) == (43808, 1, 128)
+    assert (identity.prefix_caching, identity.tensor_parallel, identity.max_batched_tok) == (True, 2, 8192)
+    assert ENGINE.identify(info, "").kv_tok is None
+
+
+def test_gauges_that_it_gives_and_those_it_does_not() -> None:
+    text = (
+        "tgi_queue_size 4\ntgi_batch_current_size 8\ntgi_request_generated_tokens_sum 90\n"
+        "tgi_request_input_length_sum 170\n"
+    )
+    gauges = asdict(ENGINE.gauges(text))
+    assert {name for name, value in gauges.items() if value is None} == {
+        "kv_used_fraction",
+        "preemptions",
+        "prefix_hit_tokens",
+    }
+    assert (gauges["waiting"], gauges["running"], gauges["generation_tokens"]) == (4, 8, 90)
+
+
+def error(message: str) -> str:
+    return json.dumps(
+        {"level": "ERROR", "fields": {"message": message}, "target": "text_generation_launcher"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (
+            error("Shard complete standard error output:\nOSError: x\nRuntimeError: Not enough memory")
+            + "\nError: ShardCannotStart",
+            "RuntimeError: Not enough memory",
+        ),
+        (
+            "thread 'main' panicked at router/src/server.rs:1:\nfailed to build prometheus recorder: x\n",
+            "failed to build prometheus recorder: x",
+        ),
+        ("error: unexpected argument '--x' found", "error: unexpected argument '--x' found"),
+        (error("Webserver Crashed"), "ERROR Webserver Crashed"),
+        (LOG, None),
+    ],
+)
+def test_the_root_cause_is_a_shards_exception_a_panic_or_the_first_error(log: str, cause: str | None) -> None:
+    assert ENGINE.root_cause(log) == cause
