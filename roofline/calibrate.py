@@ -11,8 +11,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +28,7 @@ from roofline.calibration import (
     Spread,
     calibration_toml,
 )
-from roofline.device import Device, Level
+from roofline.device import Device, Level, Link
 from roofline.errors import RooflineError
 from roofline.fit import fit_gemm, log_errors, search, spread_of
 from roofline.kernels import (
@@ -123,7 +123,7 @@ def calibrate(
     budget_s = QUICK_S if quick else FULL_S
     timer = _Timer(probe, budget_s, len(sizes) + len(shapes) * len(rows_of) + 15 + _MOST_AGAIN, clock)
     reads = [size / timer.time(probe.read(size)).seconds for size in sizes]
-    products = _measure_products(probe, timer, shapes, rows_of, model.n_layers)
+    products = _measure_products(probe, timer, shapes, rows_of)
     flops = 2 * products.work.m * products.work.n * products.work.k
     device = Device(
         id=f"measured-{probe.dtype}-{probe.n_units}",
@@ -163,22 +163,28 @@ def levels_of(sizes: Sequence[int], bytes_per_s: Sequence[float], memory_bytes: 
     return (*found, Level("memory", memory_bytes, float(max(plateau))))
 
 
-def _shapes(model: ModelShape) -> list[tuple[int, int]]:
-    """(n, k) of the model's products, without the experts' copies."""
-    linears = [linear for layer in model.layers for linear in layer.linears(model.d)]
-    return sorted({(linear.n, linear.k) for linear in linears} | {(model.vocab, model.d)})
+def _shapes(model: ModelShape) -> dict[tuple[int, int], int]:
+    """(n, k) of the model's products, without the experts' copies, and how many of them one step runs.
+
+    So many weights rotate: a step comes back to each of them only after all others.
+    """
+    runs = {(model.vocab, model.d): 1}
+    for layer in model.layers:
+        for linear in layer.linears(model.d):
+            runs[linear.n, linear.k] = runs.get((linear.n, linear.k), 0) + layer.count
+    return dict(sorted(runs.items()))
 
 
 def _measure_products(
-    probe: Probe, timer: _Timer, shapes: Sequence[tuple[int, int]], rows_of: Sequence[int], layers: int
+    probe: Probe, timer: _Timer, shapes: Mapping[tuple[int, int], int], rows_of: Sequence[int]
 ) -> Rows[Products]:
     found: list[tuple[int, int, int, float]] = []
     flops_per_s = 0.0
-    for n, k in shapes:
+    for (n, k), copies in shapes.items():
         for m in rows_of:
             if flops_per_s and 2 * m * n * k / flops_per_s > max(2 * timer.share_s(), 0.05):
                 continue  # too long for what is left; the fit extends to it
-            seconds = timer.time(probe.product(m, n, k, layers)).seconds
+            seconds = timer.time(probe.product(m, n, k, copies)).seconds
             flops_per_s = max(flops_per_s, 2 * m * n * k / seconds)
             found.append((m, n, k, seconds))
     rows, columns, depth, times = (np.array(column, dtype=float) for column in zip(*found, strict=True))
@@ -186,7 +192,8 @@ def _measure_products(
     none = np.zeros_like(rows)
     inputs, outputs = probe.element_bytes * rows * depth, probe.element_bytes * rows * columns
     work = Products(rows, columns, depth, none + 1, weights, inputs, outputs, none)
-    return Rows(work, times, layers * weights, (columns * 1_000_000 + depth).astype(np.int64))
+    copies = np.array([shapes[n, k] for _, n, k, _ in found], dtype=float)
+    return Rows(work, times, copies * weights, (columns * 1_000_000 + depth).astype(np.int64))
 
 
 def _fitted(
@@ -194,7 +201,7 @@ def _fitted(
 ) -> Calibration:
     rates = Rates.of(device, probe.dtype)
     start = GemmFit(0.8, 1.0, 2e-6, k_fill=0.0)
-    products = _again(probe, timer, products, fit_gemm([(rates, products)], start), rates, model.n_layers)
+    products = _again(probe, timer, products, fit_gemm([(rates, products)], start), rates)
     gemm = fit_gemm([(rates, products)], start)
     ratio = gemm_s(gemm, rates, products.work) / products.seconds
     decode, prefill, passes, spread = _fit_rest(model, probe, timer, device)
@@ -214,14 +221,15 @@ def _fitted(
 
 
 def _again(
-    probe: Probe, timer: _Timer, products: Rows[Products], fit: GemmFit, rates: Rates, layers: int
+    probe: Probe, timer: _Timer, products: Rows[Products], fit: GemmFit, rates: Rates
 ) -> Rows[Products]:
     """The rows with those that stand out measured once more: another process may have been in the way."""
     x, seconds = products.work, products.seconds.copy()
     slower = seconds / gemm_s(fit, rates, x)
     for i in np.argsort(-slower)[:_MOST_AGAIN]:
         if slower[i] > 1.2:
-            kernel = probe.product(int(x.m[i]), int(x.n[i]), int(x.k[i]), layers)
+            copies = round(products.swept_bytes[i] / x.weight_bytes[i])
+            kernel = probe.product(int(x.m[i]), int(x.n[i]), int(x.k[i]), copies)
             seconds[i] = min(seconds[i], timer.time(kernel).seconds)
     return Rows(x, seconds, products.swept_bytes, products.key)
 
@@ -318,16 +326,26 @@ def _measure_prefills(probe: Probe, timer: _Timer, heads: tuple[int, int, int]) 
 
 def device_toml(device: Device, calibration: Calibration) -> str:
     """Both as one file, which `load_device` and `load_calibration` read."""
-    texts = {name: getattr(device, name) for name in ("id", "name", "arch", "source", "assurance", "note")}
-    head = [f"{name} = {json.dumps(text)}" for name, text in texts.items()]
+    texts = ("id", "name", "vendor", "arch", "source", "assurance", "note")
+    head = [f"{name} = {json.dumps(getattr(device, name))}" for name in texts if getattr(device, name)]
+    head += [f"{name} = {value}" for name in ("n_units", "tdp_w") if (value := getattr(device, name))]
     peaks = ", ".join(f"{dtype} = {peak:.4e}" for dtype, peak in device.peaks.items())
-    levels = [
-        f"    {{ name = {json.dumps(level.name)}, capacity_bytes = {level.capacity_bytes:.0f},"
-        f" bytes_per_s = {level.bytes_per_s:.4e} }},"
-        for level in device.levels
-    ]
-    head += [f"n_units = {device.n_units}", f"peak_flops_per_s = {{ {peaks} }}", "levels = [", *levels, "]"]
+    head.append(f"peak_flops_per_s = {{ {peaks} }}")
+    head += ["levels = [", *map(_inline, device.levels), "]"]
+    if device.links:
+        head += ["links = [", *map(_inline, device.links), "]"]
     return "\n".join(head) + "\n\n" + calibration_toml(calibration, "calibration")
+
+
+def _inline(part: Level | Link) -> str:
+    """A level or a link as one line of a TOML list; what is None is left out."""
+    values = [(slot.name, getattr(part, slot.name)) for slot in fields(part)]
+    shown = (
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {json.dumps(value)}"
+        for name, value in values
+        if value is not None
+    )
+    return f"    {{ {', '.join(shown)} }},"
 
 
 def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
@@ -338,15 +356,25 @@ def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
 
 
 def calibrate_pinned(
-    config: Path, out: Path, *, device: str = "cpu", threads: int = 1, quick: bool = False
+    config: Path,
+    out: Path,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    quick: bool = False,
+    torch_python: str | None = None,
+    dtype: str = "bf16",
 ) -> Path:
     """`out`, written by a process of its own on the last `threads` cores that this one may use.
 
-    `config` is a model's config.json. Raises where that process fails.
+    `config` is a model's config.json. `torch_python` is an interpreter that has torch: its kernels in `dtype`
+    are measured, else numpy's in fp32. Raises where that process fails.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "roofline.calibrate", str(config), str(out)]
     command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
+    if torch_python:
+        command += ["--torch-python", torch_python, "--dtype", dtype]
     env = {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -362,9 +390,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--torch-python")
+    parser.add_argument("--dtype", default="bf16")
     args = parser.parse_args(argv)
     model = ModelShape.from_config(json.loads(args.config.read_text()), args.config.stem)
-    device, calibration = calibrate(model, _probe(args.device, args.threads), quick=args.quick)
+    probe: Probe
+    if args.torch_python:
+        from roofline.probe_remote import RemoteProbe
+
+        probe = RemoteProbe(args.torch_python, args.threads, args.dtype)
+    else:
+        probe = _probe(args.device, args.threads)
+    device, calibration = calibrate(model, probe, quick=args.quick)
     partial = args.out.with_suffix(".partial")
     partial.write_text(device_toml(device, calibration))
     partial.rename(args.out)

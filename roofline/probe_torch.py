@@ -1,5 +1,12 @@
-"""Kernels on a GPU through torch: bf16, replayed from CUDA graphs, weights rotating past the caches."""
+"""Kernels through torch: on a GPU in bf16, replayed from CUDA graphs; on a CPU one after the other.
 
+Weights rotate past the caches on a GPU, and over what one step sweeps through on a CPU. Needs nothing but
+torch, so that another environment's interpreter can run it (`roofline/probe_remote.py`).
+"""
+
+import itertools
+import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +20,14 @@ class TorchProbe:
 
     dtype = "bf16"
     element_bytes = 2
+    _copies = _COPIES
 
     def __init__(self, device: str) -> None:
         import torch
 
         self._torch: Any = torch
         self._device = torch.device(device)
+        self._type = torch.bfloat16
         self._facts: Any = torch.cuda.get_device_properties(self._device)
         self.n_units = int(self._facts.multi_processor_count)
         torch.manual_seed(0)
@@ -32,14 +41,14 @@ class TorchProbe:
         return float(self._facts.total_memory)
 
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
-        copies = max(1, min(max(copies, _COPIES), _MOST_BYTES // (2 * n * k)))
+        copies = max(1, min(max(copies, self._copies), _MOST_BYTES // (self.element_bytes * n * k)))
         x = self._array(m, k)
         weights = [self._array(n, k) for _ in range(copies)]
         linear = self._torch.nn.functional.linear
         return self._graph([lambda w=w: linear(x, w) for w in weights])  # type: ignore[misc]
 
     def read(self, n_bytes: int) -> Kernel:
-        data = self._array(n_bytes // 2)
+        data = self._array(n_bytes // self.element_bytes)
         return self._graph([data.sum])
 
     def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel:
@@ -98,4 +107,51 @@ class TorchProbe:
         return replay
 
     def _array(self, *shape: int) -> Any:
-        return self._torch.randn(*shape, device=self._device, dtype=self._torch.bfloat16) * 0.01
+        return self._torch.randn(*shape, device=self._device, dtype=self._type) * 0.01
+
+
+class TorchCpuProbe(TorchProbe):
+    """This process's cores, the last `threads` of those it may use, in `dtype` ("bf16", "fp32")."""
+
+    _copies = 1
+
+    def __init__(self, threads: int, dtype: str = "bf16") -> None:
+        import torch
+
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(0)
+        self._torch: Any = torch
+        self._device = torch.device("cpu")
+        self._type = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+        self.dtype, self.element_bytes, self.n_units = dtype, 4 if dtype == "fp32" else 2, threads
+
+    @property
+    def name(self) -> str:
+        return f"CPU through torch {self._torch.__version__}, {self.n_units} core(s)"
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def read(self, n_bytes: int) -> Kernel:
+        data = self._array(n_bytes // 4).float()  # a sum of bf16 on a CPU is bound by its conversions
+        return lambda: self._torch.dot(data, data)
+
+    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel:
+        """The queries that share a KV head as rows of one product, as engines' own kernels have it."""
+        q = self._array(batch, kv_heads, heads // kv_heads, dim)
+        k, v = (self._array(batch, kv_heads, context, dim) for _ in range(2))
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+        return self._graph([lambda: attend(q, k, v)])
+
+    def once(self, kernel: Kernel, clock: Callable[[], float] = time.monotonic) -> float:
+        began = clock()
+        kernel()
+        return clock() - began
+
+    def _graph(self, runs: list[Kernel]) -> Kernel:
+        turns = itertools.cycle(runs)
+        return lambda: next(turns)()
