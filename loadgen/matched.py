@@ -85,11 +85,11 @@ def _samples(runs: Sequence[Work]) -> _Samples:
 def _over_strata(samples: dict[str, _Samples], rng: np.random.Generator) -> Matched | Absent:
     counts = [dict(zip(*np.unique(s.output_tok, return_counts=True), strict=True)) for s in samples.values()]
     weights = {
-        length: least
+        float(length): int(least)
         for length in counts[0]
         if (least := min(count.get(length, 0) for count in counts)) >= LEAST_IN_STRATUM
     }
-    covered = min(sum(count[length] for length in weights) / sum(count.values()) for count in counts)
+    covered = min(float(sum(count[n] for n in weights) / sum(count.values())) for count in counts)
     if covered < LEAST_COVERED:
         return Absent(
             f"output lengths that occur {LEAST_IN_STRATUM} times everywhere cover {covered:.0%} of the "

@@ -1,0 +1,26 @@
+"""Runs that never happened, for tests of what is made of runs."""
+
+import pytest
+
+from loadgen import tables
+from loadgen.rundir import Run, RunDir, open_run
+from loadgen.summary import summarize_run
+from tests.reports import synthetic
+from workloads.lengths import Lengths
+from workloads.plan import Shape, make_plan
+from workloads.prompts import vocabulary_from_size
+
+
+@pytest.fixture(scope="session")
+def burst_run(tmp_path_factory) -> Run:
+    """A finished burst of 60 requests of 512 tokens, all answered."""
+    records = synthetic.records(n=60, output_tok=8)
+    facts = {"title": "60 x 512 -> 8 tokens, burst", "salt": "5eed"}
+    run = RunDir.create(tmp_path_factory.mktemp("runs"), "vllm", "burst", facts)
+    shape = Shape(Lengths(512, 512), Lengths(8, 8))
+    run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000, "test"), seed=0))
+    run.save_records(tables.record_table(records))
+    run.save_telemetry(synthetic.telemetry(records))
+    run.finish("complete")
+    run.save_summary(summarize_run(open_run(run.path)))
+    return open_run(run.path)

@@ -1,0 +1,297 @@
+"""Suites: what is run, in which order, what is refused, and that finished runs are never repeated."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import psutil
+import pytest
+
+from burstline import cli, suite_run
+from burstline.suite import load_suite, parse_suite, schedule
+from burstline.suite_run import finished_in, run_suite
+from tests.burstline.waiting import wait_until
+from workloads.request import WorkloadError
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = sorted((ROOT / "suites").glob("*.toml"))
+ENGINE = {"engine": "reference"}
+WORKLOAD = {"name": "burst", "requests": 20}
+
+SMALL = """
+name = "small"
+repeats = 2
+[[engine]]
+name = "one"
+engine = "reference"
+[[engine]]
+name = "two"
+engine = "reference"
+[[workload]]
+name = "burst"
+requests = 24
+prompt_tokens = 32
+output_tokens = 4
+"""
+
+
+def suite(**changes):
+    raw = {"name": "s", "engine": [ENGINE], "workload": [WORKLOAD], **changes}
+    return parse_suite({key: value for key, value in raw.items() if value is not None}, "s.toml")
+
+
+def names(slots) -> str:
+    return " ".join(slot.engine.name for slot in slots)
+
+
+def test_engines_are_interleaved_forwards_and_backwards():
+    engines = [{"name": name, "engine": "reference"} for name in "ABC"]
+    assert names(schedule(suite(engine=engines, repeats=3))) == "A B C C B A A B C"
+
+
+def test_every_engine_meets_every_model_and_workload_in_every_repeat():
+    models = [{"name": name, "path": name} for name in ("small", "large")]
+    workloads = [{"name": name} for name in ("burst", "steady")]
+    slots = schedule(suite(model=models, workload=workloads, repeats=2))
+    assert len({slot.id for slot in slots}) == len(slots) == 8
+    cells = [slot.cell for slot in slots]
+    assert cells[:4] == ["small, burst", "small, steady", "large, burst", "large, steady"]
+    assert cells == cells[::-1]
+
+
+def test_a_run_is_a_command_that_a_person_could_type():
+    engine = {"engine": "vllm", "vllm_python": "/v/python", "port": 8001, "args": ["--enforce-eager"]}
+    model = {"name": "m", "path": "models/m", "vocab_size": 32000}
+    load = {"name": "w", "requests": 9, "prompt_tokens": "256..768", "rate": 2, "arrival": "poisson"}
+    (slot,) = schedule(suite(engine=[engine], model=[model], workload=[load]))
+    assert slot.id == "001-vllm-m-w"
+    assert slot.argv(Path("out")) == (
+        *("run", "--engine", "vllm", "--port", "8001", "--vllm-python", "/v/python"),
+        *("--model", "models/m", "--vocab-size", "32000", "--requests", "9", "--prompt-tokens", "256..768"),
+        *("--arrival", "poisson", "--rate", "2", "--out", "out", "--", "--enforce-eager"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repeat": 3}, "s.toml: unknown key 'repeat'; did you mean 'repeats'?"),
+        ({"name": None}, "s.toml: name is missing; expected a string"),
+        ({"name": "a b"}, "expected letters"),
+        ({"repeats": "3"}, "repeats must be a whole number, not str '3'"),
+        ({"repeats": True}, "repeats must be a whole number, not bool True"),
+        ({"repeats": 0}, "expected at least 1"),
+        ({"engine": []}, "there is no [[engine]]"),
+        ({"engine": {"engine": "vllm"}}, "must be written as [[engine]]"),
+        ({"workload": None}, "there is no [[workload]]"),
+        ({"engine": [{"engine": "vlm"}]}, "[[engine]] 1: unknown engine 'vlm'; did you mean 'vllm'?"),
+        ({"engine": [{**ENGINE, "arg": ["x"]}]}, "unknown key 'arg'; did you mean 'args'?"),
+        ({"engine": [{**ENGINE, "args": "x"}]}, "args must be a list of strings, not str 'x'"),
+        ({"engine": [{**ENGINE, "api_key": "sk-1"}]}, "put it in an environment variable"),
+        ({"engine": [{**ENGINE, "args": ["--api-key", "sk-1"]}]}, "args hold a secret"),
+        ({"engine": [ENGINE, ENGINE]}, "two [[engine]] are called 'reference'"),
+        ({"model": [{"name": "m"}]}, "[[model]] 1: path is missing"),
+        ({"workload": [{**WORKLOAD, "requests": "many"}]}, "requests must be a whole number"),
+        ({"workload": [{**WORKLOAD, "promt_tokens": 9}]}, "did you mean 'prompt_tokens'?"),
+        ({"workload": [{**WORKLOAD, "salt": "5eed"}]}, "unknown key 'salt'"),
+        ({"workload": [{**WORKLOAD, "arrival": "gama"}]}, "gama"),
+        ({"workload": [{**WORKLOAD, "requests": 0}]}, "[[workload]] 1: --requests 0: expected at least 1"),
+    ],
+)
+def test_a_slip_is_named_with_its_place(changes, words):
+    with pytest.raises(WorkloadError) as error:
+        suite(**changes)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_the_shipped_suites_can_be_run(path):
+    shipped = load_suite(path)
+    assert shipped.name == path.stem
+    assert len(schedule(shipped)) == shipped.repeats * len(shipped.engines) * len(shipped.models) * len(
+        shipped.workloads
+    )
+
+
+def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
+    paper = load_suite(ROOT / "suites/llm-serving-2311.03687.toml")
+    assert [engine.name for engine in paper.engines] == ["vllm", "tgi", "lightllm"]
+    assert [model.name for model in paper.models] == ["llama-2-7b", "llama-2-13b"]
+    (burst,) = paper.workloads
+    assert burst.flags[:4] == ("--requests", "1000", "--prompt-tokens", "512")
+
+
+def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
+    (tmp_path / "a").write_text(SMALL)
+    (tmp_path / "b").write_text("# the same\n" + SMALL)
+    (tmp_path / "c").write_text(SMALL.replace("24", "25"))
+    a, b, c = (load_suite(tmp_path / name).folder_name for name in "abc")
+    assert a == b != c
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("name = ", "is not TOML"), (None, "cannot be read"), ("x = 1", "unknown key 'x'")]
+)
+def test_a_file_that_is_no_suite_is_said_in_a_line(tmp_path, capsys, text, words):
+    path = tmp_path / "suite.toml"
+    if text is not None:
+        path.write_text(text)
+    assert cli.main(["run", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_flags_beside_a_suite_are_refused_because_they_would_be_ignored(capsys):
+    assert cli.main(["run", str(SHIPPED[0]), "--requests", "9", "--engine", "vllm"]) == 2
+    said = capsys.readouterr().err
+    assert "--engine" in said
+    assert "--requests" in said
+
+
+def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path, capsys):
+    assert cli.main(["run", str(ROOT / "suites/laptop.toml"), "--dry-run", "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 12
+    assert all(line.startswith("burstline run --engine ") for line in lines)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_missing_key_is_found_before_anything_is_started(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(WorkloadError, match="OPENAI_API_KEY, which is not set"):
+        run_suite(ROOT / "suites/openai-endpoint.toml", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- carrying out, with runs that were made beforehand
+
+
+@pytest.fixture
+def fake_runs(burst_run, monkeypatch):
+    """Every call of `burstline run` copies a finished run into its --out folder; the calls are returned."""
+    calls = []
+
+    def called(argv, environment, lock):
+        calls.append((argv, environment))
+        out = Path(argv[argv.index("--out") + 1])
+        shutil.copytree(burst_run.path, out / f"{burst_run.name}-{len(calls)}")
+        return 0
+
+    monkeypatch.setattr(suite_run, "_called", called)
+    return calls
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def test_finished_runs_are_not_repeated_and_interrupted_ones_are(small, tmp_path, fake_runs, capsys):
+    run_suite(small, tmp_path)
+    assert len(fake_runs) == 4
+    folder = next(tmp_path.glob("small-*"))
+    run_suite(small, tmp_path)
+    assert len(fake_runs) == 4
+    manifest = next((folder / "003-two-burst").glob("*/manifest.json"))
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "status": "interrupted"}))
+    shutil.move(manifest.parent, manifest.parent.with_name("interrupted"))
+    run_suite(small, tmp_path)
+    assert len(fake_runs) == 5
+    assert "003-two-burst" in " ".join(fake_runs[-1][0])
+    assert "done before" in capsys.readouterr().err
+
+
+def test_one_report_stands_over_all_runs_and_links_to_each(small, tmp_path, fake_runs, capsys):
+    assert run_suite(small, tmp_path) == 0
+    folder = next(tmp_path.glob("small-*"))
+    page = (folder / "report.html").read_text()
+    for slot in schedule(load_suite(small)):
+        run = finished_in(folder / slot.id)
+        assert run is not None
+        assert f'href="{slot.id}/{run.name}/report.html"' in page
+    assert "COMPARABLE" in (folder / "report.md").read_text()
+    assert str(folder / "report.html") in capsys.readouterr().out
+    assert tomllib.loads((folder / "suite.toml").read_text())["name"] == "small"
+
+
+def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_runs, monkeypatch, capsys):
+    copying = suite_run._called
+    monkeypatch.setattr(
+        suite_run, "_called", lambda argv, *rest: 5 if "-two-" in str(argv) else copying(argv, *rest)
+    )
+    assert run_suite(small, tmp_path) == 5
+    page = next(tmp_path.glob("small-*/report.html")).read_text()
+    assert "No finished run: two, burst, repeat 1." in page
+    assert "NOTHING TO COMPARE" in page
+
+
+def test_a_slip_of_the_users_ends_the_suite(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(suite_run, "_called", lambda *_: 2)
+    with pytest.raises(WorkloadError, match="1 of 4"):
+        run_suite(small, tmp_path)
+
+
+def test_an_interrupt_leaves_a_report_of_what_there_is(small, tmp_path, fake_runs, monkeypatch):
+    copying = suite_run._called
+    monkeypatch.setattr(
+        suite_run, "_called", lambda argv, *rest: copying(argv, *rest) if "001" in str(argv) else 130
+    )
+    assert run_suite(small, tmp_path) == 130
+    assert "No finished run" in next(tmp_path.glob("small-*/report.html")).read_text()
+
+
+def test_two_cannot_run_the_same_suite_at_once(small, tmp_path, fake_runs):
+    folder = tmp_path / load_suite(small).folder_name
+    folder.mkdir()
+    with suite_run._locked(folder), pytest.raises(WorkloadError, match="is running already"):
+        run_suite(small, tmp_path)
+
+
+def test_a_key_reaches_the_run_by_its_environment_and_is_written_nowhere(tmp_path, fake_runs, monkeypatch):
+    path = tmp_path / "keyed.toml"
+    path.write_text(SMALL.replace('name = "one"', 'name = "one"\napi_key_env = "MY_KEY"'))
+    monkeypatch.setenv("MY_KEY", "sk-do-not-tell")
+    monkeypatch.setenv("BURSTLINE_API_KEY", "sk-another")
+    run_suite(path, tmp_path)
+    keys = {("-one-" in str(argv)): environment.get("BURSTLINE_API_KEY") for argv, environment in fake_runs}
+    assert keys == {True: "sk-do-not-tell", False: None}
+    assert not any("sk-do-not-tell" in str(argv) for argv, _ in fake_runs)
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"sk-do-not-tell" not in file.read_bytes()
+
+
+def test_a_model_that_is_missing_is_made_once(tmp_path, fake_runs):
+    path = tmp_path / "made.toml"
+    table = f'[[model]]\nname = "tiny"\npath = "{tmp_path}/models/tiny"\nlike = "tiny"\n'
+    path.write_text(SMALL.replace("[[workload]]", table + "[[workload]]"))
+    run_suite(path, tmp_path)
+    made_at = (tmp_path / "models/tiny/config.json").stat().st_mtime_ns
+    run_suite(path, tmp_path)
+    assert (tmp_path / "models/tiny/config.json").stat().st_mtime_ns == made_at
+
+
+# ---- real runs
+
+
+@pytest.mark.slow
+def test_a_suite_that_was_interrupted_goes_on_where_it_was(small, tmp_path):
+    command = [sys.executable, "-m", "burstline", "run", str(small), "--out", str(tmp_path), "--no-certify"]
+    with subprocess.Popen(command, start_new_session=True, cwd=ROOT) as process:
+        wait_until(lambda: list(tmp_path.glob("small-*/002-*/*/captures")))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    first = [run.name for run in tmp_path.glob("small-*/001-*/*")]
+    again = subprocess.run(command, timeout=200, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert again.returncode in (0, 4), again.stderr  # a busy machine may make a run CLIENT-BOUND
+    assert [run.name for run in tmp_path.glob("small-*/001-*/*")] == first
+    folder = next(tmp_path.glob("small-*"))
+    finished = [finished_in(folder / slot.id) for slot in schedule(load_suite(small))]
+    assert all(run is not None for run in finished)
+    assert "No finished run" not in (folder / "report.html").read_text()
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    assert not [line for line in lines if str(folder) in line]
