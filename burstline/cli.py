@@ -16,6 +16,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "burstline.make_model",
         "make a model folder: config, tokenizer, random weights",
     ),
+    "engines": ("burstline.engines", "what is installed here, what answers here, how to get the rest"),
     "serve": ("burstline.serve", "start an engine by itself and print its URL"),
     "show": ("burstline.show", "print the summary of a run"),
     "report": ("burstline.report", "make a run's page again from its files"),

@@ -42,7 +42,14 @@ def add_engine(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
     group.add_argument("--port", type=int, help="for the engine that is started (any free one)")
-    group.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has vLLM installed")
+    group.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has the engine installed")
+    group.add_argument(
+        "--container",
+        nargs="?",
+        const="",
+        metavar="IMAGE",
+        help="start the engine in a container, of its own pinned image or this one (docker or podman)",
+    )
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
@@ -103,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         port=args.port,
         api_key=os.environ.get(API_KEY_VARIABLE),
         engine_args=args.engine_args,
+        container=args.container,
     )
     return run_experiment(
         Settings(

@@ -6,11 +6,14 @@ from tempfile import TemporaryDirectory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "burstline serve ENGINE [--model NAME_OR_DIR] [--port N] [-- ENGINE ARGS...]"
+    parser.usage = (
+        "burstline serve ENGINE [--model NAME_OR_DIR] [--port N] [--container [IMAGE]] [-- ENGINE ARGS...]"
+    )
     parser.add_argument("engine", help="reference, vllm, truth, ...")
     parser.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
     parser.add_argument("--port", type=int, help="any free one")
-    parser.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has vLLM installed")
+    parser.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has the engine installed")
+    parser.add_argument("--container", nargs="?", const="", metavar="IMAGE", help="start it in a container")
     parser.set_defaults(engine_args=())
 
 
@@ -27,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
         python=args.vllm_python,
         port=args.port,
         engine_args=args.engine_args,
+        container=args.container,
     )
     check_where(where)
     engine = choose_engine(where)

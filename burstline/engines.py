@@ -1,0 +1,98 @@
+"""`burstline engines`: what is installed here, what answers here, and how to get the rest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from burstline import exit_codes
+from servers.engine import Engine, EngineError, Target
+from servers.host.ready import getter
+from servers.host.recognise import engine_at
+from servers.registry import ENGINES
+from workloads.request import WorkloadError
+
+HOST = "127.0.0.1"
+TIMEOUT_S = 3.0
+COLUMNS = ("engine", "installed", "answers at", "container image")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One engine: its version here ("yes" where it tells none, "no" where it is not), and where it answers."""
+
+    name: str
+    installed: str
+    urls: Sequence[str]
+    image: str
+    how_to_get: str
+
+    @property
+    def is_missing(self) -> bool:
+        return self.installed == "no" and not self.urls
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "burstline engines [--ports N,...]"
+    parser.add_argument(
+        "--ports",
+        default="",
+        metavar="N,...",
+        help="where on this machine to look, besides the engines' own ports",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    own = {engine.default_port for engine in ENGINES.values() if engine.default_port is not None}
+    print("\n".join(table(rows(sorted(own | _ports_in(args.ports))))))
+    return exit_codes.DONE
+
+
+def rows(ports: Iterable[int]) -> list[Row]:
+    """Every engine but the tests' own, in the registry's order; asked all at once, for some are slow."""
+    with ThreadPoolExecutor(16) as pool:
+        answering = pool.map(_engine_at, urls := [f"http://{HOST}:{port}" for port in ports])
+        engines = [engine for name, engine in ENGINES.items() if name != "truth"]
+        installed = pool.map(_installed, engines)
+        there = dict(zip(urls, answering, strict=True))
+        return [
+            Row(
+                engine.name,
+                version,
+                [url for url, name in there.items() if name == engine.name],
+                engine.image.name if engine.image else "-",
+                engine.how_to_get,
+            )
+            for engine, version in zip(engines, installed, strict=True)
+        ]
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """The lines to show: the rows, then how to get each engine that is not here."""
+    cells = [COLUMNS, *((row.name, row.installed, ", ".join(row.urls) or "-", row.image) for row in rows)]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]
+    lines = ["  ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)) for line in cells]
+    missing = [f"{row.name}: {row.how_to_get}" for row in rows if row.is_missing]
+    told = ["", "Not here, and how to get them:", *(f"  {line}" for line in missing)] if missing else []
+    return [line.rstrip() for line in lines] + told
+
+
+def _ports_in(text: str) -> set[int]:
+    try:
+        return {int(port) for port in text.split(",") if port}
+    except ValueError:
+        raise WorkloadError(f"--ports {text}: expected numbers such as 8000,8080") from None
+
+
+def _installed(engine: Engine) -> str:
+    try:
+        version = engine.installed(None)
+    except EngineError as error:
+        return f"broken ({error})"
+    return "no" if version is None else version or "yes"
+
+
+def _engine_at(url: str) -> str | None:
+    return engine_at(getter(Target(url, ""), timeout_s=TIMEOUT_S))
