@@ -95,7 +95,8 @@ class Reference:
             vocab_size=info["config"]["vocab_size"],
             prefix_caching=False,
             tensor_parallel=1,
-            raw=info,
+            # What to ask for is the name it is served under, which is not the folder it came from.
+            raw=info | {"models": orjson.loads(get("/v1/models").body)},
         )
 
     def gauges(self, metrics: str) -> Gauges:
