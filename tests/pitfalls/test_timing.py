@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -124,37 +126,60 @@ def test_11_without_kernel_stamps_a_pass_of_50_ms_makes_a_run_client_bound() -> 
 @pytest.mark.slow
 def test_11_a_starved_client_is_client_bound_however_little_cpu_it_uses() -> None:
     """A CPU quota by hand: the driver may run 5 ms out of 25, whatever CPU is free."""
-    starved = _under_quota(run_ms=5, stop_ms=20)
-    verdict = _summary(starved)["verdict"]
+    done = threading.Event()
+
+    def squeeze(pids: list[int]) -> None:
+        threading.Thread(target=_squeeze, args=(pids, done), daemon=True).start()
+
+    try:
+        verdict = _verdict(fired_drill(DRILL, squeeze))
+    finally:
+        done.set()
     assert verdict["state"] == "CLIENT-BOUND", verdict
     assert {reason["code"] for reason in verdict["reasons"]} & {"read-lag", "send-lag"}
 
 
-def _under_quota(run_ms: int, stop_ms: int) -> Fired:
-    load = checked(Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50))
-    done = threading.Event()
+@pytest.mark.slow
+def test_11_busy_neighbours_make_a_run_client_bound() -> None:
+    """Twelve processes beside the client that want all of its CPU."""
+    busy: list[subprocess.Popen[bytes]] = []
 
-    def squeeze(pids: list[int]) -> None:
-        threading.Thread(target=_squeeze, args=(pids, run_ms, stop_ms, done), daemon=True).start()
+    def crowd(pids: list[int]) -> None:
+        cores = os.sched_getaffinity(pids[0])
+        for _ in range(12):
+            busy.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            os.sched_setaffinity(busy[-1].pid, cores)
 
     try:
-        return fired_drill(drill(load, 2.0), squeeze)
+        verdict = _verdict(fired_drill(DRILL, crowd))
     finally:
-        done.set()
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert verdict["state"] == "CLIENT-BOUND", verdict
 
 
-def _squeeze(pids: list[int], run_ms: int, stop_ms: int, done: threading.Event) -> None:
-    while not done.wait(run_ms / 1e3):
+DRILL = replace(
+    drill(
+        checked(Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)), 2.0
+    ),
+    scripts=(Script(ttft_s=0.05, gaps_s=(0.01,)),),
+)
+"""A TTFT of 50 ms bears a lateness of 1 ms."""
+
+
+def _squeeze(pids: list[int], done: threading.Event) -> None:
+    while not done.wait(0.005):
         with suppress(ProcessLookupError):
             for pid in pids:
                 os.kill(pid, signal.SIGSTOP)
-            time.sleep(stop_ms / 1e3)
+            time.sleep(0.02)
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
 
-def _summary(fired: Fired) -> dict:
-    return summarize(fired.columns.table, Context(reports=fired.reports))
+def _verdict(fired: Fired) -> dict:
+    return summarize(fired.columns.table, Context(reports=fired.reports))["verdict"]
 
 
 def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
