@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from loadgen.rundir import Run
-from reports import accounts, sections
+from reports import accounts, as_tools, sections
 from reports.blocks import Block
 from reports.numbers import duration
 from reports.targets import TargetLine, target_lines
@@ -47,6 +47,7 @@ SECTIONS: tuple[Section, ...] = (
     Section("failures", "Failures", "What failed?", accounts.failures),
     Section("served", "Lengths", "Was it served as asked?", accounts.served),
     Section("instrument", "Instrument", "How far can the instrument be trusted?", sections.trust),
+    Section("other-tools", "Other tools", "What would other tools print?", as_tools.section),
     Section("again", "Again", "How is it done again?", accounts.again),
     Section("glossary", "Glossary", "What does each number mean?", accounts.glossary),
 )
