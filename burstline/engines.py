@@ -21,7 +21,10 @@ COLUMNS = ("engine", "installed", "answers at", "container image")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One engine: its version here ("yes" where it tells none, "no" where it is not), and where it answers."""
+    """One engine and where it answers.
+
+    `installed` is its version here, "yes" where it tells none, "no" where it is not, "-" where it never is.
+    """
 
     name: str
     installed: str
@@ -91,7 +94,9 @@ def _installed(engine: Engine) -> str:
         version = engine.installed(None)
     except EngineError as error:
         return f"broken ({error})"
-    return "no" if version is None else version or "yes"
+    if version is None:
+        return "-" if engine.default_port is None else "no"
+    return version or "yes"
 
 
 def _engine_at(url: str) -> str | None:

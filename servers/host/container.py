@@ -24,6 +24,7 @@ ANYWHERE = "0.0.0.0"  # noqa: S104
 """What a server inside a container listens on, where its loopback is its own."""
 SECRETS = ("HF_TOKEN",)
 """Handed in by name: their values stand in no command line."""
+GPU_DEVICE = Path("/dev/nvidiactl")
 ASK_TIMEOUT_S = 30.0
 INITS = frozenset({"docker-init", "tini", "catatonit", "podman-init"})
 _GPUS = {"docker": ("--gpus", "all"), "podman": ("--device", "nvidia.com/gpu=all")}
@@ -144,7 +145,7 @@ def _mounts(options: LaunchOptions) -> Sequence[str]:
 
 def _has_gpu(image: Image) -> bool:
     """Whether GPUs are handed in: not to an image for CPUs, and not where this machine has none."""
-    return image.gpu and "cpu" not in image.name and Path("/dev/nvidiactl").exists()
+    return image.gpu and "cpu" not in image.name and GPU_DEVICE.exists()
 
 
 def _ask(runtime: Runtime, *words: str) -> subprocess.CompletedProcess[str]:
