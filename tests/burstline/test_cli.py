@@ -31,7 +31,7 @@ def test_no_verb_is_a_usage_error_and_shows_the_help(capsys):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["fly"], "run, serve"),
+        (["fly"], "expected one of: run, "),
         (["run", "--engine", "warp"], "reference"),
         (["run", "--requests", "0"], "--requests 0"),
         (["run", "--requests", "many"], "--requests"),
