@@ -118,8 +118,8 @@ def test_tgis_refusal_of_one_token_ends_the_waiting_at_once(raw: bytes, words: s
     ],
 )
 def test_tgi_that_is_only_busy_is_waited_for(raw: bytes, words: str) -> None:
-    with replying(raw) as target, pytest.raises(EngineError, match=f"not ready after 1 s: .*{words}"):
-        wait_ready(TGI, None, target, timeout_s=1)
+    with replying(raw) as target, pytest.raises(EngineError, match=f"not ready after 0.4 s: .*{words}"):
+        wait_ready(TGI, None, target, timeout_s=0.4)
 
 
 def test_no_key_that_the_user_saved_for_the_hub_is_sent_to_a_server(

@@ -1,0 +1,163 @@
+"""Every way a start can fail, for every engine: one clear line, an exit code, nothing left running."""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from burstline import cli, exit_codes
+from burstline.site import Where, serving
+from servers import lightllm, sglang, transformers_serve, vllm
+from servers.engine import EngineError
+from servers.host.installation import Installation
+from servers.registry import ENGINES
+from tests.servers.golden import GOLDEN
+
+# Stands in for every engine's command and interpreter: does what FAKE_ENGINE says, whatever it is told.
+FAKE = """#!{python}
+import os, subprocess, sys, time
+print(open(os.environ["FAKE_LOG"]).read(), flush=True)
+if os.environ["FAKE_ENGINE"] == "dies":
+    sys.exit(3)
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+open(os.environ["FAKE_PIDS"], "w").write(f"{{os.getpid()}} {{child.pid}}")
+time.sleep(600)
+"""
+
+LOGS = {
+    "vllm": ((GOLDEN / "vllm" / "failed_kv_too_large.log").read_text(), "Available memory on node 0"),
+    "tgi": (
+        json.dumps(
+            {
+                "level": "ERROR",
+                "fields": {"message": "Shard error\nRuntimeError: Not enough memory to handle"},
+            }
+        )
+        + "\nError: ShardCannotStart",
+        "RuntimeError: Not enough memory to handle",
+    ),
+    "lightllm": (
+        "ERROR check max len infer fail, you can try: 1. less\n",
+        "check max len infer fail, you can try",
+    ),
+    "sglang": ("RuntimeError: Not enough memory. Please try\nkilled\n", "RuntimeError: Not enough memory"),
+    "trtllm": ("RuntimeError: No GPU devices found on the node\n", "No GPU devices found on the node"),
+    "llamacpp": (
+        "llama_model_load: error: failed to open x.gguf: no such file\nmain: exiting",
+        "failed to open x.gguf",
+    ),
+    "transformers": (
+        "Traceback\nOSError: Error no file named model.safetensors found\n",
+        "no file named model",
+    ),
+}
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 10}')
+    (folder / "model.gguf").touch()
+    return folder
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One executable that every adapter takes for its engine; the folder where it tells its pids."""
+    script = tmp_path / "engine"
+    script.write_text(FAKE.format(python=sys.executable))
+    script.chmod(0o755)
+    named = dict.fromkeys(("vllm", "lightllm", "sglang", "transformers", *transformers_serve._NEEDS), "1")
+    here = Installation(str(script), named, tmp_path)
+    for module in (vllm, lightllm, sglang, transformers_serve):
+        monkeypatch.setattr(module, "find_installation", lambda *_: here)
+    for name in ("BURSTLINE_TGI_LAUNCHER", "BURSTLINE_LLAMA_SERVER", "BURSTLINE_TRTLLM_SERVE"):
+        monkeypatch.setenv(name, str(script))
+    monkeypatch.setenv("FAKE_PIDS", str(tmp_path / "pids"))
+    yield tmp_path
+    if (tmp_path / "pids").exists():
+        pids = map(int, (tmp_path / "pids").read_text().split())
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+
+
+def start(name: str, model: Path, run_dir: Path) -> None:
+    with serving(ENGINES[name], Where(engine=name, model=str(model)), run_dir, lambda note: None):
+        raise AssertionError("it cannot have started")
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_an_engine_that_dies_is_told_with_its_own_root_cause_and_exit_code(
+    name: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, words = LOGS[name]
+    (fake / "says").write_text(log)
+    monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
+    monkeypatch.setenv("FAKE_ENGINE", "dies")
+    with pytest.raises(EngineError) as failure:
+        start(name, model, fake)
+    first, where = str(failure.value).splitlines()
+    assert first.startswith(f"{ENGINES[name].title} ended with exit code 3 before it was ready: ")
+    assert words in first
+    assert where == f"Its whole log: {fake / 'server.log'}"
+
+
+@pytest.mark.parametrize("name", ["tgi", "lightllm"])
+def test_an_engine_that_is_never_ready_is_told_with_its_last_line_and_ended(
+    name: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fake / "says").write_text("Loading weights: 3 of 99")
+    monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
+    monkeypatch.setenv("FAKE_ENGINE", "hangs")
+    monkeypatch.setattr("burstline.site.wait_ready", impatient)
+    with pytest.raises(
+        EngineError, match=r"not ready after 0\.5 s: .*its log ends: Loading weights: 3 of 99"
+    ):
+        start(name, model, fake)
+
+
+def impatient(*arguments: object, timeout_s: float, **rest: object) -> float:
+    from servers.host.ready import wait_ready
+
+    assert timeout_s >= 600  # engines take minutes
+    return wait_ready(*arguments, timeout_s=0.5, **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_taken_port_is_found_before_anything_is_started(name: str, fake: Path, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        where = Where(engine=name, model=str(model), port=port)
+        failure = pytest.raises(EngineError, match=rf"port {port} .*held by pid {os.getpid()}")
+        with failure, serving(ENGINES[name], where, fake, lambda note: None):
+            pass
+    assert not (fake / "pids").exists()
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_an_engine_that_is_not_installed_is_one_line_with_how_to_get_it_and_exit_code_5(
+    name: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (vllm, lightllm, sglang, transformers_serve):
+        monkeypatch.setattr(module, "find_installation", lambda *_: None)
+    for variable in [name for name in os.environ if name.startswith("BURSTLINE_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PATH", "")
+    assert cli.main(["serve", name, "--model", str(model)]) == exit_codes.ENGINE_FAILED
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "is not installed" in said
+    assert ENGINES[name].how_to_get in said
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_model_that_is_not_there_is_a_users_slip_and_exit_code_2(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", name, "--model", str(tmp_path / "nowhere")]) == exit_codes.USAGE
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "is not a folder; expected a Hugging Face model folder, or a name" in said
