@@ -72,13 +72,15 @@ class RemoteProbe:
     def once(self, kernel: Callable[[], object], clock: Callable[[], float]) -> float:
         """Seconds of one run, by the other side's clock."""
         del clock
-        assert isinstance(kernel, _Asked) and self._child.stdin
+        assert isinstance(kernel, _Asked)
+        assert self._child.stdin is not None
         self._child.stdin.write(json.dumps([kernel.method, kernel.sizes]) + "\n")
         self._child.stdin.flush()
         return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
-        assert self._child.stdout and self._child.stderr
+        assert self._child.stdout is not None
+        assert self._child.stderr is not None
         line = self._child.stdout.readline()
         if not line:
             said = self._child.stderr.read().strip().splitlines()

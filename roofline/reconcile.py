@@ -194,7 +194,7 @@ def _op_rows(nearest: Sequence[_Looked], setup: Setup) -> Iterator[OpRow]:
 
 def _measured_shares(one: _Looked) -> dict[tuple[str, str], float]:
     """Measured over predicted seconds by op; ops that were timed together share as predicted."""
-    found = {}
+    found: dict[tuple[str, str], float] = {}
     for names, seconds in one.seen.op_seconds.items():
         timed = [p for p in one.predictions if p.op.name in names.split("+")]
         if predicted_s := sum(p.seconds for p in timed):

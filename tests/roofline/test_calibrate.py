@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roofline.accuracy_serving import bundled_model
-from roofline.calibrate import cached_file, calibrate, calibrate_pinned, device_toml, levels_of
+from roofline.calibrate import cached_file, calibrate_pinned, device_toml
 from roofline.calibration import load_calibration
 from roofline.device import load_device
 from roofline.errors import RooflineError
@@ -13,6 +13,7 @@ from roofline.ops import Step, ops
 from roofline.parallel import Parallel
 from roofline.predict import predict_step
 from roofline.probe_numpy import NumpyProbe
+from roofline.sweep import calibrate, levels_of
 
 REFERENCE = bundled_model("reference")
 MIB = 1 << 20
