@@ -16,6 +16,7 @@ from burstline import exit_codes, machine
 from burstline.certification import certificate_for
 from burstline.conclude import conclude
 from burstline.fire import fire
+from burstline.hardware import Hints, check_hints, note_hardware
 from burstline.interrupt import terminable
 from burstline.live import Live
 from burstline.load import Load, Wish, checked, job_of
@@ -52,6 +53,7 @@ class Settings:
     quiet: bool = False
     certify: bool = True
     targets: tuple[str, ...] = ()
+    hints: Hints = field(default_factory=Hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,7 @@ def run_experiment(settings: Settings) -> int:
     for target in settings.targets:
         parse_goal(target)
     check_where(settings.where)
+    check_hints(settings.hints)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
     run = RunDir.create(settings.out, engine.name, load.name, _facts(settings, load))
@@ -94,6 +97,7 @@ def run_experiment(settings: Settings) -> int:
             raise
         finally:
             progress.close()
+        _note_hardware(run, fired, settings.hints, progress)
         progress.phase("Decoding what was captured, and writing the report")
         summary = conclude(run, engine, fired.status, fired.reports)
     return _told(run, summary, fired)
@@ -108,6 +112,17 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str
         return certificate_for(load).to_json()
     except EngineError as error:
         return {"absent": str(error)}
+
+
+def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) -> None:
+    """What it ran on; a CPU is measured only now, when neither load nor server is there to be disturbed."""
+    if fired.status != "complete":
+        hints = replace(hints, calibrate=False)
+    try:
+        note_hardware(run, hints, progress.phase)
+    except KeyboardInterrupt:
+        why = "this CPU was not measured: interrupted; `burstline report RUN --device cpu` measures it"
+        run.update(hardware={"absent": why})
 
 
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
@@ -241,6 +256,7 @@ def _server_facts(site: Site, model: str | None) -> dict[str, Any]:
     return {
         "url": site.target.url,
         "model": site.target.model,
+        "model_asked": model,
         "attached": site.server is None,
         "argv": list(site.launch.argv) if site.launch else None,
         "env": dict(site.launch.env) if site.launch else None,

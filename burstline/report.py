@@ -1,18 +1,22 @@
 """`burstline report`: a run's summary and page, made again from its files."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from burstline import exit_codes
+from burstline.run import add_hints, hints_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    add_hints(parser)
     parser.add_argument("--decode", action="store_true", help="decode the captures once more before")
 
 
 def run(args: argparse.Namespace) -> int:
     from burstline.conclude import write_report
+    from burstline.hardware import check_hints, note_hardware
     from loadgen.rundir import RunDir, open_run
 
     run = open_run(args.run)
@@ -20,6 +24,10 @@ def run(args: argparse.Namespace) -> int:
     if args.decode or not (run.path / "records.parquet").exists():
         folder.save_records(run.decoded())
         folder.finish("complete" if run.status == "complete" else "interrupted")
+    hints = hints_of(args)
+    if hints.device or hints.model_config:
+        check_hints(hints)
+        note_hardware(folder, hints, lambda words: print(words, file=sys.stderr))
     write_report(folder)
     print(f"Report: {folder.report}")
     return exit_codes.DONE

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from burstline.hardware import Hints
     from burstline.load import Wish
 
 API_KEY_VARIABLE = "BURSTLINE_API_KEY"
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_load(parser.add_argument_group("the load"))
     add_arrivals(parser.add_argument_group("when requests are due"))
     add_targets(parser.add_argument_group("what it must reach"))
+    add_hints(parser.add_argument_group("how far from the metal"))
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
@@ -50,6 +52,25 @@ def add_engine(group: argparse._ArgumentGroup) -> None:
         metavar="IMAGE",
         help="start the engine in a container, of its own pinned image or this one (docker or podman)",
     )
+
+
+def add_hints(group: argparse._ActionsContainer) -> None:
+    """What the roofline needs to know where nobody says it."""
+    group.add_argument(
+        "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
+    )
+    group.add_argument("--model-config", metavar="NAME|PATH", help="a bundled model, or where config.json is")
+    group.add_argument(
+        "--no-calibrate",
+        action="store_true",
+        help="do not measure this CPU when it is met for the first time",
+    )
+
+
+def hints_of(args: argparse.Namespace) -> "Hints":
+    from burstline.hardware import Hints
+
+    return Hints(args.device, args.model_config, not args.no_calibrate)
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
@@ -121,7 +142,9 @@ def run(args: argparse.Namespace) -> int:
             args.out,
             args.quiet,
             certify=not args.no_certify,
+            hints=hints_of(args),
             targets=tuple(args.slo),
+            hints=hints_of(args),
         )
     )
 
