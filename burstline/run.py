@@ -144,7 +144,6 @@ def run(args: argparse.Namespace) -> int:
             certify=not args.no_certify,
             hints=hints_of(args),
             targets=tuple(args.slo),
-            hints=hints_of(args),
         )
     )
 

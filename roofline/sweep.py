@@ -6,7 +6,7 @@ A probe runs the kernels; what comes out is the device's ceilings as measured an
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
