@@ -19,6 +19,10 @@ VERBS: dict[str, tuple[str, str]] = {
     "engines": ("burstline.engines", "what is installed here, what answers here, how to get the rest"),
     "serve": ("burstline.serve", "start an engine by itself and print its URL"),
     "show": ("burstline.show", "print the summary of a run"),
+    "export": (
+        "burstline.export",
+        "write a run for other tools: Parquet, CSV, Markdown, JUnit, Perfetto, figures",
+    ),
     "report": ("burstline.report", "make a run's page again from its files"),
     "bound": ("burstline.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
     "study": ("burstline.study", "what binds inference across devices, memories and generations"),

@@ -195,7 +195,8 @@ def _certain_in_overload(result: Result, verdict: Verdict) -> bool:
 def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:
     if isinstance(figure, Absent):
         if _lies_among_failures(goal, c):
-            return Result.FAIL, figure.reason
+            n_failed = len(c) - int(c.ok.sum())
+            return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason
     if figure.level is None:
         met = figure.point <= goal.bound if goal.op == "<=" else figure.point >= goal.bound

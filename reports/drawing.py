@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
 """The second cue: series k has colour SERIES[k] and line style DASHES[k]."""
 
-_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad"} | {
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad"} | {
     c: f"c{k}" for k, c in enumerate(SERIES)
 }
 _STYLE: dict[Any, Any] = {
@@ -62,6 +63,10 @@ _STYLE: dict[Any, Any] = {
     "legend.handlelength": 2.2,
     "lines.linewidth": 1.8,
 }
+
+
+witness: ContextVar[Callable[[str, Figure], None] | None] = ContextVar("witness", default=None)
+"""Sees each figure once, after it became SVG and before it is let go: how one becomes a bitmap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +173,11 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
     body = re.sub(r"-?\d+\.\d{4,}", lambda found: f"{float(found[0]):.2f}".rstrip("0").rstrip("."), body)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    for sentinel, variable in _VARIABLES.items():
+    for sentinel, variable in VARIABLES.items():
         body = body.replace(sentinel, f"var(--{variable})")
     width, height = figure.get_size_inches() * 72
+    if (see := witness.get()) is not None:
+        see(name, figure)
     return Drawing(name, body, float(width), float(height), _hover(panel, axis, float(height)))
 
 

@@ -1,0 +1,147 @@
+import io
+import json
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from burstline.cli import main
+from loadgen import tables
+from loadgen.goals import parse_goal
+from loadgen.rundir import RunDir, open_run
+from loadgen.summary import Context, summarize
+from reports.figure_files import figure_files
+from reports.junit import junit
+from reports.markdown import markdown
+from reports.trace_events import trace_events
+from reports.view import view_of
+from tests.reports import synthetic
+
+TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")
+
+
+@pytest.fixture(scope="module")
+def targeted(tmp_path_factory):
+    """A hundred and twenty requests, nine failed, held against a target each of missed, met and unknown."""
+    rows = synthetic.records(n=120, n_failed=9)
+    run = RunDir.create(tmp_path_factory.mktemp("targeted"), "vllm", "burst", {"targets": list(TARGETS)})
+    run.save_records(tables.record_table(rows))
+    run.save_telemetry(synthetic.telemetry(rows))
+    run.finish("complete")
+    run.save_summary(summarize(tables.record_table(rows), Context(goals=tuple(map(parse_goal, TARGETS)))))
+    return open_run(run.path)
+
+
+def test_all_formats_are_written_where_they_were_asked(lossy, tmp_path, capsys):
+    assert main(["export", str(lossy.path), "--to", str(tmp_path / "out")]) == 0
+    written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
+    assert {"records.parquet", "records.csv", "summary.md", "junit.xml", "trace.json"} <= written
+    assert {"figures/ecdf-ttft.svg", "figures/ecdf-ttft.png"} <= written
+    assert len(capsys.readouterr().out.splitlines()) == len(written)
+    assert pq.read_table(tmp_path / "out" / "records.parquet").equals(lossy.record_table)
+
+
+def test_only_the_asked_format_is_written(lossy, tmp_path):
+    assert main(["export", str(lossy.path), "--to", str(tmp_path), "--format", "csv"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["records.csv"]
+
+
+def test_the_csv_has_every_request_and_its_latencies(lossy, tmp_path):
+    main(["export", str(lossy.path), "--to", str(tmp_path), "--format", "csv"])
+    frame = pd.read_csv(tmp_path / "records.csv")
+    view = view_of(lossy)
+    assert len(frame) == 120
+    ok = view.columns.ok
+    np.testing.assert_allclose(frame["ttft_s"][ok], view.latency("ttft")[ok], rtol=1e-8)
+    assert frame["ttft_s"][~ok].isna().all()
+    assert list(frame["outcome"]) == list(lossy.records["outcome"])
+
+
+def test_junit_has_a_case_for_the_verdict_and_each_target(targeted):
+    suite = ET.fromstring(junit(targeted))
+    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert cases == {
+        "verdict": [],
+        "ttft.p50<=1ms": ["failure"],
+        "ttft.p50<=1000s": ["system-out"],
+        "ttft.mean<=1000s": ["error"],
+    }
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "1", "1")
+    assert "measured" in suite.find(".//failure").get("message")
+
+
+def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):
+    suite = ET.fromstring(junit(hopeless))
+    (error,) = suite.findall(".//error")
+    assert error.get("type") == "INSUFFICIENT"
+    assert "None of 20 requests succeeded" in error.text
+
+
+def test_markdown_says_verdict_targets_and_numbers(targeted):
+    text = markdown(targeted)
+    assert "**✓ VALID**" in text
+    assert "| ✕ fail | `ttft.p50<=1ms` |" in text
+    assert "| ? inconclusive | `ttft.mean<=1000s` |" in text
+    assert "111 of 120 requests (92.5 %)" in text
+    tables_in = [block for block in text.split("\n\n") if block.startswith("|")]
+    for block in tables_in:
+        assert len({line.count("|") - line.count("\\|") for line in block.splitlines()}) == 1
+    assert "| TTFT |" in text
+
+
+@pytest.mark.parametrize("name", ["hopeless", "single"])
+def test_markdown_of_runs_with_next_to_nothing_still_says_the_verdict(name, request):
+    assert "**! INSUFFICIENT**" in markdown(request.getfixturevalue(name))
+
+
+def test_every_slice_of_the_trace_ends_and_lies_within_its_request(lossy):
+    events = json.loads(json.dumps(trace_events(view_of(lossy))))["traceEvents"]
+    open_slices = {}
+    spans = {}
+    for event in events:
+        if event["ph"] == "b":
+            open_slices[event["id"], event["name"]] = event["ts"]
+        elif event["ph"] == "e":
+            spans[event["id"], event["name"]] = (open_slices.pop((event["id"], event["name"])), event["ts"])
+    assert not open_slices
+    whole = {key[0]: span for key, span in spans.items() if key[1].startswith("request")}
+    assert len(whole) == 120
+    for (index, _), (start, end) in spans.items():
+        assert whole[index][0] <= start <= end <= whole[index][1]
+    first = lossy.records.iloc[0]
+    assert spans[0, "queue + prefill"][1] == pytest.approx(first["token_ns"][0] / 1e3)
+
+
+def test_the_trace_counts_requests_tokens_and_memory(lossy):
+    events = trace_events(view_of(lossy))["traceEvents"]
+    counters = {event["name"] for event in events if event["ph"] == "C"}
+    assert {"in flight", "output tokens per s", "server memory (bytes)", "gpu0 memory (bytes)"} <= counters
+    in_flight = [event["args"]["value"] for event in events if event.get("name") == "in flight"]
+    assert max(in_flight) == 120
+    assert in_flight[-1] == 0
+
+
+def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
+    found = figure_files(view_of(lossy))
+    assert found.keys() == {name.replace(".svg", ".png").replace(".png", end)
+                            for name in found for end in (".svg", ".png")}  # fmt: skip
+    for name, content in found.items():
+        if name.endswith(".svg"):
+            root = ET.fromstring(content)
+            assert root.find("{http://www.w3.org/2000/svg}title").text
+            assert b"var(--" not in content
+        else:
+            image = np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+            assert tuple(image[0, 0]) == (0xFC, 0xFB, 0xF9)
+            # The first series' own colour is somewhere, its sentinel nowhere but by blending.
+    ecdf = np.asarray(Image.open(io.BytesIO(found["ecdf-ttft.png"])).convert("RGB")).reshape(-1, 3)
+    assert (np.abs(ecdf.astype(int) - [0x0B, 0x64, 0xB3]).max(axis=1) < 4).any()
+    assert not (ecdf.max(axis=1) < 12).any(), "something is still drawn in a sentinel colour"
+
+
+def test_what_is_no_run_is_refused(tmp_path, capsys):
+    assert main(["export", str(tmp_path / "nothing"), "--to", str(tmp_path)]) == 2
+    assert "is not a run" in capsys.readouterr().err
