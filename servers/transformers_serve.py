@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from array import array
+from pathlib import Path
 
 import orjson
 
@@ -73,11 +74,17 @@ class TransformersServe:
             *(() if _chose_batching(options) else ("--continuous-batching",)),
             *options.extra_args,
         )
-        offline = os.path.isdir(options.model) and "HF_HUB_OFFLINE" not in os.environ  # noqa: PTH112
+        note = (
+            "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; "
+            "bound it by -- --cb-max-memory-percent F or --cb-num-blocks N"
+        )
+        bounded = option_of(options.extra_args, "--cb-max-memory-percent", "--cb-num-blocks")
+        offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
             argv,
             {"HF_HUB_OFFLINE": "1"} if offline else {},
             stop_grace_s=15.0,
+            notes=() if bounded else (note,),
             served_name=options.model,
             version=found.versions["transformers"],
         )

@@ -1,0 +1,62 @@
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from burstline import cli, engines
+from burstline.engines import Row, rows, table
+from servers.registry import ENGINES
+from servers.transformers_serve import PYTHON_VARIABLE
+
+
+def test_every_engine_is_listed_with_how_to_get_those_that_are_not_here():
+    there = Row("vllm", "0.32.0", ["http://127.0.0.1:8000"], "image:v1", "pip install it")
+    gone = Row("tgi", "no", [], "image:v2", "build it")
+    running = Row("sglang", "no", ["http://127.0.0.1:30000"], "-", "find it")
+    lines = table([there, gone, running])
+    assert lines[0].split() == ["engine", "installed", "answers", "at", "container", "image"]
+    assert lines[1].split() == ["vllm", "0.32.0", "http://127.0.0.1:8000", "image:v1"]
+    assert lines[-2:] == ["Not here, and how to get them:", "  tgi: build it"]
+    assert table([there])[-1].startswith("vllm")
+
+
+def test_an_engine_that_answers_is_found_by_its_own_words():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b'{"data":[{"id":"m","owned_by":"sglang"}]}'
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        port = server.server_address[1]
+        found = {row.name: row for row in rows([port])}
+        server.shutdown()
+    assert set(found) == set(ENGINES) - {"truth"}
+    assert found["sglang"].urls == [f"http://127.0.0.1:{port}"]
+    assert found["vllm"].urls == []
+    assert found["reference"].installed == "yes"
+    assert found["openai"].installed == "-"
+
+
+def test_a_named_interpreter_that_does_not_run_is_said_and_breaks_nothing(monkeypatch):
+    monkeypatch.setenv(PYTHON_VARIABLE, "/no/python")
+    broken = {row.name: row.installed for row in rows([])}["transformers"]
+    assert broken.startswith("broken (/no/python does not run as a Python interpreter")
+
+
+def test_ports_that_are_no_numbers_are_the_users_slip(capsys):
+    assert cli.main(["engines", "--ports", "8000,http"]) == 2
+    assert "--ports 8000,http" in capsys.readouterr().err
+
+
+def test_the_command_prints_them_all(capsys, monkeypatch):
+    monkeypatch.setattr(engines, "_engine_at", lambda url: None)
+    assert cli.main(["engines"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in ENGINES if name != "truth")
+    assert sys.executable not in said

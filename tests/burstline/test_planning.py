@@ -1,0 +1,108 @@
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import orjson
+import pytest
+from tokenizers import Tokenizer
+
+from burstline.load import Load, Wish, checked
+from burstline.planning import plan_for
+from burstline.site import Site
+from servers.engine import Identity, Target
+from servers.registry import ENGINES
+from tests.servers.tiny_model import make_tiny_model
+from workloads.request import WorkloadError
+from workloads.text_prompts import inexact, words_of
+
+ENGINE = ENGINES["transformers"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@contextmanager
+def counting(count: object) -> Iterator[Site]:
+    """A text-only server that counts prompts by `count`, which may be None."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
+            reply = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
+            if count is not None:
+                usage = {"prompt_tokens": count(asked["prompt"]), "completion_tokens": 1}  # type: ignore[operator]
+                reply["usage"] = usage
+            body = orjson.dumps(reply)
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        target = Target(f"http://127.0.0.1:{server.server_address[1]}", "m")
+        yield Site(ENGINE, target, Identity("transformers"), None, None, 0.0, ENGINE.capabilities)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def load() -> Load:
+    return checked(Wish(requests=5, prompt_tokens="30..90", output_tokens="4", salt="5eed"))
+
+
+def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    words = words_of(tokenizer)
+    said: list[str] = []
+    with counting(lambda text: len(tokenizer.encode(text).ids)) as site:
+        plan, _ = plan_for(load(), site, None, None, str(folder), said.append)
+    assert all(request.prompt_ids is None for request in plan.requests)
+    assert inexact(plan.requests, words) == 0
+    assert said == []
+
+
+def test_what_the_server_adds_to_every_prompt_is_found_out_and_left_out(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    words = words_of(tokenizer)
+    with counting(lambda text: len(tokenizer.encode(text).ids) + 11) as site:
+        plan, _ = plan_for(load(), site, folder, None, None, lambda words: None)
+    assert inexact(plan.requests, words, n_extra_tok=11) == 0
+
+
+def test_a_server_that_does_not_count_is_trusted_and_the_user_is_told(folder: Path) -> None:
+    said: list[str] = []
+    with counting(None) as site:
+        plan_for(load(), site, folder, None, None, said.append)
+    assert "does not tell how long a prompt was" in said[0]
+
+
+def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:
+    wrong = pytest.raises(WorkloadError, match="that is not its tokenizer; give --tokenizer DIR")
+    with counting(len) as site, wrong:
+        plan_for(load(), site, folder, None, None, lambda words: None)
+
+
+def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:
+    with (
+        counting(len) as site,
+        pytest.raises(WorkloadError, match=r"give --tokenizer DIR .*no tokenizer\.json"),
+    ):
+        plan_for(load(), site, tmp_path, None, None, lambda words: None)
