@@ -37,6 +37,7 @@ from workloads.plan import Plan
 
 SHORT_S: Final = 2.0
 """How long the load lasts that is fired before a run; starting it, reading and judging take as long again."""
+N_CLIMBS: Final = 3
 
 
 def certificate_for(load: Load) -> Certificate:
@@ -72,10 +73,16 @@ def certified(drill: Drill) -> Certificate:
 
 
 def climbed() -> Limit:
-    """How many events a second the client follows, as far as the truth server can tell."""
+    """How many events a second the client follows, as far as the truth server can tell.
+
+    The best of up to three climbs: what else runs on the machine can only take from it.
+    """
     drill, rungs = ladder()
-    found = fired(drill)
-    return limit(found.columns, found.served, found.reports[0].t0_ns or 0, rungs)
+    tries: list[Limit] = []
+    while len(tries) < N_CLIMBS and all(found.by == "client" for found in tries):
+        found = fired(drill)
+        tries.append(limit(found.columns, found.served, found.reports[0].t0_ns or 0, rungs))
+    return max(tries, key=lambda found: found.events_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
 
 from burstline import certification, cli
-from burstline.certification import certificate_for, certified
+from burstline.certification import certificate_for, certified, climbed
 from burstline.certify import told
 from burstline.drill import EVENTS_PER_S, Drill, drill, ladder
 from burstline.load import Load, Wish, checked
@@ -83,6 +84,27 @@ def test_the_ladder_climbs_and_every_stream_has_every_rung() -> None:
     assert {request.n_output_tok for request in planned.plan.requests} == {n_tok}
     assert {len(script.gaps_s) for script in planned.scripts} == {n_tok - 1}
     assert list(rungs) == sorted(rungs)
+
+
+def test_the_best_climb_counts_and_nobody_climbs_on_once_it_was_not_the_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        certification, "fired", lambda drill: SimpleNamespace(columns=None, served=(), reports=[Report])
+    )
+
+    def climb(*found: Limit) -> tuple[Limit, int]:
+        left = list(found)
+        monkeypatch.setattr(certification, "limit", lambda *_: left.pop(0))
+        return climbed(), len(found) - len(left)
+
+    low, high, other = Limit(9_000, "client"), Limit(29_000, "client"), Limit(40_000, "truth server")
+    assert climb(low, high, low, other) == (high, 3)
+    assert climb(low, other, high) == (other, 2)
+
+
+class Report:
+    t0_ns = 0
 
 
 @pytest.fixture

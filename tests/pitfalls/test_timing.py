@@ -159,12 +159,8 @@ def test_11_busy_neighbours_make_a_run_client_bound() -> None:
     assert verdict["state"] == "CLIENT-BOUND", verdict
 
 
-DRILL = replace(
-    drill(
-        checked(Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)), 2.0
-    ),
-    scripts=(Script(ttft_s=0.05, gaps_s=(0.01,)),),
-)
+WISH = Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)
+DRILL = replace(drill(checked(WISH), 2.0), scripts=(Script(ttft_s=0.05, gaps_s=(0.01,)),))
 """A TTFT of 50 ms bears a lateness of 1 ms."""
 
 
