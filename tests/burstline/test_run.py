@@ -87,7 +87,6 @@ def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
     assert code in (0, 4), said  # a busy machine may make it CLIENT-BOUND, and that is said
     assert {path.name for path in run.iterdir()} == {
         "captures",
-        "device.toml",
         "manifest.json",
         "plan.parquet",
         "records.parquet",
