@@ -42,7 +42,9 @@ def vocabulary_for(
 
 def _accepts(site: Site, token_id: int) -> bool:
     request = Request(0, array("I", [token_id]), None, 1, 1)
-    return send(site.target, site.engine.encode(request, site.target), 60.0).status == 200
+    reply = send(site.target, site.engine.encode(request, site.target), 60.0)
+    # vLLM refuses an id of a streamed request with an error inside a reply of status 200.
+    return reply.status == 200 and site.engine.decode(reply).error is None
 
 
 def vocabulary_of_folder(folder: Path) -> Vocabulary | None:

@@ -93,10 +93,10 @@ def side_by_side(cell: Cell) -> Table:
     rows = tuple(_row(cell, headline) for headline in HEADLINES if _is_known(cell, headline))
     columns = (Column("Number", numeric=False), Column("Unit", numeric=False), *map(Column, cell.labels))
     n_runs = {len(views) for views in cell.views.values()}
-    shown = "95 % intervals" if n_runs == {1} else "the range of all runs, above it the middle one"
+    shown = "95 % intervals" if n_runs == {1} else "all runs' 95 % intervals, above them the middle run"
     notes = ("★ is best and its interval overlaps no other's; where nothing is marked, nothing is.",)
     return Table(
-        f"{cell.name or 'All'}: in brackets {shown}",
+        f"{cell.name or 'Side by side'}: in brackets {shown}",
         columns,
         rows,
         notes=notes if cell.gate.comparable else (),
@@ -183,7 +183,12 @@ def _shape(cell: Cell, prefix: str) -> list[Block]:
         for metric, title in wanted
     )
     plots = tuple(plot for plot in drawn if plot is not None)
-    return [Side(plots, EXPLAINED)] if plots else [Note("Fewer than two contenders have successes to draw.")]
+    if not plots:
+        return [Note("Fewer than two contenders have successes to draw.")]
+    drawing = Side(plots, EXPLAINED)
+    if cell.gate.comparable:
+        return [drawing]
+    return [Folded("Each engine's own distribution, which is no ranking", (drawing,))]
 
 
 def _runs(cell: Cell, _: str) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -20,6 +21,8 @@ from reports.view import View, view_of
 from workloads.seeds import rng
 
 Node = Mapping[str, Any]
+
+LEAST_RUNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +77,26 @@ class Cell:
     hrefs: Mapping[str, str]
 
     def figure(self, label: str, headline: Headline) -> Node:
-        """The contender's number: its one run's estimate, or the middle of its runs and their range."""
+        """The contender's number: its one run's estimate, or the middle run's with all their intervals."""
         return over_runs([_at(view.summary, headline.path) for view in self.views[label]])
 
     def best(self, headline: Headline) -> str | None:
-        """Who is best beyond doubt: only where the work was the same and no interval overlaps."""
-        if not self.gate.comparable:
+        """Who is best beyond doubt: only where the work was the same and no interval overlaps its own.
+
+        A plain reading has no interval; the range of three runs stands for one.
+        """
+        figures = {label: self.figure(label, headline) for label in self.labels}
+        if not self.gate.comparable or any(figure["point"] is None for figure in figures.values()):
+            return None
+        if any(
+            figures[label].get("level") is None and len(self.views[label]) < LEAST_RUNS for label in figures
+        ):
             return None
         sign = -1.0 if headline.better == "higher" else 1.0
-        ends = []
-        for label in self.labels:
-            figure = self.figure(label, headline)
-            if figure["point"] is None:
-                return None
-            bounds = (figure.get("low"), figure["point"], figure.get("high"))
-            ends.append((label, sorted(sign * b for b in bounds if b is not None)))
-        ends.sort(key=lambda end: end[1][-1])
-        clear = len(ends) > 1 and all(ends[0][1][-1] < other[0] for _, other in ends[1:])
-        return ends[0][0] if clear else None
+        ends = {label: sorted(sign * end for end in _ends(figure)) for label, figure in figures.items()}
+        first = min(ends, key=lambda label: ends[label][1])
+        others = [low for label, (low, _) in ends.items() if label != first]
+        return first if others and ends[first][1] < min(others) else None
 
     def latencies(self, label: str, metric: str) -> Floats:
         """Every planned request of all the contender's runs; +inf where it failed."""
@@ -129,9 +134,10 @@ def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ())
 
 
 def over_runs(figures: Sequence[Node]) -> Node:
-    """One figure out of those of several runs: the middle one with the range; absent where one run lacks it.
+    """One figure out of those of several runs; absent where one run lacks it.
 
-    The median of runs is a run that happened; percentiles are never averaged.
+    The point is the middle run's (the lower of two): percentiles are never averaged. The interval holds the
+    intervals of all runs, because restarts differ by more than a single run knows.
     """
     lacking = next((figure for figure in figures if figure["point"] is None), None)
     if lacking is not None:
@@ -139,15 +145,25 @@ def over_runs(figures: Sequence[Node]) -> Node:
     if len(figures) == 1:
         return figures[0]
     points = sorted(float(figure["point"]) for figure in figures)
+    lows, highs = zip(*map(_ends, figures), strict=True)
+    low, high = min(lows), max(highs)
     return {
         "point": points[(len(points) - 1) // 2],
-        "low": points[0],
-        "high": points[-1],
-        "level": None,
+        "low": low if math.isfinite(low) else None,
+        "high": high if math.isfinite(high) else None,
+        "level": figures[0].get("level"),
         "n": len(points),
         "unit": figures[0]["unit"],
-        "note": f"the middle of {len(points)} runs and their range",
+        "note": f"the middle of {len(points)} runs; the interval holds those of all",
     }
+
+
+def _ends(figure: Node) -> tuple[float, float]:
+    """Both ends of the interval, infinite where there is no bound; of a plain reading the reading itself."""
+    low, high = figure.get("low"), figure.get("high")
+    if figure.get("level") is None:
+        low, high = (figure["point"] if end is None else end for end in (low, high))
+    return (-math.inf if low is None else float(low), math.inf if high is None else float(high))
 
 
 def _at(summary: Node, path: Sequence[str]) -> Node:

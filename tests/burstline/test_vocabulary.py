@@ -6,7 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from burstline import vocabulary
+from burstline.site import Site
 from burstline.vocabulary import LARGEST_VOCABULARY, vocabulary_by_asking, vocabulary_of_folder
+from servers.engine import HttpReply, Identity, Target
+from servers.registry import ENGINES
 from workloads.request import WorkloadError
 
 
@@ -30,6 +34,22 @@ def test_a_server_that_takes_any_id_is_told_apart():
 def test_a_server_that_refuses_every_id_is_told_apart():
     with pytest.raises(WorkloadError, match="refuses every"):
         vocabulary_by_asking(lambda token_id: False)
+
+
+@pytest.mark.parametrize(
+    ("body", "accepted"),
+    [
+        (b'data: {"choices":[{"index":0,"text":"x","finish_reason":"length"}]}\n\ndata: [DONE]\n\n', True),
+        (b'data: {"error":{"message":"Token id 4194304 is out of vocabulary"}}\n\ndata: [DONE]\n\n', False),
+    ],
+)
+def test_a_refusal_inside_a_reply_of_status_200_is_a_refusal(monkeypatch, body, accepted):
+    target = Target("http://x", "m")
+    engine = ENGINES["vllm"]
+    site = Site(engine, target, Identity("vllm"), None, None, 0.0, engine.capabilities)
+    headers = {"content-type": "text/event-stream"}
+    monkeypatch.setattr(vocabulary, "send", lambda *_: HttpReply(200, headers, body))
+    assert vocabulary._accepts(site, 4194304) is accepted
 
 
 def test_a_tokenizer_larger_than_the_model_is_cut_to_the_model(tmp_path):

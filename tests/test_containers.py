@@ -1,0 +1,238 @@
+"""The compose file: of the right form, every flag documented, and, where a daemon can run, for real."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from burstline import cli
+from servers.registry import ENGINES
+from tests.docker_host import NoDaemonError, compose, container_daemon
+
+ROOT = Path(__file__).parents[1]
+PROFILES = ("reference", "vllm-cpu", "vllm", "tgi", "lightllm", "sglang")
+ON_GPU = ("vllm", "tgi", "lightllm", "sglang")
+
+# Read in: vLLM 0.32 (`vllm serve`, vllm/engine/arg_utils.py); text-generation-launcher of TGI v3.3.7
+# (launcher/src/main.rs); LightLLM 1.2.0 (lightllm/server/api_cli.py); SGLang 0.5.23 (srt/server_args.py).
+_VLLM = """
+    --host --port --served-model-name --dtype --tensor-parallel-size --max-model-len --max-num-seqs
+    --max-num-batched-tokens --gpu-memory-utilization --no-enable-prefix-caching --generation-config
+    --enable-prompt-tokens-details --enforce-eager --load-format --seed --quantization
+"""
+FLAGS = {
+    "reference": "--host --port --model --max-num-seqs --max-num-batched-tokens",
+    "vllm": _VLLM,
+    "vllm-cpu": _VLLM,
+    "tgi": """
+        --model-id --hostname --port --num-shard --dtype --max-input-tokens --max-total-tokens
+        --max-batch-prefill-tokens --max-batch-size --max-concurrent-requests --cuda-memory-fraction
+        --prometheus-port --master-port --shard-uds-path --usage-stats --json-output --quantize
+    """,
+    "lightllm": """
+        --model_dir --model_name --host --port --tp --data_type --max_req_total_len --running_max_req_size
+        --batch_max_tokens --chunked_prefill_size --mem_fraction --disable_dynamic_prompt_cache
+        --disable_cudagraph
+    """,
+    "sglang": """
+        --model-path --served-model-name --host --port --tp-size --dtype --context-length
+        --max-running-requests --max-prefill-tokens --chunked-prefill-size --mem-fraction-static
+        --disable-radix-cache --enable-metrics
+    """,
+}
+VARIABLES = {
+    "vllm": {"HF_TOKEN", "VLLM_NO_USAGE_STATS"},
+    "vllm-cpu": {"HF_TOKEN", "VLLM_NO_USAGE_STATS", "VLLM_CPU_KVCACHE_SPACE"},
+    "tgi": {"HF_TOKEN", "PREFIX_CACHING"},
+    "lightllm": {"HF_TOKEN", "LIGHTLLM_LOG_LEVEL"},
+    "sglang": {"HF_TOKEN", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"},
+}
+
+
+@pytest.fixture(scope="module")
+def services() -> dict:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+
+
+def words(service: dict) -> list[str]:
+    """The command line as compose splits it, its variables at their defaults."""
+    command = service["command"]
+    text = command if isinstance(command, str) else shlex.join(command)
+    return shlex.split(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_profile_is_a_server_and_a_burst_that_waits_for_its_health(services, profile):
+    server, burst = services[profile], services[f"burstline-{profile}"]
+    assert [name for name, s in services.items() if s["profiles"] == [profile]] == [
+        profile,
+        f"burstline-{profile}",
+    ]
+    assert profile in services["prepare"]["profiles"]
+    assert server["healthcheck"]["test"][-1].count("/health") == 1
+    assert server["depends_on"] == {"prepare": {"condition": "service_completed_successfully"}}
+    assert burst["depends_on"] == {profile: {"condition": "service_healthy"}}
+    assert "./runs:/runs" in burst["volumes"]
+    assert burst["user"] != "0:0"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_flag_of_a_server_is_one_that_it_documents(services, profile):
+    used = {word for word in words(services[profile]) if word.startswith("--")}
+    assert used <= set(FLAGS[profile].split())
+    assert {"--port"} < used
+
+
+@pytest.mark.parametrize("profile", sorted(VARIABLES))
+def test_every_variable_of_a_server_is_one_that_it_documents(services, profile):
+    environment = services[profile]["environment"]
+    assert set(environment) == VARIABLES[profile]
+    assert environment["HF_TOKEN"] == "${HF_TOKEN:-}"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_burst_is_a_command_line_that_burstline_takes(services, profile):
+    import argparse
+
+    from burstline import run
+
+    parser = argparse.ArgumentParser()
+    run.add_arguments(parser)
+    verb, *flags = words(services[f"burstline-{profile}"])
+    args = parser.parse_args(flags)
+    assert verb in cli.VERBS
+    assert args.engine in ENGINES
+    assert args.url == f"http://{profile}:8000"
+
+
+@pytest.mark.parametrize("profile", ON_GPU)
+def test_servers_on_gpus_reserve_one_and_have_room_to_share_memory(services, profile):
+    (device,) = services[profile]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    assert services[profile]["shm_size"].endswith("g")
+
+
+@pytest.mark.parametrize("profile", ON_GPU)
+def test_images_are_pinned_and_the_ones_that_the_adapters_start(services, profile):
+    image = ENGINES[profile].image
+    assert image is not None
+    assert services[profile]["image"] == image.name
+    assert not image.name.endswith(":latest")
+
+
+def test_engines_that_are_compared_have_the_same_limits(services):
+    limits = {
+        "vllm": ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
+        "tgi": ("--max-batch-size", "--max-batch-prefill-tokens", "--max-total-tokens"),
+        "lightllm": ("--running_max_req_size", "--batch_max_tokens", "--max_req_total_len"),
+        "sglang": ("--max-running-requests", "--max-prefill-tokens", "--context-length"),
+    }
+    found = {
+        tuple(words(services[engine])[words(services[engine]).index(flag) + 1] for flag in flags)
+        for engine, flags in limits.items()
+    }
+    assert found == {("256", "8192", "4096")}
+
+
+def test_burstline_runs_as_nobody_special_and_sends_little_to_the_daemon():
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert "USER burstline" in lines
+    assert "ARG CA_BUNDLE=" in lines
+    packages = re.findall(r"^packages = \[(.*)\]", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0]
+    for package in re.findall(r'"(\w+)"', packages):
+        assert f"COPY {package} {package}" in lines
+        assert f"!{package}" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+@pytest.mark.skipif(compose() is None, reason="neither docker compose nor docker-compose is installed")
+@pytest.mark.parametrize("profile", PROFILES)
+def test_compose_itself_accepts_every_profile(profile):
+    command = [*(compose() or ()), "--profile", profile, "config"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"burstline-{profile}" in yaml.safe_load(done.stdout)["services"]
+
+
+# ---- for real
+
+BURST = "--requests 40 --prompt-tokens 64 --output-tokens 8"
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    try:
+        with container_daemon() as env:
+            yield env
+    except NoDaemonError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    """A clean checkout, with this machine's certificates beside it for `pip`."""
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
+    bundle = Path("/etc/ssl/certs/ca-certificates.crt")
+    if bundle.exists():
+        shutil.copy(bundle, tmp_path / "clone/ca.crt")
+    return tmp_path / "clone"
+
+
+def run_profile(clone: Path, daemon, profile: str, *command: str, **variables: str) -> str:
+    """What compose says; all that it started is taken down again."""
+    ca = "ca.crt" if (clone / "ca.crt").exists() else ""
+    env = {**daemon, "BURST": BURST, "CA_BUNDLE": ca, **variables}
+
+    def composed(*words: str) -> subprocess.CompletedProcess[str]:
+        base = [*(compose() or ()), "--profile", profile]
+        return subprocess.run(
+            [*base, *words], cwd=clone, env=env, capture_output=True, text=True, timeout=900, check=False
+        )
+
+    try:
+        done = composed(*command)
+        # 4: a busy machine may make the run CLIENT-BOUND, and that is said.
+        assert done.returncode in (0, 4), done.stdout + done.stderr + composed("logs").stdout
+        return done.stdout
+    finally:
+        composed("down", "-v")
+
+
+def check_report(clone: Path, engine: str) -> None:
+    (run,) = (clone / "runs").iterdir()
+    assert (run / "report.html").stat().st_size > 50_000
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["engine"] == engine
+    assert json.loads((run / "summary.json").read_text())["counts"]["ok"] == 40
+    assert run.stat().st_uid == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_reference_profile_leaves_a_report_in_runs(clone, daemon):
+    run_profile(clone, daemon, "reference", "run", "--rm", "burstline-reference")
+    check_report(clone, "reference")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the image's interpreter is Python 3.11")
+def test_the_vllm_cpu_profile_leaves_a_report_in_runs(clone, daemon):
+    folders = [Path(word) for word in os.environ.get("PIP_FIND_LINKS", "").split()]
+    wheels = [wheel for folder in folders for wheel in folder.glob("torch-*+cpu-cp311-*.whl")]
+    if not wheels:
+        pytest.skip("no CPU wheel of torch in any folder of PIP_FIND_LINKS")
+    (clone / "wheels").mkdir()
+    shutil.copy(wheels[0], clone / "wheels")
+    ca = ("--build-arg", "CA_BUNDLE=ca.crt") if (clone / "ca.crt").exists() else ()
+    image = "burstline-vllm-cpu"
+    build = ["docker", "build", "-q", *ca, "-f", "Dockerfile.vllm-cpu", "-t", image, "."]
+    subprocess.run(build, cwd=clone, env=daemon, check=True, capture_output=True, timeout=900)
+    run_profile(clone, daemon, "vllm-cpu", "run", "--rm", "burstline-vllm-cpu", VLLM_CPU_IMAGE=image)
+    check_report(clone, "vllm")
