@@ -23,8 +23,10 @@ N_SALT_WORDS = 8
 MAX_WORDS = 4096
 ENOUGH_WORDS = 64
 """With fewer words than these, prompts would be too much alike."""
+N_PASSES = 3
+"""How often all texts are counted and resized by whole words, before those left are searched one by one."""
 MAX_ROUNDS = 40
-"""How often a text's end is changed before the nearest count is taken. Real tokenizers need 0 to 3 rounds."""
+"""How often a text's end is searched for an exact count before we give up."""
 N_VARIANTS = 12
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -99,11 +101,18 @@ def make_texts(
         _strung(n_tok, n_special, words, draw, salt, index)
         for n_tok, index in zip(n_toks, indices, strict=True)
     ]
+    searches = [rng(seed, f"text prompt {index} {salt}") for index in indices]
+    wrong = list(range(len(strings)))
+    for _ in range(N_PASSES):  # together, for counting many texts at once costs less
+        counts = words.count([" ".join(strings[i]) for i in wrong])
+        gaps = [(i, n_toks[i] - count) for i, count in zip(wrong, counts, strict=True)]
+        wrong = [i for i, gap in gaps if gap]
+        for i, gap in gaps:
+            strings[i] = _resized(strings[i], gap, words, searches[i])
     texts = [" ".join(string) for string in strings]
-    for i, count in enumerate(words.count(texts)):
+    for i, count in zip(wrong, words.count([texts[i] for i in wrong]), strict=True):
         if count != n_toks[i]:
-            search = rng(seed, f"text prompt {indices[i]} {salt}")
-            texts[i] = _made_exact(strings[i], n_toks[i], words, search)
+            texts[i] = _made_exact(texts[i], n_toks[i] - count, words, searches[i])
     return texts
 
 
@@ -146,10 +155,17 @@ def _strung(
     return [words.words[i] for i in body]
 
 
-def _made_exact(string: list[str], n_tok: int, words: Words, search: np.random.Generator) -> str:
-    """The string with an end that makes the count exact."""
-    text = " ".join(string)
-    gap = n_tok - words.count([text])[0]
+def _resized(string: list[str], gap: int, words: Words, search: np.random.Generator) -> list[str]:
+    """The string with as many more or fewer words at its end as should close the gap."""
+    n_words = gap // words.cost_tok
+    if n_words < 0:
+        return string[: max(1, len(string) + n_words)]
+    return [*string, *(words.words[i] for i in search.integers(0, len(words.words), n_words))]
+
+
+def _made_exact(text: str, gap: int, words: Words, search: np.random.Generator) -> str:
+    """The text with an end that makes its count exact; `gap` is how many tokens it lacks."""
+    n_tok = words.count([text])[0] + gap
     for _ in range(MAX_ROUNDS):
         variants = [_varied(text, gap, words, search) for _ in range(N_VARIANTS)]
         gaps = [n_tok - count for count in words.count(variants)]
