@@ -94,12 +94,14 @@ def side_by_side(cell: Cell) -> Table:
     columns = (Column("Number", numeric=False), Column("Unit", numeric=False), *map(Column, cell.labels))
     n_runs = {len(views) for views in cell.views.values()}
     shown = "95 % intervals" if n_runs == {1} else "all runs' 95 % intervals, above them the middle run"
-    notes = ("★ is best and its interval overlaps no other's; where nothing is marked, nothing is.",)
+    notes = ["★ is best and its interval overlaps no other's; where nothing is marked, nothing is."]
+    if n_runs == {1}:
+        notes.append("One run each: another run may differ by more than these intervals say.")
     return Table(
         f"{cell.name or 'Side by side'}: in brackets {shown}",
         columns,
         rows,
-        notes=notes if cell.gate.comparable else (),
+        notes=tuple(notes) if cell.gate.comparable else (),
     )
 
 
