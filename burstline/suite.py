@@ -270,7 +270,8 @@ def _as_flags(table: _Table, known: Mapping[str, argparse.Action]) -> tuple[str,
         if key not in table.raw:
             continue
         flag = action.option_strings[-1]
-        if action.nargs == 0:
+        may_stand_alone = action.nargs == 0 or (action.nargs == "?" and isinstance(table.raw[key], bool))
+        if may_stand_alone:
             flags += [flag] if table.get(key, bool, False) else []
             continue
         kind = action.type if action.type in (int, float) else str

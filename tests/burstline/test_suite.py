@@ -77,6 +77,15 @@ def test_a_run_is_a_command_that_a_person_could_type():
 
 
 @pytest.mark.parametrize(
+    ("said", "flags"),
+    [(True, ("--container",)), (False, ()), ("vllm/vllm-openai:v1", ("--container", "vllm/vllm-openai:v1"))],
+)
+def test_an_engine_may_be_started_in_its_own_container_or_in_a_named_one(said, flags):
+    (slot,) = schedule(suite(engine=[{"engine": "vllm", "container": said}]))
+    assert slot.engine.flags == ("--engine", "vllm", *flags)
+
+
+@pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"repeat": 3}, "s.toml: unknown key 'repeat'; did you mean 'repeats'?"),
