@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from loadgen.columns import Floats
 from loadgen.metrics import METRICS
-from reports.numbers import Scale, interval, is_estimate, point, scale_for
+from reports.numbers import Scale, duration, interval, is_estimate, point, scale_for
 from reports.tables import Cell, Column, Row, Table
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
@@ -52,6 +52,7 @@ TITLES = {
     "others_cpu_fraction": "CPU used by others",
     "steal_fraction": "CPU stolen by the hypervisor",
     "cpu_waiting_fraction": "Time some task waited for a CPU",
+    "certified_events_per_s": "Certified at events",
     "throttled_fraction": "Time the client was throttled",
     "planned_per_s": "Rate planned",
     "achieved_per_s": "Rate achieved",
@@ -77,7 +78,16 @@ TITLES = {
     "tpot_change_fraction": "TPOT: change over the run, of its median",
 }
 """What the summary's figures without a definition of their own are called; others are shown by their key."""
-ACRONYMS = {"kv": "KV", "cpu": "CPU", "gpu": "GPU", "ttft": "TTFT", "tok": "tokens"}
+ACRONYMS = {
+    "kv": "KV",
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "ttft": "TTFT",
+    "itl": "ITL",
+    "tpot": "TPOT",
+    "e2e": "E2E",
+    "tok": "tokens",
+}
 
 LETTERS = (
     "The letters of the formulae: s when the request was due, d dispatched, c₁ connected, w fully written; "
@@ -115,17 +125,20 @@ def named(key: str) -> Cell:
 
 
 def latency_table(caption: str, metrics: Mapping[str, Node]) -> Table:
-    """One row a metric, one column a quantile, each number over its interval."""
+    """One row a metric, one column a quantile, each number over its interval, then the instrument's error."""
     columns = [p for p in (*QUANTILES, "mean") if any(p in row for row in metrics.values())]
     notes: list[str] = []
-    rows = tuple(Row(tuple(_latency_cells(key, row, columns, notes))) for key, row in metrics.items())
-    titles = ["Latency", "Unit", *columns, "n"]
+    errors = ["instrument_error"] if any("instrument_error" in row for row in metrics.values()) else []
+    rows = tuple(Row(tuple(_latency_cells(key, row, columns, errors, notes))) for key, row in metrics.items())
+    titles = ["Latency", "Unit", *columns, *("± instrument" for _ in errors), "n"]
     return Table(
         caption, tuple(Column(title, k > 1) for k, title in enumerate(titles)), rows, notes=tuple(notes)
     )
 
 
-def _latency_cells(key: str, row: Node, columns: list[str], notes: list[str]) -> Iterator[Cell]:
+def _latency_cells(
+    key: str, row: Node, columns: list[str], errors: list[str], notes: list[str]
+) -> Iterator[Cell]:
     known = [row[p] for p in columns if p in row and row[p]["point"] is not None]
     scale = scale_for(known[0]["unit"] if known else "", [estimate["point"] for estimate in known])
     yield named(key)
@@ -136,6 +149,9 @@ def _latency_cells(key: str, row: Node, columns: list[str], notes: list[str]) ->
             if p in row
             else Cell("–")
         )
+    for name in errors:
+        error = row.get(name, {"point": None, "absent": "not certified"})
+        yield _value(error, scale, notes) if error["point"] is None else Cell(duration(error["point"]))
     yield Cell(f"{max((estimate['n'] for estimate in known), default=0):,}")
 
 
