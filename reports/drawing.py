@@ -86,13 +86,16 @@ class Hover:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What stands inside an <svg> element whose viewBox is "0 0 width height"; `name` begins all its ids."""
+    """What stands inside an <svg> element whose viewBox is "0 0 width height"; `name` begins all its ids.
+
+    `hover` is None where no axis can be read off the table, as a log one.
+    """
 
     name: str
     body: str
     width: float
     height: float
-    hover: Hover
+    hover: Hover | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +162,7 @@ def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: 
 
 
 def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
-    """The figure as SVG, its ids beginning with `name`; values are read off along the panel's `axis`.
+    """The figure as SVG, its ids beginning with `name`; values are read off along the panel's `axis`, if any.
 
     The same data give the same bytes.
     """
@@ -181,7 +184,9 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
     return Drawing(name, body, float(width), float(height), _hover(panel, axis, float(height)))
 
 
-def _hover(panel: Axes, axis: str, height: float) -> Hover:
+def _hover(panel: Axes, axis: str, height: float) -> Hover | None:
+    if not axis:
+        return None
     ends = list(zip(panel.get_xlim(), panel.get_ylim(), strict=True))
     (x0, y0), (x1, y1) = panel.transData.transform(ends)
     if axis == "x":

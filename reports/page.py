@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from loadgen.rundir import Run
-from reports import accounts, as_tools, sections
+from reports import accounts, as_tools, roofline_section, sections
 from reports.blocks import Block
 from reports.numbers import duration
 from reports.targets import TargetLine, target_lines
@@ -40,6 +40,7 @@ class Section:
 
 SECTIONS: tuple[Section, ...] = (
     Section("numbers", "Numbers", "How fast is it?", sections.numbers),
+    Section("metal", "Metal", "How far from the metal?", roofline_section.metal, roofline_section.is_known),
     Section("shape", "Shape", "What shape do the latencies have?", sections.shape),
     Section("when", "Timeline", "What happened when?", sections.when),
     Section("drain-of-the-burst", "Burst", "How does the burst drain?", sections.burst, sections.is_burst),
@@ -163,7 +164,14 @@ def _instrument_error(instrument: Mapping[str, Any]) -> str:
         return ""
     known = f"to {duration(error['point'])}" if error["point"] > 0 else "by the kernel's own stamp"
     left = f"99 % of requests left within {duration(late['point'])} of when they were due"
-    return f"The instrument: {left}, and 99 % of arrivals are known {known}."
+    return f"The instrument: {left}, and 99 % of arrivals are known {known}.{_certified(instrument)}"
+
+
+def _certified(instrument: Mapping[str, Any]) -> str:
+    """What a server of known truth found, in a sentence; "" where none was asked."""
+    errors = ((name, instrument.get(f"certified_{name}_p99_s", {}).get("point")) for name in ("ttft", "itl"))
+    said = [f"{name.upper()} to {duration(point)}" for name, point in errors if point is not None]
+    return f" At a server of known truth it had 99 % of {' and of '.join(said)}." if said else ""
 
 
 def json_in_html(value: object) -> str:

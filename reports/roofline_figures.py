@@ -1,0 +1,272 @@
+"""The figures on the hardware: the roofline of a phase, and the gap between ceiling and measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from reports.drawing import (
+    BAD,
+    DASHES,
+    INK,
+    MUTED,
+    SERIES,
+    WIDE,
+    Drawing,
+    Plot,
+    canvas,
+    drawn,
+    head,
+    in_both_widths,
+    margins,
+)
+from reports.numbers import Scale, duration, number, scale_for
+from reports.tables import table
+
+HEAD, FOOT = 52, 46
+LETTER = 6.4
+"""About how many CSS pixels a letter of a label takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dot:
+    """An op of the typical step: FLOP per byte, and FLOP/s as predicted and, where it is known, measured."""
+
+    name: str
+    intensity: float
+    predicted: float
+    measured: float | None
+
+    @property
+    def lowest(self) -> float:
+        return min(self.predicted, self.measured or self.predicted)
+
+
+def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None:
+    """One phase's products and attention under the device's ceilings; None where it has none."""
+    dots = _dots(phase)
+    if not dots:
+        return None
+    name = f"roofline-{phase['phase']}"
+    scale = scale_for("FLOP/s", [device["peak_flops_per_s"]])
+
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 400)
+        x0, x1 = _decades([dot.intensity for dot in dots] + [_ridge(device)])
+        rows = _label_rows(dots, (x0, x1), width - 74)
+        low = min(dot.lowest for dot in dots) / scale.divisor
+        top = device["peak_flops_per_s"] / scale.divisor
+        floor = 10 ** (math.log10(low) - 0.12 * (max(rows) + 2) * max(1.0, math.log10(top / low)))
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlim(x0, x1)
+        panel.set_ylim(floor, top * 1.5)
+        _draw_ceilings(panel, device, scale, (x0, x1))
+        _draw_dots(panel, dots, rows, scale, floor)
+        _log_axes(panel, low)
+        panel.set_xlabel("intensity (FLOP per byte of memory traffic)", loc="right")
+        head(panel, f"{scale.unit}, log axes")
+        margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT)
+        return drawn(figure, drawing, panel, "")
+
+    return Plot(
+        name,
+        f"Roofline of {phase['phase']}",
+        _roofline_finding(phase, dots, device),
+        "Each dot is one matrix product or attention of this phase's typical step; how far it lies below the "
+        "solid line is what a perfect kernel could gain, and left of the ridge more FLOP/s need fewer bytes, "
+        "not faster arithmetic. The horizontal axis is a property of the shapes, not of the speed, and dots "
+        "say nothing of what lies between the kernels.",
+        in_both_widths(name, draw),
+        _dots_table(phase, dots, device, scale),
+    )
+
+
+def _dots(phase: Mapping[str, Any]) -> list[_Dot]:
+    ops = [op for op in phase["ops"] if op["flops"] and op["predicted_flops_per_s"]]
+    return [
+        _Dot(_label(op), op["intensity"], op["predicted_flops_per_s"], op["achieved_flops_per_s"])
+        for op in sorted(ops, key=lambda op: float(op["intensity"]))
+    ]
+
+
+def _label(op: Mapping[str, Any]) -> str:
+    part = str(op["kind"]).partition(" ")[2]
+    return f"{op['name']} ({part})" if part else str(op["name"])
+
+
+def _ridge(device: Mapping[str, Any]) -> float:
+    return float(device["peak_flops_per_s"] / device["levels"][-1]["bytes_per_s"])
+
+
+def _decades(values: Sequence[float]) -> tuple[float, float]:
+    """The ends of the axis: some room on both sides."""
+    return min(values) / 4, max(values) * 4
+
+
+def _ceiling(device: Mapping[str, Any], intensity: float) -> float:
+    """FLOP/s out of the main memory at most."""
+    return float(min(device["peak_flops_per_s"], intensity * device["levels"][-1]["bytes_per_s"]))
+
+
+def _draw_ceilings(panel: Axes, device: Mapping[str, Any], scale: Scale, ends: tuple[float, float]) -> None:
+    peak = device["peak_flops_per_s"]
+    levels = [level for level in device["levels"] if level["bytes_per_s"]]
+    for k, level in enumerate(reversed(levels)):
+        ridge = min(max(peak / level["bytes_per_s"], ends[0]), ends[1])
+        x = np.array([ends[0], ridge, ends[1]])
+        y = np.minimum(peak, x * level["bytes_per_s"]) / scale.divisor
+        rate = f"{number(level['bytes_per_s'] / 1e9)} GB/s"
+        panel.plot(x, y, color=INK if k == 0 else MUTED, linewidth=1.8 if k == 0 else 1.1,
+                   label=f"{level['name']}, {rate}")  # fmt: skip
+    if device["reached_flops_per_s"]:
+        reached, rate = device["reached_flops_per_s"], device["reached_bytes_per_s"]
+        ridge = min(max(reached / rate, ends[0]), ends[1])
+        x = np.array([ends[0], ridge, ends[1]])
+        y = np.minimum(reached, x * rate) / scale.divisor
+        panel.plot(x, y, color=SERIES[1], linestyle=DASHES[1], linewidth=1.4, label="calibrated")
+    panel.axvline(_ridge(device), color=MUTED, linewidth=1, linestyle=DASHES[2])
+
+
+def _draw_dots(panel: Axes, dots: Sequence[_Dot], rows: Sequence[int], scale: Scale, floor: float) -> None:
+    x = [dot.intensity for dot in dots]
+    predicted = [dot.predicted / scale.divisor for dot in dots]
+    panel.plot(x, predicted, "o", color=SERIES[0], markerfacecolor="none", markersize=8, label="predicted")
+    seen = [(dot.intensity, dot.measured / scale.divisor) for dot in dots if dot.measured]
+    if seen:
+        panel.plot(*zip(*seen, strict=True), "o", color=SERIES[0], markersize=5.5, label="measured")
+    below = math.log10(min(dot.lowest for dot in dots) / scale.divisor / floor) / (max(rows) + 2)
+    for dot, row in zip(dots, rows, strict=True):
+        at = floor * 10 ** (below * (row + 0.7))
+        panel.plot([dot.intensity] * 2, [at * 1.12, dot.lowest / scale.divisor], color=MUTED, linewidth=0.8)
+        panel.annotate(dot.name, (dot.intensity, at), ha="center", va="center", color=INK)
+
+
+def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -> list[int]:
+    """For each dot the lowest line under the figure where its name has room."""
+    per_decade = width / math.log10(ends[1] / ends[0])
+    taken: list[float] = []
+    rows = []
+    for dot in dots:
+        at, half = math.log10(dot.intensity / ends[0]) * per_decade, len(dot.name) * LETTER / 2
+        row = next((k for k, end in enumerate(taken) if end + 8 < at - half), len(taken))
+        taken[row : row + 1] = [at + half]
+        rows.append(row)
+    return rows
+
+
+def _log_axes(panel: Axes, low: float) -> None:
+    panel.xaxis.set_major_locator(LogLocator(10))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    bottom, top = panel.get_ylim()
+    first, last = math.ceil(math.log10(low) - 0.3), math.floor(math.log10(top))
+    decades = [10.0**k for k in range(first, last + 1)]
+    ticks = decades if len(decades) > 1 else [k * 10.0 ** (first - 1) for k in (1, 2, 5, 10, 20, 50, 100)]
+    panel.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 2 < tick < top]))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    panel.set_ylim(bottom, top)
+
+
+def _roofline_finding(phase: Mapping[str, Any], dots: Sequence[_Dot], device: Mapping[str, Any]) -> str:
+    left = [dot.name for dot in dots if dot.intensity < _ridge(device)]
+    where = f"{len(left)} of {len(dots)} lie left of the ridge" if left else "All lie right of the ridge"
+    largest = max((op for op in phase["ops"] if op["flops"]), key=lambda op: float(op["share"]))
+    reached = largest["achieved_flops_per_s"] or largest["predicted_flops_per_s"]
+    how = "reached" if largest["achieved_flops_per_s"] else "predicted"
+    share = reached * largest["ideal_s"] / largest["flops"]
+    return (
+        f"{where} at {number(_ridge(device))} FLOP per byte; {_label(largest)}, {largest['share']:.0%} of "
+        f"the step, is {how} at {share:.0%} of its ceiling."
+    )
+
+
+def _dots_table(
+    phase: Mapping[str, Any], dots: Sequence[_Dot], device: Mapping[str, Any], scale: Scale
+) -> Any:
+    def rate(value: float | None) -> str:
+        return "–" if value is None else number(value / scale.divisor)
+
+    rows = [
+        [
+            dot.name,
+            number(dot.intensity),
+            rate(_ceiling(device, dot.intensity)),
+            rate(dot.predicted),
+            rate(dot.measured),
+        ]
+        for dot in dots
+    ]
+    columns = ["Op", "FLOP per byte", f"Out of {device['levels'][-1]['name']} at most ({scale.unit})",
+               f"Predicted ({scale.unit})", f"Measured ({scale.unit})"]  # fmt: skip
+    return table(f"The dots of the roofline of {phase['phase']}", columns, rows)
+
+
+def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
+    """From the ceiling to what was measured, one bar for each thing between."""
+    ends = np.cumsum([bar["seconds"] for bar in bars])
+    scale = scale_for("s", [float(max(ends.max(), measured_s))])
+    steps = [
+        (str(bar["name"]), float(end - bar["seconds"]), float(end))
+        for bar, end in zip(bars, ends, strict=True)
+    ]
+    steps.append(("measured", 0.0, measured_s))
+
+    def draw(name: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 26 * len(steps) + HEAD + FOOT)
+        for k, (_, start, end) in enumerate(steps):
+            whole = k in (0, len(steps) - 1)
+            color = SERIES[0] if whole else SERIES[1] if end >= start else BAD
+            panel.barh(k, (end - start) / scale.divisor, left=start / scale.divisor, height=0.62, color=color,
+                       alpha=0.9 if whole else 0.75)  # fmt: skip
+            if k + 1 < len(steps) - 1:
+                panel.plot([end / scale.divisor] * 2, [k, k + 1], color=MUTED, linewidth=0.8)
+        panel.set_yticks(range(len(steps)), [label for label, *_ in steps])
+        panel.set_ylim(len(steps) - 0.4, -0.6)
+        panel.set_xlim(min(0.0, float(ends.min()) / scale.divisor), None)
+        panel.grid(visible=False, axis="y")
+        panel.grid(visible=True, axis="x")
+        panel.set_xlabel(f"time of the whole run ({scale.unit})", loc="right")
+        head(panel, "From the ceiling to what was measured", named=False)
+        margins(figure, top=40, bottom=FOOT, left=158)
+        return drawn(figure, name, panel, "y")
+
+    gap = max(bars[1:], key=lambda bar: float(bar["seconds"]))
+    share = gap["seconds"] / measured_s if measured_s else 0.0
+    rows = [
+        [
+            str(bar["name"]),
+            number(bar["seconds"] / scale.divisor),
+            f"{bar['seconds'] / measured_s:.1%}",
+            str(bar["why"]),
+        ]
+        for bar in bars
+    ]
+    rows.append(
+        ["measured", number(measured_s / scale.divisor), "100.0%", "from the first request to the last token"]
+    )
+    return Plot(
+        "waterfall",
+        "Where the time went",
+        f"The hardware could have served this load in {duration(bars[0]['seconds'])}; it took "
+        f"{duration(measured_s)}. The largest part of the difference is {gap['name']}: "
+        f"{duration(gap['seconds'])}, {share:.0%} of the run.",
+        "Read from the top: each bar starts where the one above ends, so that together they make up the "
+        "whole run; the longest is what to look at first. Bars are differences between what was measured and "
+        "what the model of the hardware says, not things that a clock saw one after the other, and one that goes "
+        "back was faster than predicted.",
+        in_both_widths("waterfall", draw),
+        table(
+            "Where the time went",
+            ["Part", f"Time ({scale.unit})", "Of the run", "What it is"],
+            rows,
+            text=(0, 3),
+        ),
+    )
