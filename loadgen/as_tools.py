@@ -1,13 +1,12 @@
 """One event log under every tool's definitions: what each would have printed for this very run.
 
-Definitions as read in the sources named in TOOLS. They all leave failed requests out of their latencies, and
-none gives an interval. Where a tool looks at events that carry no token (a chat's role chunk opens vLLM's
-TTFT) its own figure may be a little earlier: such events' times are not kept.
+Definitions as read in the sources named in TOOLS; our own are in `loadgen.metrics`. They all leave failed
+requests out of their latencies, and none gives an interval. Where a tool looks at events that carry no token
+(a chat's role chunk opens vLLM's TTFT) its own figure may be a little earlier: their times are not kept.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.columns import Columns, Floats
-from loadgen.metrics import METRICS, e2e, itl, latencies, ttft
+from loadgen.metrics import e2e, ttft
 from loadgen.record import Outcome
 from loadgen.stats import Absent
 
@@ -47,16 +46,13 @@ class Samples:
         values = values[~np.isnan(values)]
         if not len(values):
             return Absent("defined for no request")
-        last = len(values) - 1
         if self.mlperf_rank:
-            return float(np.sort(values)[min(int(len(values) * p), last)])
-        # Interpolating towards a failed request, or between two, leads to infinity.
-        reached = np.sort(values)[math.ceil(last * p)]
-        return float(np.quantile(values, p)) if math.isfinite(reached) else math.inf
+            return float(np.sort(values)[min(int(len(values) * p), len(values) - 1)])
+        return float(np.quantile(values, p))
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Definitions:
     """A tool, the commit that was read, and its definitions in words, in the letters of `loadgen.metrics`."""
 
     title: str
@@ -67,7 +63,6 @@ class Tool:
     itl: str
     e2e: str
     window: str
-    of: Callable[[Columns], Samples]
 
 
 def ended_of(c: Columns) -> NDArray[np.bool_]:
@@ -103,22 +98,6 @@ def wall(c: Columns) -> tuple[float, float]:
     if np.isnan(c.dispatched_s).all() or np.isnan(c.closed_s).all():
         return 0.0, 0.0
     return float(np.nanmin(c.dispatched_s)), float(np.nanmax(c.closed_s))
-
-
-def burstline(c: Columns) -> Samples:
-    """Our own, as a point: failures infinitely late, due time to token."""
-    gaps = itl(c)
-    ok = c.ok
-    start_s = float(np.nanmin(c.sent_s)) if ok.any() else 0.0
-    rates = _rates(c.output_tok[ok], int(ok.sum()), start_s, float(c.last_s[ok].max()) if ok.any() else 0.0)
-    return Samples(
-        ttft=latencies(METRICS["ttft"], c),
-        tpot=latencies(METRICS["tpot"], c),
-        itl=np.repeat(gaps.value, gaps.weight.astype(np.int64)),
-        e2e=latencies(METRICS["e2e"], c),
-        output_tok_per_s=rates[0],
-        requests_per_s=rates[1],
-    )
 
 
 def vllm(c: Columns) -> Samples:
@@ -204,82 +183,94 @@ def mlperf(c: Columns) -> Samples:
     )
 
 
-TOOLS: Final = (
-    Tool(
-        "Burstline",
-        "",
-        "due",
-        "t_1 − s",
-        "(t_m − t_1) / (N − n_1)",
-        "gaps by token, pooled",
-        "t_m − s",
-        "first request sent to last token",
-        burstline,
-    ),
-    Tool(
-        "vLLM bench serve",
-        "0.32.0",
-        "handed to the client, after the concurrency limit",
-        "first event with choices, a role or empty one too",
-        "(E2E − TTFT) / (N − 1)",
-        "gaps between chunks, pooled",
-        "last event with choices",
-        "loop start to last reply, ramp and drain too",
+OURS: Final = Definitions(
+    "Burstline",
+    "",
+    "due",
+    "t_1 − s",
+    "(t_m − t_1) / (N − n_1)",
+    "gaps by token, pooled",
+    "t_m − s",
+    "first request sent to last token",
+)
+
+TOOLS: Final[tuple[tuple[Definitions, Callable[[Columns], Samples]], ...]] = (
+    (
+        Definitions(
+            "vLLM bench serve",
+            "0.32.0",
+            "handed to the client, after the concurrency limit",
+            "first event with choices, a role or empty one too",
+            "(E2E − TTFT) / (N − 1)",
+            "gaps between chunks, pooled",
+            "last event with choices",
+            "loop start to last reply, ramp and drain too",
+        ),
         vllm,
     ),
-    Tool(
-        "SGLang bench_serving",
-        "0033168f",
-        "handed to the client",
-        "first event with text",
-        "(E2E − TTFT) / (N − 1); N as asked where nobody counts",
-        "gaps between chunks, pooled",
-        "last event",
-        "loop start to last reply",
+    (
+        Definitions(
+            "SGLang bench_serving",
+            "0033168f",
+            "handed to the client",
+            "first event with text",
+            "(E2E − TTFT) / (N − 1); N as asked where nobody counts",
+            "gaps between chunks, pooled",
+            "last event",
+            "loop start to last reply",
+        ),
         sglang,
     ),
-    Tool(
-        "guidellm",
-        "ee7a7745",
-        "handed to the client",
-        "first token",
-        "(t_m − t0) / N: the first token is in it",
-        "(t_m − t_1) / (N − 1): a mean per request",
-        "end of the reply",
-        "first request to last reply",
+    (
+        Definitions(
+            "guidellm",
+            "ee7a7745",
+            "handed to the client",
+            "first token",
+            "(t_m − t0) / N: the first token is in it",
+            "(t_m − t_1) / (N − 1): a mean per request",
+            "end of the reply",
+            "first request to last reply",
+        ),
         guidellm,
     ),
-    Tool(
-        "AIPerf, genai-perf",
-        "db4f6397",
-        "handed to the client",
-        "first parsed event",
-        "no such number",
-        "(E2E − TTFT) / (N − 1): what vLLM calls TPOT",
-        "last event",
-        "first request to last event",
+    (
+        Definitions(
+            "AIPerf, genai-perf",
+            "db4f6397",
+            "handed to the client",
+            "first parsed event",
+            "no such number",
+            "(E2E − TTFT) / (N − 1): what vLLM calls TPOT",
+            "last event",
+            "first request to last event",
+        ),
         aiperf,
     ),
-    Tool(
-        "llmperf",
-        "f1d6bed",
-        "before the call, in a Ray actor",
-        "first content",
-        "no such number",
-        "sum of gaps, TTFT among them / chunks",
-        "end of the reply",
-        "wall, Ray's own time too",
+    (
+        Definitions(
+            "llmperf",
+            "f1d6bed",
+            "before the call, in a Ray actor",
+            "first content",
+            "no such number",
+            "sum of gaps, TTFT among them / chunks",
+            "end of the reply",
+            "wall, Ray's own time too",
+        ),
         llmperf,
     ),
-    Tool(
-        "MLPerf LoadGen",
-        "ac93e89",
-        "due",
-        "first token − s",
-        "(t_m − t_1) / (N − 1)",
-        "no such number",
-        "last token",
-        "first due to last token",
+    (
+        Definitions(
+            "MLPerf LoadGen",
+            "ac93e89",
+            "due",
+            "first token − s",
+            "(t_m − t_1) / (N − 1)",
+            "no such number",
+            "last token",
+            "first due to last token",
+        ),
         mlperf,
     ),
 )

@@ -68,13 +68,13 @@ def parts_of_mean(metric: Metric, c: Columns) -> tuple[Floats, Floats, Floats]:
 
 def _rate(at_s: Floats, amount: Floats, unit: str, steady: Steady, rng: np.random.Generator) -> Figure:
     window = steady.window
-    if window.length_s <= 0:
-        return Absent("the window has no length")
+    if window.length_s < steady.block_s:
+        return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(steady.block_s)}")
     inside = (at_s >= window.start_s) & (at_s <= window.end_s)
     point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
     n_bins = math.floor(window.length_s / steady.block_s * BINS_A_BLOCK)
     if n_bins < LEAST_BLOCKS * BINS_A_BLOCK:
-        return Estimate(point, None, None, None, n, unit, _too_short(steady.block_s))
+        return Estimate(point, None, None, LEVEL, n, unit, _too_short(steady.block_s))
     edges = np.linspace(window.start_s, window.end_s, n_bins + 1)
     per_s = np.histogram(at_s, edges, weights=amount)[0] / np.diff(edges)
     draws = per_s[moving_blocks(n_bins, BINS_A_BLOCK, N_DRAWS, rng)].mean(axis=1)
@@ -91,7 +91,7 @@ def with_blocks(
     n = len(sums)
     block = max(1, math.ceil(n * steady.block_s / max(steady.window.length_s, steady.block_s)))
     if n < LEAST_BLOCKS * block:
-        return replace(mean, low=None, high=None, level=None, note=_too_short(steady.block_s))
+        return replace(mean, low=None, high=None, note=_too_short(steady.block_s))
     order = np.argsort(due_s, kind="stable")
     drawn = order[moving_blocks(n, block, min(N_DRAWS, max(200, 10_000_000 // n)), rng)]
     totals = weights[drawn].sum(axis=1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from loadgen.as_tools import TOOLS, Samples, Tool
-from loadgen.stats import Absent
+from loadgen.as_tools import OURS, TOOLS, Definitions, Samples
+from loadgen.stats import Absent, label
 from loadgen.vllm_block import vllm_block
 from reports.blocks import Block, Command, Folded, Note
 from reports.estimates import formula
@@ -33,8 +34,7 @@ EXPLAINED = (
 
 def section(view: View) -> list[Block]:
     """What every tool would have printed, its definitions, and vLLM's text block to copy."""
-    samples = [(tool, tool.of(view.columns)) for tool in TOOLS]
-    blocks: list[Block] = [Note(EXPLAINED), _numbers(samples), Folded("Their definitions", (_definitions(),))]
+    blocks: list[Block] = [Note(EXPLAINED), _numbers(view), Folded("Their definitions", (_definitions(),))]
     text = vllm_block(
         view.columns,
         facts={
@@ -47,32 +47,45 @@ def section(view: View) -> list[Block]:
     return [*blocks, Command("As vllm bench serve prints it", text)]
 
 
-def _numbers(samples: list[tuple[Tool, Samples]]) -> Table:
-    ours = samples[0][1]
+Value = float | Absent
+
+
+def _numbers(view: View) -> Table:
+    ours = _ours(view.summary)
+    notes: list[str] = []
+    rows = [_row(OURS, ours, ours, notes)]
+    rows += [_row(tool, _theirs(of(view.columns)), ours, notes) for tool, of in TOOLS]
     titles = ["Tool", *(title for title, *_ in QUANTITIES), *(title for title, _ in RATES)]
-    rows = tuple(
-        Row(
-            (
-                Cell(tool.title, detail=tool.version),
-                *(_cell(s.quantile(key, p), ours.quantile(key, p), "s") for _, key, p in QUANTITIES),
-                *(_cell(getattr(s, key), getattr(ours, key), "") for _, key in RATES),
-            )
-        )
-        for tool, s in samples
-    )
-    return Table(
-        "This run as each tool would print it",
-        tuple(Column(title, numeric=k > 0) for k, title in enumerate(titles)),
-        rows,
-    )
+    columns = tuple(Column(title, numeric=k > 0) for k, title in enumerate(titles))
+    return Table("This run as each tool would print it", columns, tuple(rows), notes=tuple(notes))
 
 
-def _cell(value: float | Absent, ours: float | Absent, unit: str) -> Cell:
+def _ours(summary: Mapping[str, Any]) -> list[Value]:
+    metrics, rates = summary["metrics"], summary["throughput"]
+    found = [metrics[key][label(p)] for _, key, p in QUANTITIES] + [rates[key] for _, key in RATES]
+    return [Absent(row["absent"]) if row["point"] is None else row["point"] for row in found]
+
+
+def _theirs(samples: Samples) -> list[Value]:
+    return [samples.quantile(key, p) for _, key, p in QUANTITIES] + [
+        getattr(samples, key) for _, key in RATES
+    ]
+
+
+def _row(tool: Definitions, values: Sequence[Value], ours: Sequence[Value], notes: list[str]) -> Row:
+    units = ["s"] * len(QUANTITIES) + [""] * len(RATES)
+    cells = (_cell(*each, notes) for each in zip(values, ours, units, strict=True))
+    return Row((Cell(tool.title, detail=tool.version), *cells))
+
+
+def _cell(value: Value, ours: Value, unit: str, notes: list[str]) -> Cell:
     if isinstance(value, Absent):
-        return Cell("–", detail=value.reason)
+        if value.reason not in notes:
+            notes.append(value.reason)
+        return Cell("–", note=notes.index(value.reason) + 1)
     scale = scale_for(unit, [value])
     shown = f"{number(value / scale.divisor)} {scale.unit}".strip()
-    if isinstance(ours, Absent) or not ours or not math.isfinite(ours) or abs(value / ours - 1) <= NOTABLE:
+    if isinstance(ours, Absent) or not ours or abs(value / ours - 1) <= NOTABLE:
         return Cell(shown)
     return Cell(shown, detail=f"{number(value / ours)} × ours", tone="differs")
 
@@ -89,6 +102,6 @@ def _definitions() -> Table:
                 ),
             )
         )
-        for tool in TOOLS
+        for tool in (OURS, *(tool for tool, _ in TOOLS))
     )
     return Table("The same words, other numbers", tuple(Column(t, numeric=False) for t in titles), rows)

@@ -72,6 +72,8 @@ def theme() -> dict[str, str]:
 def _png(figure: Figure) -> bytes:
     for artist in figure.findobj():
         _recolour(artist)
+    for panel in figure.axes:
+        panel.set_facecolor("none")
     out = io.BytesIO()
     figure.savefig(
         out, format="png", dpi=DOTS_PER_INCH, facecolor=theme()["paper"], metadata={"Software": None}
@@ -91,6 +93,8 @@ def _recolour(artist: Artist) -> None:
         colour = get()
         if isinstance(colour, np.ndarray) and colour.ndim == 2:
             put([_real(row) for row in colour.tolist()])
+        elif isinstance(colour, np.ndarray):
+            put(_real(colour.tolist()))
         elif isinstance(colour, str | tuple) and colour not in ("none", "auto"):
             put(_real(colour))
 

@@ -45,7 +45,7 @@ def _parts(view: View) -> Iterator[str]:
 def _targets(summary: Mapping[str, Any]) -> str:
     lines = target_lines(summary)
     rows = [(f"{t.mark} {t.result}", f"`{t.text}`", t.measured, t.reason) for t in lines if t.result in MARKS]
-    said = [f"{t.measured} met {t.text}" for t in lines if t.result not in MARKS]
+    said = [f"Goodput: {t.text} {t.measured}." for t in lines if t.result not in MARKS]
     listing = _table(("Target", "Asked", "Measured", "Why"), rows) if rows else ""
     return "\n\n".join(part for part in (listing, *map(_plain, said)) if part)
 

@@ -50,6 +50,6 @@ def _goodput_line(goodput: Mapping[str, Any]) -> Iterator[TargetLine]:
     if share.get("point") is None:
         return
     met, n = share["point"] * share["n"], share["n"]
-    per_s = f", goodput {with_interval(rate)}" if rate.get("point") is not None else ""
-    measured = f"{count(met)} of {n:,} requests ({number(share['point'] * 100)} %){per_s}"
-    yield TargetLine("→", "met by", " and ".join(goodput["criteria"]), measured, "")
+    per_s = f", {with_interval(rate)}" if rate.get("point") is not None else ""
+    measured = f"met by {count(met)} of {n:,} requests ({number(share['point'] * 100)} %){per_s}"
+    yield TargetLine("→", "goodput", " and ".join(goodput["criteria"]), measured, "")

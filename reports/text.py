@@ -52,8 +52,7 @@ def _verdict(summary: Mapping[str, Any]) -> str:
     said = banner(summary)
     reasons = (f"  - {reason['text']} {reason.get('advice', '')}".rstrip() for reason in said.reasons)
     targets = (
-        f"  {t.mark} {t.result}: {t.text}, measured {t.measured}{t.reason and f' ({t.reason})'}"
-        for t in said.targets
+        f"  {t.mark} {t.result}: {t.text}, {t.measured}{t.reason and f' ({t.reason})'}" for t in said.targets
     )
     return "\n".join([f"{said.state}: {said.sentence}", *targets, *reasons])
 

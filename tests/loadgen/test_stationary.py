@@ -103,12 +103,12 @@ def test_throughput_in_the_window_is_the_rate_that_was_offered():
     assert summary["throughput"]["output_tok_per_s"]["point"] == pytest.approx(5 * rate["point"], rel=0.02)
 
 
-def test_a_run_shorter_than_five_blocks_gets_no_interval():
-    steady = summarize(queued(0.5, 60, 0), Context(arrivals=POISSON))
-    rate = steady["throughput"]["requests_per_s"]
-    assert rate["point"] > 0
-    assert rate["low"] is None
-    assert "5 blocks" in rate["note"]
+@pytest.mark.parametrize(("n", "known"), [(60, True), (10, False)])
+def test_a_run_shorter_than_five_blocks_gets_no_interval_and_one_shorter_than_a_block_no_rate(n, known):
+    rate = summarize(queued(0.5, n, 0), Context(arrivals=POISSON))["throughput"]["requests_per_s"]
+    assert (rate["point"] is not None) == known
+    assert rate.get("low") is None
+    assert "5 blocks" in (rate["note"] if known else rate["absent"])
 
 
 def test_the_schedule_that_was_kept_stands_beside_the_plan():
