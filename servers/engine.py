@@ -206,6 +206,8 @@ class Launch:
 
     `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
     SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
+    `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands for
+    what the pattern `leftover_id` finds in the log: the engine's own name for itself.
     `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
     calls the model where it does not take our name for it, `version` that of the installed package. In a
     container, `image` and `image_digest` say which.
@@ -219,6 +221,8 @@ class Launch:
     step_log: Path | None = None
     notes: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    leftovers: tuple[str, ...] = ()
+    leftover_id: str | None = None
     served_name: str | None = None
     version: str | None = None
     image: str | None = None

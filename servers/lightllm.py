@@ -82,11 +82,16 @@ class Lightllm:
             *slots,
             *options.extra_args,
         )
-        log_level = {} if "LIGHTLLM_LOG_LEVEL" in os.environ else {"LIGHTLLM_LOG_LEVEL": "info"}
-        version = found.versions.get("lightllm") if found else None
-        # A stop takes LightLLM 12 s with a stream in flight, and up to 75 s where one will not end.
         return Launch(
-            argv, log_level, ready_timeout_s=1200.0, stop_grace_s=75.0, notes=notes, version=version
+            argv,
+            {} if "LIGHTLLM_LOG_LEVEL" in os.environ else {"LIGHTLLM_LOG_LEVEL": "info"},
+            ready_timeout_s=1200.0,
+            # A stop takes 12 s with a stream in flight, and up to 75 s where one will not end.
+            stop_grace_s=75.0,
+            notes=notes,
+            version=found.versions.get("lightllm") if found else None,
+            leftovers=("/dev/shm/{id}_*", "/tmp/_{id}_*"),  # noqa: S108
+            leftover_id=r"ipc://\S*/_([0-9a-f]{16}_\d+)_",
         )
 
     def ready_call(self, target: Target) -> Call:

@@ -37,7 +37,7 @@ from servers.engine import (
 )
 from servers.host.folders import linked_copy
 from servers.host.hub import generate
-from servers.host.process import free_port
+from servers.host.process import free_ports
 from servers.openai import path_under, post
 from servers.replies import Tally, decode_reply
 from servers.telling import gauges_in, json_at, logged, number, option_of
@@ -88,20 +88,28 @@ class Tgi:
         model, notes = _endless(options)
         limit, told = _room(options)
         extra = options.extra_args
+        master_port, prometheus_port = free_ports(2, but=options.port)
+        socket_path = f"/tmp/tgi-{options.port}"  # noqa: S108
         argv = (
             *((launcher,) if launcher else ()),
             *("--model-id", model, "--hostname", options.host, "--port", str(options.port)),
             # By default these three are the same for every TGI of a machine, and the second one breaks.
-            *("--master-port", str(free_port()), "--prometheus-port", str(free_port())),
-            *("--shard-uds-path", f"/tmp/tgi-{options.port}"),  # noqa: S108
+            *("--master-port", str(master_port), "--prometheus-port", str(prometheus_port)),
+            *("--shard-uds-path", socket_path),
             # By default it would spread over every GPU it sees.
             *(() if option_of(extra, "--num-shard") else ("--num-shard", "1")),
             *limit,
             *("--usage-stats", "off", "--disable-grammar-support", "--json-output"),
             *extra,
         )
+        offline = Path(model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
         return Launch(
-            argv, _environment(model), ready_timeout_s=1800.0, stop_grace_s=100.0, notes=notes + told
+            argv,
+            {"HF_HUB_OFFLINE": "1"} if offline else {},
+            ready_timeout_s=1800.0,
+            stop_grace_s=100.0,
+            notes=notes + told,
+            leftovers=(f"{socket_path}-*",),
         )
 
     def ready_call(self, target: Target) -> Call:
@@ -257,12 +265,6 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return (), ()
     note = f"--max-concurrent-requests {wanted}: TGI refuses what exceeds {DEFAULT_CONCURRENT} by default"
     return ("--max-concurrent-requests", str(wanted)), (note,)
-
-
-def _environment(model: str) -> dict[str, str]:
-    """Every flag of the launcher has a twin in the environment: those that stand there by accident go."""
-    wanted = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() and "HF_HUB_OFFLINE" not in os.environ else {}
-    return wanted | {name: "" for name in ("PORT", "HOSTNAME") if name in os.environ and not wanted}
 
 
 def _messages(log: str) -> list[str]:

@@ -89,7 +89,8 @@ def contained(launch: Launch, image: Image, options: LaunchOptions, name: str, r
         image.name,
         *launch.argv,
     )
-    return replace(launch, argv=argv, env={}, after=(runtime.path, "rm", "-f", name))
+    # What a killed engine leaves in there goes with the container.
+    return replace(launch, argv=argv, env={}, after=(runtime.path, "rm", "-f", name), leftovers=())
 
 
 def digest_of(runtime: Runtime, image: str) -> str | None:

@@ -4,21 +4,26 @@ Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the k
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s, after}`; any more of it, or its
-end, means stop. Standard output: one JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the
-engine's first process has ended, `{"survivors"}` when all have.
+Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s, after, leftovers, leftover_id}`
+(`servers.engine.Launch` says what they are); any more of it, or its end, means stop. Standard output: one
+JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has ended,
+`{"survivors"}` when all have.
 """
 
 import contextlib
 import ctypes
+import glob
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -42,7 +47,7 @@ class Keeper:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.grace_s: float = task["stop_grace_s"]
-        self.after: list[str] = task["after"]
+        self._task = task
         self.code: int | None = None
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
@@ -72,9 +77,7 @@ class Keeper:
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
         self._wait(self._killed_all, KILLED_GRACE_S)
-        if self.after:
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                subprocess.run(self.after, capture_output=True, timeout=AFTER_TIMEOUT_S)
+        _clean_up(self._task)
         return [process.pid for process in self._look()]
 
     def _killed_all(self) -> bool:
@@ -107,6 +110,21 @@ class Keeper:
             self._seen.setdefault(process.pid, process)
         self._seen = {pid: process for pid, process in self._seen.items() if _lives(process)}
         return list(self._seen.values())
+
+
+def _clean_up(task: Mapping[str, Any]) -> None:
+    """Removes what is no process: a container, and files that only a clean end would have removed."""
+    if task["after"]:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(task["after"], capture_output=True, timeout=AFTER_TIMEOUT_S)
+    names = {""}
+    if task["leftover_id"]:
+        log = Path(task["log"]).read_text(errors="replace")
+        names = set(re.findall(task["leftover_id"], log))
+    for pattern, name in product(task["leftovers"], names):
+        for path in glob.glob(pattern.format(id=name)):  # noqa: PTH207
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
 
 
 def _wake_on_signals(stop: Callable[..., None]) -> int:

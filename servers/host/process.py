@@ -125,14 +125,23 @@ def start(launch: Launch, log_path: Path) -> Server:
         "affinity": launch.cpu_affinity,
         "stop_grace_s": launch.stop_grace_s,
         "after": launch.after,
+        "leftovers": launch.leftovers,
+        "leftover_id": launch.leftover_id,
     }
     return Server(child.spawn("servers.host.keeper", task), launch, log_path)
 
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port that nobody listens on at this moment."""
-    with socket.create_server((host, 0)) as listener:
-        return int(listener.getsockname()[1])
+    return free_ports(1, host)[0]
+
+
+def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> list[int]:
+    """Different TCP ports that nobody listens on at this moment, none of them `but`."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server((host, 0))) for _ in range(n + 1)]
+        ports = [int(listener.getsockname()[1]) for listener in listeners]
+    return [port for port in ports if port != but][:n]
 
 
 def require_free_port(host: str, port: int) -> None:

@@ -1,3 +1,4 @@
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -163,3 +164,13 @@ def test_an_attached_server_that_tells_nothing_is_unknown_not_zero() -> None:
     nothing: Callable[[str], HttpReply] = lambda path: HttpReply(404, {}, b"")  # noqa: E731
     identity = asdict(ENGINE.identify(nothing, ""))
     assert {value for name, value in identity.items() if name not in ("engine", "raw")} == {None}
+
+
+@pytest.mark.usefixtures("installed")
+def test_the_name_of_its_shared_memory_stands_in_its_log() -> None:
+    launch = ENGINE.launch(options())
+    log = (
+        f"all start args:Namespace(zmq_mode={orjson.loads(recorded('/get_server_info').body)['zmq_mode']!r})"
+    )
+    assert re.findall(launch.leftover_id or "", log) == ["80d7fb0f4489454f_0"]
+    assert launch.leftovers == ("/dev/shm/{id}_*", "/tmp/_{id}_*")

@@ -130,6 +130,24 @@ def test_stopping_ends_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
     assert all(map(gone, pids))
 
 
+def test_what_an_engine_leaves_beside_its_processes_is_removed_by_the_name_it_logged(tmp_path: Path) -> None:
+    mine, other = tmp_path / "shm_00c0ffee_0_kv", tmp_path / "shm_0badcafe_0_kv"
+    fixed = tmp_path / "tgi-8001-0"
+    log = tmp_path / "log"
+    log.write_text("INFO my name is 00c0ffee_0\n")
+    launch = fake(
+        "family",
+        tmp_path,
+        leftovers=(f"{tmp_path}/shm_{{id}}_*", f"{tmp_path}/tgi-8001-*"),
+        leftover_id=r"my name is ([0-9a-f]{8}_\d)",
+    )
+    with process.start(launch, log):
+        family_of(tmp_path)
+        for path in (mine, other, fixed):
+            path.touch()
+    assert [path.exists() for path in (mine, other, fixed)] == [False, True, False]
+
+
 PARENT = """
 import os, sys, time
 from pathlib import Path
