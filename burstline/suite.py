@@ -7,13 +7,14 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from burstline.load import checked
 from burstline.run import add_arrivals, add_engine, add_load, wish_of
+from burstline.toml_table import Table
 from loadgen.redact import without_secrets
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
@@ -122,7 +123,7 @@ def load_suite(path: Path) -> Suite:
 
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     """The suite that a parsed TOML document describes."""
-    top = _Table(raw, source)
+    top = Table(raw, source)
     top.only("name", "description", "repeats", "engine", "model", "workload")
     suite = Suite(
         name=_slug(top.need("name", str), top),
@@ -146,66 +147,13 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     return suite
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """A TOML table and where it stands, for errors."""
-
-    raw: Mapping[str, Any]
-    where: str
-
-    def only(self, *known: str) -> None:
-        for key in self.raw:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; known are: {', '.join(known)}"
-                raise WorkloadError(f"{self.where}: unknown key {key!r}{hint}")
-
-    def get(self, key: str, kind: type, default: Any) -> Any:
-        value = self.raw.get(key, default)
-        if key in self.raw and not _is(value, kind):
-            found = f"{type(value).__name__} {value!r}"
-            raise WorkloadError(f"{self.where}: {key} must be {_NAMES[kind]}, not {found}")
-        return value
-
-    def need(self, key: str, kind: type) -> Any:
-        if key not in self.raw:
-            raise WorkloadError(f"{self.where}: {key} is missing; expected {_NAMES[kind]}")
-        return self.get(key, kind, None)
-
-    def tables(self, key: str, *, required: bool = False) -> list[_Table]:
-        """The tables of an array of tables, [[key]]."""
-        found = self.raw.get(key, [])
-        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-            raise WorkloadError(f"{self.where}: {key} must be written as [[{key}]], once for each")
-        if required and not found:
-            raise WorkloadError(f"{self.where}: there is no [[{key}]]; expected at least one")
-        return [_Table(item, f"{self.where}, [[{key}]] {k}") for k, item in enumerate(found, 1)]
-
-
-_NAMES: Final[dict[type, str]] = {
-    str: "a string",
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list of strings",
-}
-
-
-def _is(value: object, kind: type) -> bool:
-    if kind is list:
-        return isinstance(value, list) and all(isinstance(item, str) for item in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _slug(name: str, table: _Table) -> str:
+def _slug(name: str, table: Table) -> str:
     if not name or not all(c.isalnum() or c in "._-" for c in name):
         raise WorkloadError(f"{table.where}: name {name!r}: expected letters, digits, dot, dash, underscore")
     return name
 
 
-def _engine(table: _Table) -> Contender:
+def _engine(table: Table) -> Contender:
     flags = _flags_of(add_engine)
     del flags["model"]
     if "api_key" in table.raw:
@@ -226,7 +174,7 @@ def _engine(table: _Table) -> Contender:
     return Contender(name, _as_flags(table, flags), args, table.get("api_key_env", str, None))
 
 
-def _model(table: _Table) -> Model:
+def _model(table: Table) -> Model:
     load = _flags_of(add_load)
     flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
     table.only("name", "path", "like", "weights", *flags)
@@ -239,7 +187,7 @@ def _model(table: _Table) -> Model:
     )
 
 
-def _workload(table: _Table) -> Workload:
+def _workload(table: Table) -> Workload:
     flags = _flags_of(add_load) | _flags_of(add_arrivals)
     # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
     for key in ("tokenizer", "vocab_size", "salt"):
@@ -263,7 +211,7 @@ def _flags_of(add: Any) -> dict[str, argparse.Action]:
     return {action.dest: action for action in parser._actions}
 
 
-def _as_flags(table: _Table, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
+def _as_flags(table: Table, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
     """The table's keys as the command's flags, in the order in which the command lists them."""
     flags: list[str] = []
     for key, action in known.items():
@@ -282,8 +230,3 @@ def _as_flags(table: _Table, known: Mapping[str, argparse.Action]) -> tuple[str,
             value = table.get(key, kind, None)
         flags += [flag, str(value)]
     return tuple(flags)
-
-
-def commands(slots: Iterable[Slot], folder: Path) -> Sequence[tuple[str, ...]]:
-    """The command of every run."""
-    return [("burstline", *slot.argv(folder / slot.id)) for slot in slots]

@@ -69,7 +69,7 @@ def make_where_missing(model: Model) -> None:
 
 
 def _environment(engine: Contender) -> dict[str, str]:
-    """Ours, with the engine's key under the name that a run reads; nobody else's key goes along."""
+    """Ours, with this engine's key, and no other, under the name that a run reads."""
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
     if engine.api_key_env is None:
         return environment

@@ -1,0 +1,68 @@
+"""A TOML table read with clear errors: an unknown key and its nearest known one, a wrong type, what is missing."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from workloads.request import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of a parsed TOML document; `where` says which, for errors.
+
+    Every method raises WorkloadError, naming table, key, what was found and what was expected.
+    """
+
+    raw: Mapping[str, Any]
+    where: str
+
+    def only(self, *known: str) -> None:
+        """Refuse every other key, naming the nearest known one."""
+        for key in self.raw:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; known are: {', '.join(known)}"
+                raise WorkloadError(f"{self.where}: unknown key {key!r}{hint}")
+
+    def get(self, key: str, kind: type, default: Any) -> Any:
+        """The key's value, of this kind; the default where the key is not there."""
+        value = self.raw.get(key, default)
+        if key in self.raw and not _is(value, kind):
+            found = f"{type(value).__name__} {value!r}"
+            raise WorkloadError(f"{self.where}: {key} must be {_NAMES[kind]}, not {found}")
+        return value
+
+    def need(self, key: str, kind: type) -> Any:
+        if key not in self.raw:
+            raise WorkloadError(f"{self.where}: {key} is missing; expected {_NAMES[kind]}")
+        return self.get(key, kind, None)
+
+    def tables(self, key: str, *, required: bool = False) -> list[Table]:
+        """The tables of an array of tables, [[key]]."""
+        found = self.raw.get(key, [])
+        if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
+            raise WorkloadError(f"{self.where}: {key} must be written as [[{key}]], once for each")
+        if required and not found:
+            raise WorkloadError(f"{self.where}: there is no [[{key}]]; expected at least one")
+        return [Table(item, f"{self.where}, [[{key}]] {k}") for k, item in enumerate(found, 1)]
+
+
+_NAMES: Final[dict[type, str]] = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    list: "a list of strings",
+}
+
+
+def _is(value: object, kind: type) -> bool:
+    if kind is list:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
