@@ -206,8 +206,8 @@ class Launch:
 
     `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
     SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
-    `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands for
-    what the pattern `leftover_id` finds in the log: the engine's own name for itself.
+    `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands
+    for what the pattern `leftover_id` finds in the log: the engine's own name for itself.
     `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
     calls the model where it does not take our name for it, `version` that of the installed package. In a
     container, `image` and `image_digest` say which.

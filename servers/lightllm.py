@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -23,10 +22,10 @@ from servers.engine import (
     Reply,
     Target,
 )
-from servers.host.installation import Installation, find_installation
+from servers.host.installation import Installation, find_installation, python_of
 from servers.openai import post
 from servers.replies import Tally, decode_reply
-from servers.telling import MIB, first_model, gauges_in, json_at, logged, number, option_of
+from servers.telling import MIB, first_model, gauges_in, json_at, logged, number, opposite, option_of
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_LIGHTLLM_PYTHON"
@@ -70,9 +69,10 @@ class Lightllm:
         return next(iter(found.versions.values()), "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
         found = None if options.image else _find(options.python)
         if found is None and not options.image:
-            raise EngineError(f"LightLLM is not installed for {_python(options.python)}. {self.how_to_get}")
+            raise EngineError(f"LightLLM is not installed for {python}. {self.how_to_get}")
         slots, notes = _slots(options)
         argv = (
             *(found.python if found else "python", "-m", "lightllm.server.api_server"),
@@ -135,7 +135,7 @@ class Lightllm:
             kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
             max_num_seqs=info.get("running_max_req_size"),
             max_batched_tok=info.get("batch_max_tokens"),
-            prefix_caching=_opposite(info.get("disable_dynamic_prompt_cache")),
+            prefix_caching=opposite(info.get("disable_dynamic_prompt_cache")),
             tensor_parallel=ranks,
             raw={"models": models, "server_info": info},
         )
@@ -180,13 +180,5 @@ def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return ("--running_max_req_size", str(wanted)), (note,)
 
 
-def _opposite(value: object) -> bool | None:
-    return not value if isinstance(value, bool) else None
-
-
-def _python(named: str | None) -> str:
-    return named or os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
 def _find(python: str | None) -> Installation | None:
-    return find_installation(_python(python), "lightllm", "lightllm")
+    return find_installation(python_of(python, PYTHON_VARIABLE), "lightllm", "lightllm")

@@ -1,8 +1,6 @@
 """SGLang's native API (0.5): facts read in its source."""
 
-import os
 import re
-import sys
 from array import array
 from collections.abc import Mapping
 from typing import Any
@@ -23,10 +21,10 @@ from servers.engine import (
     Reply,
     Target,
 )
-from servers.host.installation import Installation, find_installation
+from servers.host.installation import Installation, find_installation, python_of
 from servers.openai import post
 from servers.replies import Tally, decode_reply
-from servers.telling import GIB, gauges_in, json_at, option_of, samples
+from servers.telling import GIB, gauges_in, json_at, opposite, option_of, samples
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
@@ -74,9 +72,10 @@ class Sglang:
         return found.versions.get("sglang", "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
         found = None if options.image else _find(options.python)
         if found is None and not options.image:
-            raise EngineError(f"SGLang is not installed for {_python(options.python)}. {self.how_to_get}")
+            raise EngineError(f"SGLang is not installed for {python}. {self.how_to_get}")
         argv = (
             *(found.python if found else "python3", "-m", "sglang.launch_server"),
             *("--model-path", options.model, "--served-model-name", options.served_name),
@@ -136,7 +135,7 @@ class Sglang:
             max_num_seqs=states[0].get("effective_max_running_requests_per_dp")
             or info.get("max_running_requests"),
             max_batched_tok=info.get("chunked_prefill_size") or info.get("max_prefill_tokens"),
-            prefix_caching=_opposite(info.get("disable_radix_cache")),
+            prefix_caching=opposite(info.get("disable_radix_cache")),
             tensor_parallel=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},
         )
@@ -184,13 +183,5 @@ def _from_gib(gib: float | None) -> int | None:
     return round(gib * GIB) if gib else None
 
 
-def _opposite(value: object) -> bool | None:
-    return not value if isinstance(value, bool) else None
-
-
-def _python(named: str | None) -> str:
-    return named or os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
 def _find(python: str | None) -> Installation | None:
-    return find_installation(_python(python), "sglang", "sglang")
+    return find_installation(python_of(python, PYTHON_VARIABLE), "sglang", "sglang")

@@ -73,6 +73,11 @@ def logged_bytes(log: str, pattern: str, unit_bytes: int) -> int | None:
     return round(sum(map(float, shares)) * unit_bytes) if shares else None
 
 
+def opposite(flag: object) -> bool | None:
+    """What a flag that switches something off says of that thing; None where it says nothing."""
+    return not flag if isinstance(flag, bool) else None
+
+
 def option_of(arguments: Sequence[str], *names: str) -> bool:
     """Whether the user chose one of these flags: the adapter's own word for it is then left out."""
     return any(argument.partition("=")[0] in names for argument in arguments)

@@ -35,7 +35,7 @@ from servers.engine import (
     Reply,
     Target,
 )
-from servers.host.folders import linked_copy
+from servers.host.folders import endless_copy
 from servers.host.hub import generate
 from servers.host.process import free_ports
 from servers.openai import path_under, post
@@ -229,34 +229,13 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
             "requests that end early are told as `short`"
         )
         return options.model, (note,)
-    unused = _vocab_size(folder)
-    config = _json(folder / "generation_config.json") | {"eos_token_id": [unused]}
-    files = {"generation_config.json": json.dumps(config, indent=2)}
-    copy = linked_copy(folder, options.run_dir / "tgi-model", files)
+    copy, unused = endless_copy(folder, options.run_dir / "tgi-model")
     note = (
         f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
         f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
         "where they end early, it is told as `short`"
     )
     return str(copy), (note,)
-
-
-def _vocab_size(folder: Path) -> int:
-    """The first id that the model has no logit for."""
-    size = _json(folder / "config.json").get("vocab_size")
-    if not isinstance(size, int):
-        raise EngineError(f"{folder / 'config.json'} has no vocab_size; expected a number of token ids")
-    return size
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise EngineError(f"{path} cannot be read as JSON: {error}") from error
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:

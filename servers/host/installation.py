@@ -1,7 +1,9 @@
 """What a Python environment, ours or another, has installed; asked of its own interpreter."""
 
 import json
+import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,11 @@ class Installation:
     python: str
     versions: Mapping[str, str]
     scripts: Path
+
+
+def python_of(named: str | None, variable: str) -> str:
+    """The interpreter that the user named, or that the environment's `variable` names, else ours."""
+    return named or os.environ.get(variable) or sys.executable
 
 
 def find_installation(python: str, module: str, *distributions: str) -> Installation | None:
