@@ -54,11 +54,11 @@ def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None
     if not dots:
         return None
     name = f"roofline-{phase['phase']}"
-    scale = scale_for("FLOP/s", [device["peak_flops_per_s"]])
+    scale = _rate_scale(device["peak_flops_per_s"])
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 400)
-        x0, x1 = _decades([dot.intensity for dot in dots] + [_ridge(device)])
+        x0, x1 = _ends(dots, device, width - 74)
         rows = _label_rows(dots, (x0, x1), width - 74)
         low = min(dot.lowest for dot in dots) / scale.divisor
         top = device["peak_flops_per_s"] / scale.divisor
@@ -66,7 +66,7 @@ def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlim(x0, x1)
-        panel.set_ylim(floor, top * 1.5)
+        panel.set_ylim(floor, top * (top / floor) ** 0.13)
         _draw_ceilings(panel, device, scale, (x0, x1))
         _draw_dots(panel, dots, rows, scale, floor)
         _log_axes(panel, low)
@@ -88,6 +88,10 @@ def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None
     )
 
 
+def _rate_scale(peak_flops_per_s: float) -> Scale:
+    return Scale(1e12, "TFLOP/s") if peak_flops_per_s >= 1e12 else Scale(1e9, "GFLOP/s")
+
+
 def _dots(phase: Mapping[str, Any]) -> list[_Dot]:
     ops = [op for op in phase["ops"] if op["flops"] and op["predicted_flops_per_s"]]
     return [
@@ -105,9 +109,13 @@ def _ridge(device: Mapping[str, Any]) -> float:
     return float(device["peak_flops_per_s"] / device["levels"][-1]["bytes_per_s"])
 
 
-def _decades(values: Sequence[float]) -> tuple[float, float]:
-    """The ends of the axis: some room on both sides."""
-    return min(values) / 4, max(values) * 4
+def _ends(dots: Sequence[_Dot], device: Mapping[str, Any], width: float) -> tuple[float, float]:
+    """The ends of the axis: some room on the left, on the right as much as the longest name takes."""
+    values = [dot.intensity for dot in dots] + [_ridge(device)]
+    low, high = min(values) / 4, max(values)
+    name = max(len(dot.name) for dot in dots) * LETTER + 12
+    decades = math.log10(high / low) * name / (width - name)
+    return low, float(high * 10 ** max(decades, 0.4))
 
 
 def _ceiling(device: Mapping[str, Any], intensity: float) -> float:
@@ -116,21 +124,23 @@ def _ceiling(device: Mapping[str, Any], intensity: float) -> float:
 
 
 def _draw_ceilings(panel: Axes, device: Mapping[str, Any], scale: Scale, ends: tuple[float, float]) -> None:
-    peak = device["peak_flops_per_s"]
-    levels = [level for level in device["levels"] if level["bytes_per_s"]]
-    for k, level in enumerate(reversed(levels)):
-        ridge = min(max(peak / level["bytes_per_s"], ends[0]), ends[1])
+    def roof(flops_per_s: float, bytes_per_s: float, **style: Any) -> None:
+        ridge = min(max(flops_per_s / bytes_per_s, ends[0]), ends[1])
         x = np.array([ends[0], ridge, ends[1]])
-        y = np.minimum(peak, x * level["bytes_per_s"]) / scale.divisor
-        rate = f"{number(level['bytes_per_s'] / 1e9)} GB/s"
-        panel.plot(x, y, color=INK if k == 0 else MUTED, linewidth=1.8 if k == 0 else 1.1,
-                   label=f"{level['name']}, {rate}")  # fmt: skip
+        panel.plot(x, np.minimum(flops_per_s, x * bytes_per_s) / scale.divisor, **style)
+
+    peak, (*nearer, memory) = device["peak_flops_per_s"], device["levels"]
+    nearer = [level for level in nearer if level["bytes_per_s"]]
+    for level in nearer:
+        roof(peak, level["bytes_per_s"], color=MUTED, linewidth=1.1)
+    roof(peak, memory["bytes_per_s"], color=INK)
+    for k, level in enumerate([memory, *reversed(nearer)]):
+        at = max(peak / level["bytes_per_s"], ends[0]), peak / scale.divisor
+        text = f"{level['name']}, {number(level['bytes_per_s'] / 1e9)} GB/s"
+        panel.annotate(text, at, (4, 5 + 13 * k), textcoords="offset points", color=MUTED)
     if device["reached_flops_per_s"]:
-        reached, rate = device["reached_flops_per_s"], device["reached_bytes_per_s"]
-        ridge = min(max(reached / rate, ends[0]), ends[1])
-        x = np.array([ends[0], ridge, ends[1]])
-        y = np.minimum(reached, x * rate) / scale.divisor
-        panel.plot(x, y, color=SERIES[1], linestyle=DASHES[1], linewidth=1.4, label="calibrated")
+        reached = device["reached_flops_per_s"], device["reached_bytes_per_s"]
+        roof(*reached, color=SERIES[1], linestyle=DASHES[1], linewidth=1.4, label="calibrated")
     panel.axvline(_ridge(device), color=MUTED, linewidth=1, linestyle=DASHES[2])
 
 
@@ -144,8 +154,10 @@ def _draw_dots(panel: Axes, dots: Sequence[_Dot], rows: Sequence[int], scale: Sc
     below = math.log10(min(dot.lowest for dot in dots) / scale.divisor / floor) / (max(rows) + 2)
     for dot, row in zip(dots, rows, strict=True):
         at = floor * 10 ** (below * (row + 0.7))
-        panel.plot([dot.intensity] * 2, [at * 1.12, dot.lowest / scale.divisor], color=MUTED, linewidth=0.8)
-        panel.annotate(dot.name, (dot.intensity, at), ha="center", va="center", color=INK)
+        panel.plot([dot.intensity] * 2, [at, dot.lowest / scale.divisor], color=MUTED, linewidth=0.8)
+        panel.annotate(
+            dot.name, (dot.intensity, at), (3, 0), textcoords="offset points", va="center", color=INK
+        )
 
 
 def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -> list[int]:
@@ -154,9 +166,10 @@ def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -
     taken: list[float] = []
     rows = []
     for dot in dots:
-        at, half = math.log10(dot.intensity / ends[0]) * per_decade, len(dot.name) * LETTER / 2
-        row = next((k for k, end in enumerate(taken) if end + 8 < at - half), len(taken))
-        taken[row : row + 1] = [at + half]
+        at = math.log10(dot.intensity / ends[0]) * per_decade
+        row = next((k for k, end in enumerate(taken) if end + 8 < at), len(taken))
+        # A name to the right of its line: no line of a dot further left, whose name stands lower, crosses it.
+        taken[: row + 1] = [at + len(dot.name) * LETTER] * (row + 1)
         rows.append(row)
     return rows
 
@@ -180,11 +193,11 @@ def _roofline_finding(phase: Mapping[str, Any], dots: Sequence[_Dot], device: Ma
     where = f"{len(left)} of {len(dots)} lie left of the ridge" if left else "All lie right of the ridge"
     largest = max((op for op in phase["ops"] if op["flops"]), key=lambda op: float(op["share"]))
     reached = largest["achieved_flops_per_s"] or largest["predicted_flops_per_s"]
-    how = "reached" if largest["achieved_flops_per_s"] else "predicted"
+    how = "reaches" if largest["achieved_flops_per_s"] else "should reach"
     share = reached * largest["ideal_s"] / largest["flops"]
     return (
         f"{where} at {number(_ridge(device))} FLOP per byte; {_label(largest)}, {largest['share']:.0%} of "
-        f"the step, is {how} at {share:.0%} of its ceiling."
+        f"the step, {how} {share:.0%} of its ceiling."
     )
 
 
@@ -260,7 +273,7 @@ def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
         f"{duration(gap['seconds'])}, {share:.0%} of the run.",
         "Read from the top: each bar starts where the one above ends, so that together they make up the "
         "whole run; the longest is what to look at first. Bars are differences between what was measured and "
-        "what the model of the hardware says, not things that a clock saw one after the other, and one that goes "
+        "what the model of the hardware says, not things that a clock saw one after the other; one that goes "
         "back was faster than predicted.",
         in_both_widths("waterfall", draw),
         table(

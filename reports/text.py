@@ -23,7 +23,13 @@ GROUPS = (
 def show(run: Run) -> str:
     """The verdict, every headline number with its interval, memory, outcomes; ends without a line break."""
     summary = summary_of(run)
-    parts = [f"{run.name}\n{_verdict(summary)}", _latencies(summary), *_groups(summary), _outcomes(summary)]
+    parts = [
+        f"{run.name}\n{_verdict(summary)}",
+        _latencies(summary),
+        _metal(summary),
+        *_groups(summary),
+        _outcomes(summary),
+    ]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -55,6 +61,14 @@ def _verdict(summary: Mapping[str, Any]) -> str:
         f"  {t.mark} {t.result}: {t.text}, {t.measured}{t.reason and f' ({t.reason})'}" for t in said.targets
     )
     return "\n".join([f"{said.state}: {said.sentence}", *targets, *reasons])
+
+
+def _metal(summary: Mapping[str, Any]) -> str:
+    """How far from the hardware, in one sentence; "" where the run was never held against it."""
+    found = summary.get("roofline")
+    if found is None:
+        return ""
+    return f"Hardware: {found['absent'] if 'absent' in found else found['sentence']}"
 
 
 def _latencies(summary: Mapping[str, Any]) -> str:
