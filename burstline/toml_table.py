@@ -1,4 +1,4 @@
-"""A TOML table read with clear errors: an unknown key and its nearest known one, a wrong type, what is missing."""
+"""A TOML table read with clear errors: unknown keys with the nearest known one, wrong types, missing ones."""
 
 from __future__ import annotations
 
