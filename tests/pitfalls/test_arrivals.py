@@ -79,9 +79,10 @@ def test_13_departures_over_sockets_follow_the_recursion(cv: float, n_servers: i
     assert abs(residual) < 0.01
 
 
+@pytest.mark.slow
 def test_17_a_slow_start_is_found_where_it_ends_and_a_drift_is_found_at_all() -> None:
-    ttft_s = rng(0, "test").uniform(0.002, 0.012, 80)
-    ttft_s[:10] += 0.06
+    ttft_s = rng(0, "test").uniform(0.02, 0.06, 80)
+    ttft_s[:10] += 0.3
     played = play([Script(ttft_s=s, gaps_s=(0.0,)) for s in ttft_s.tolist()], 80, concurrency=1)
     found = warm_up_end(latencies(METRICS["ttft"], played.columns))
     assert found is not None
