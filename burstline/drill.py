@@ -19,6 +19,7 @@ EVENTS_PER_S: Final = 20_000
 GAP_S: Final = 0.01
 TTFT_S: Final = 0.2
 N_LEAST: Final = 32
+DEADLINE_S: Final = 30.0
 
 LADDER_PER_S: Final = (10_000, 20_000, 30_000, 40_000, 60_000, 80_000, 120_000)
 N_STREAMS: Final = 100
@@ -49,7 +50,10 @@ def drill(load: Load, budget_s: float) -> Drill:
     """
     due_s = load.arrivals.due_s(rng(load.seed, "arrivals"))
     n, n_in_flight, n_waves = _extent(load, due_s, budget_s)
-    hastened = max(1.0, float(due_s[n - 1]) / budget_s)
+    ceiling_per_s = load.max_rate_per_s
+    hastened = max(
+        1.0, float(due_s[n - 1]) / budget_s, n / (ceiling_per_s * budget_s) if ceiling_per_s else 0
+    )
     gap_s = max(GAP_S, n_in_flight / EVENTS_PER_S)
     ttft_s = min(TTFT_S, budget_s / n_waves / 2)
     n_most_tok = max(2, int((budget_s / n_waves - ttft_s) / gap_s))
@@ -64,7 +68,9 @@ def drill(load: Load, budget_s: float) -> Drill:
         (asked_tok.high > n_most_tok, f"{lengths} of {asked_tok} output tokens"),
     )
     script = Script(ttft_s=ttft_s, gaps_s=(gap_s,))
-    return Drill(load, plan, (script,), _law(load, hastened), tuple(note for so, note in notes if so))
+    law = _law(load, hastened)
+    load = replace(load, deadline_s=DEADLINE_S, max_rate_per_s=ceiling_per_s and ceiling_per_s * hastened)
+    return Drill(load, plan, (script,), law, tuple(note for so, note in notes if so))
 
 
 def ladder() -> tuple[Drill, tuple[tuple[float, int], ...]]:

@@ -204,6 +204,8 @@ def limit(c: Columns, served: Sequence[Served], t0_ns: int, rungs: Sequence[tupl
     stream has them all.
     """
     pairs = _paired(c, {row.index: row for row in served if row.index is not None}, t0_ns)
+    if not len(pairs.row):
+        return Limit(0.0, "client")
     best = 0.0
     begin = 0
     for asked_per_s, n_tok in rungs:

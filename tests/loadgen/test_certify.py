@@ -165,6 +165,11 @@ def test_the_limit_is_the_last_rung_that_the_client_followed() -> None:
     assert blurred.events_per_s == pytest.approx(1000, rel=0.1)
 
 
+def test_where_no_stream_came_through_nothing_was_followed() -> None:
+    c, _ = streams(10, [0.01] * 39, 0.0)
+    assert limit(c, [], T0_NS, [(1000.0, 20), (2000.0, 20)]).events_per_s == 0
+
+
 def test_a_truth_server_that_is_too_slow_is_named_and_not_the_client() -> None:
     found = limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 20), (2000.0, 20)])
     assert found.by == "truth server"
