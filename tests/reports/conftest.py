@@ -2,7 +2,9 @@
 
 import pytest
 
-from loadgen.rundir import Run
+from burstline.conclude import write_report
+from burstline.hardware import Hints, note_hardware
+from loadgen.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 
 
@@ -26,3 +28,12 @@ def hopeless(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def single(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """One request, nothing watched."""
     return synthetic.finished_run(tmp_path_factory.mktemp("one"), synthetic.records(n=1), watched=False)
+
+
+@pytest.fixture(scope="session")
+def metal(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Two hundred requests, held against an H100."""
+    run = synthetic.finished_run(tmp_path_factory.mktemp("metal"), synthetic.records(n=200, output_tok=16))
+    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"), lambda _: None)
+    write_report(RunDir(run.path))
+    return open_run(run.path)

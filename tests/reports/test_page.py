@@ -11,7 +11,7 @@ from loadgen.summary import summarize_run
 from reports.page import STATES, banner, json_in_html, render
 from tests.reports import synthetic
 
-RUNS = ("burst", "lossy", "hopeless", "single")
+RUNS = ("burst", "lossy", "hopeless", "single", "metal")
 
 
 class Page(HTMLParser):

@@ -1,0 +1,162 @@
+"""A run's folder held against its hardware: what is found out, what is missing, what is suspect."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from burstline import hardware
+from burstline.conclude import write_report
+from burstline.hardware import DEVICE_FILE, Hints, check_hints, note_hardware
+from burstline.metal import reconciled
+from loadgen import tables
+from loadgen.rundir import RunDir, open_run
+from reports.text import show
+from roofline.errors import RooflineError
+from tests.reports import synthetic
+
+ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")
+LOCAL = {"url": "http://127.0.0.1:8000", "attached": True, "model": "served"}
+
+
+def quiet(_):
+    """Progress that nobody reads."""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A burst at a server that says its limits, on a machine that has one H100."""
+    facts = {
+        "devices": [{"name": "NVIDIA H100 80GB HBM3"}],
+        "server": LOCAL,
+        "identity": {
+            "engine": "vllm", "model": "llama-2-7b", "dtype": "bfloat16", "kv_dtype": "bfloat16",
+            "kv_tok": 100_000, "kv_block_tok": 16, "max_num_seqs": 256, "max_batched_tok": 4096,
+            "tensor_parallel": 1,
+        },
+    }  # fmt: skip
+    folder = RunDir.create(tmp_path, "vllm", "burst", facts)
+    folder.save_records(tables.record_table(synthetic.records(n=60, output_tok=16)))
+    folder.finish("complete")
+    return folder
+
+
+def noted(run, hints=ON_H100, **facts):
+    run.update(**facts)
+    note_hardware(run, hints, quiet)
+    return reconciled(open_run(run.path))
+
+
+def test_a_known_device_and_model_give_phases_bounds_and_the_gap(run):
+    found = noted(run)
+    assert [phase["phase"] for phase in found["phases"]] == ["prefill", "decode"]
+    assert sum(bar["seconds"] for bar in found["waterfall"]) == pytest.approx(
+        max(record.token_ns[-1] for record in synthetic.records(n=60, output_tok=16)) / 1e9, rel=0.01
+    )
+    assert all(0 < phase[use]["measured"] < 1 for phase in found["phases"] for use in ("mfu", "mbu"))
+    json.dumps(found, allow_nan=False)
+
+
+def test_the_drivers_name_of_the_only_gpu_names_the_device(run):
+    assert noted(run, Hints())["device"]["id"] == "h100-sxm5-80g"
+
+
+@pytest.mark.parametrize(
+    ("facts", "missing"),
+    [
+        ({"devices": []}, "--device"),
+        ({"devices": [{"name": "A"}, {"name": "B"}]}, "A and B"),
+        ({"devices": [{"name": "Abacus 9000"}]}, "Abacus 9000"),
+        ({"server": {**LOCAL, "url": "http://far.example:80"}}, "http://far.example:80"),
+        ({"identity": {"engine": "vllm", "model": "nobody/knows-this"}, "server": {}}, "--model-config"),
+    ],
+)
+def test_what_is_not_known_is_said_with_the_flag_that_helps(run, facts, missing):
+    assert missing in noted(run, Hints(), **facts)["absent"]
+
+
+def test_limits_that_the_engine_does_not_tell_are_those_seen_in_use_and_said_so(run):
+    found = noted(run, identity={"engine": "vllm", "model": "llama-2-7b"})
+    said = " ".join(found["assumed"])
+    for word in ("dtype", "max_num_seqs", "max_num_batched_tokens", "KV cache's size", "tensor parallelism"):
+        assert word in said
+
+
+def test_a_rate_above_the_ceiling_makes_the_run_suspect_in_the_banner(run):
+    path = run.path.parent / "toy.toml"
+    path.write_text(
+        'id = "toy"\npeak_flops_per_s = { bf16 = 1e12 }\n'
+        'levels = [{ name = "memory", capacity_bytes = 80e9, bytes_per_s = 1e11 }]\n'
+    )
+    noted(run, replace(ON_H100, device=str(path)))
+    verdict = write_report(run)["verdict"]
+    assert verdict["state"] == "NOT-COMPARABLE"
+    assert verdict["reasons"][0]["code"] == "beats-the-ceiling"
+    assert "prefix cache" in verdict["reasons"][0]["advice"]
+    assert "Numbers suspect" in (run.path / "report.html").read_text()
+
+
+def test_the_report_made_again_is_the_same_for_ever(run, monkeypatch):
+    noted(run)
+    write_report(run)
+    first = [(run.path / name).read_bytes() for name in ("summary.json", "report.html")]
+    monkeypatch.setattr(hardware, "load_device", None)  # the shipped table may change: the run keeps its own
+    write_report(run)
+    assert [(run.path / name).read_bytes() for name in ("summary.json", "report.html")] == first
+
+
+def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
+    assert "burstline report RUN --device" in reconciled(open_run(run.path))["absent"]
+
+
+def test_show_says_how_far_the_metal_is(run):
+    noted(run)
+    write_report(run)
+    assert "Hardware: decode is" in show(open_run(run.path))
+
+
+def test_a_typing_error_is_found_before_anything_runs():
+    with pytest.raises(RooflineError, match="unknown device"):
+        check_hints(Hints(device="h1000"))
+    with pytest.raises(RooflineError, match="bundled model"):
+        check_hints(Hints(model_config="/nowhere"))
+    check_hints(Hints(device="cpu", model_config="llama-2-7b"))
+
+
+REFERENCE = {
+    "engine": "reference", "model": "reference", "dtype": "float32",
+    "raw": {"threads": 1, "config": {
+        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True,
+    }},
+}  # fmt: skip
+STARTED = {"attached": False, "argv": ["python"], "image": None}
+
+
+def on_cpu(run, hints, said=quiet):
+    run.update(engine="reference", identity=REFERENCE, server=STARTED, devices=[])
+    note_hardware(run, hints, said)
+    return open_run(run.path).manifest["hardware"]
+
+
+def test_a_cpu_that_was_never_measured_is_left_alone_where_asked(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert "--no-calibrate" in on_cpu(run, Hints(calibrate=False))["absent"]
+    assert not (run.path / DEVICE_FILE).exists()
+
+
+def test_a_cpu_is_measured_once_and_kept(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked, said = [], []
+
+    def measured(config, out, **how):
+        asked.append((json.loads(config.read_text())["hidden_size"], how))
+        out.parent.mkdir(parents=True)
+        out.write_text(hardware._file_of("h100-sxm5-80g"))
+
+    monkeypatch.setattr(hardware, "calibrate_pinned", measured)
+    first = on_cpu(run, Hints(), said.append)
+    assert on_cpu(run, Hints(), said.append) == first
+    assert asked == [(64, {"threads": 1, "quick": True, "torch_python": None, "dtype": "fp32"})]
+    assert len(said) == 1
+    assert "Measuring this CPU" in said[0]

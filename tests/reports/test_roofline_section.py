@@ -1,0 +1,93 @@
+"""The section on the hardware, from the summary's own `roofline`."""
+
+import re
+
+import pytest
+
+from reports.page import render
+from reports.roofline_figures import _Dot, _label_rows, roofline, waterfall
+from reports.roofline_section import metal as section
+from reports.view import view_of
+
+
+@pytest.fixture(scope="module")
+def view(metal):
+    return view_of(metal)
+
+
+def of_kind(blocks, kind):
+    return [block for block in blocks if block.kind == kind]
+
+
+def test_every_phase_has_its_roofline_its_bounds_and_the_gap_is_shown(view):
+    blocks = section(view)
+    assert [plot.id for plot in of_kind(blocks, "plot")] == [
+        "roofline-prefill",
+        "roofline-decode",
+        "waterfall",
+    ]
+    captions = [table.caption for table in of_kind(blocks, "table")]
+    assert sum(caption.startswith("What bounds each op") for caption in captions) == 2
+    assert any(caption.startswith("What would help") for caption in captions)
+
+
+def test_a_bound_table_names_every_op_with_its_limit(view):
+    phase = view.summary["roofline"]["phases"][0]
+    table = next(table for table in of_kind(section(view), "table") if "of prefill" in table.caption)
+    assert [row.cells[0].text for row in table.rows] == [op["name"] for op in phase["ops"]]
+    assert [row.cells[6].text for row in table.rows] == [op["limit"] for op in phase["ops"]]
+
+
+def test_dots_that_nobody_measured_are_hollow_only(view):
+    found = view.summary["roofline"]
+    phase = found["phases"][1]
+    plot = roofline(phase, found["device"])
+    assert [row.cells[4].text for row in plot.table.rows] == ["–"] * len(plot.table.rows)
+    assert "should reach" in plot.finding
+    seen = {
+        **phase,
+        "ops": [{**op, "achieved_flops_per_s": op["predicted_flops_per_s"] / 2} for op in phase["ops"]],
+    }
+    filled = roofline(seen, found["device"])
+    assert "–" not in [row.cells[4].text for row in filled.table.rows]
+    assert "reaches" in filled.finding
+    assert len(filled.drawings[0].body) > len(plot.drawings[0].body)
+
+
+def test_a_phase_without_products_has_no_roofline(view):
+    found = view.summary["roofline"]
+    assert roofline({**found["phases"][0], "ops": []}, found["device"]) is None
+
+
+def test_the_waterfall_goes_back_where_a_part_was_faster_than_predicted():
+    bars = [
+        {"name": "ceiling", "seconds": 2.0, "why": ""},
+        {"name": "kernels", "seconds": 1.0, "why": ""},
+        {"name": "host", "seconds": -0.5, "why": ""},
+    ]
+    plot = waterfall(bars, 2.5)
+    assert "largest part of the difference is kernels" in plot.finding
+    assert [row.cells[1].text for row in plot.table.rows] == ["2.00", "1.00", "−0.500", "2.50"]
+    assert "var(--bad)" in plot.drawings[0].body
+
+
+def test_a_run_that_cannot_be_held_against_its_hardware_says_why(metal):
+    view = view_of(metal)
+    summary = {**view.summary, "roofline": {"absent": "name the device with --device"}}
+    (note,) = section(
+        type(view)(**{name: getattr(view, name) for name in view.__slots__} | {"summary": summary})
+    )
+    assert "--device" in note.text
+
+
+def test_a_run_that_was_never_held_against_its_hardware_has_no_section(burst):
+    assert not re.search(r'id="metal"', render(burst))
+
+
+def test_names_on_one_line_have_room_beside_each_other():
+    dots = [
+        _Dot(name, at, 1e12, None)
+        for name, at in (("attention", 1.0), ("qkv", 60.0), ("o", 61.0), ("down", 62.0))
+    ]
+    rows = _label_rows(dots, (0.25, 250.0), 900)
+    assert rows == [0, 0, 1, 2]
