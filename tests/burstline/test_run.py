@@ -16,6 +16,7 @@ from servers.truth.rig import truth_server
 from servers.truth.script import Script
 
 SMALL = ("--prompt-tokens", "64", "--output-tokens", "8")
+BARE = ("--no-certify", "--no-calibrate")
 LONG = ("--prompt-tokens", "256", "--output-tokens", "400", "--requests", "60")
 
 
@@ -23,7 +24,7 @@ LONG = ("--prompt-tokens", "256", "--output-tokens", "400", "--requests", "60")
 def burstline(out: Path, *argv: str):
     """`burstline run` as a process of its own, which is over when the block is."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "burstline", "run", "--no-certify", "--no-calibrate", "--out", str(out), *argv],
+        [sys.executable, "-m", "burstline", "run", *BARE, "--out", str(out), *argv],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -53,7 +53,9 @@ def _tokenizer() -> Tokenizer:
     )
     tokenizer.train_from_iterator(_made_up_text(), trainer)
     if tokenizer.get_vocab_size() != VOCAB:
-        raise AssertionError(f"{tokenizer.get_vocab_size()} tokens trained, {VOCAB} wanted: more text is needed")
+        raise AssertionError(
+            f"{tokenizer.get_vocab_size()} tokens trained, {VOCAB} wanted: more text is needed"
+        )
     return tokenizer
 
 
