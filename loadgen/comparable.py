@@ -264,8 +264,8 @@ def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
         runs = [work for work in works if work.verdict == state]
         if runs:
             who = ", ".join(dict.fromkeys(work.label for work in runs))
-            text = f"{len(runs)} of {len(works)} runs are {state} ({who})."
-            reasons.append(Reason("verdict", text, "The run's own report says why, and what to do."))
+            text = f"{len(runs)} of {len(works)} runs are {state} ({who}). {runs[0].verdict_reason}".rstrip()
+            reasons.append(Reason("verdict", text, "The run's own report says what to do."))
     return tuple(reasons)
 
 

@@ -42,6 +42,8 @@ class Matched:
 def matched(works: Sequence[Work], gate: Comparability, rng: np.random.Generator) -> Matched | Absent:
     """The matched-work estimate; Absent, with the reason, where it would not be sound."""
     codes = {reason.code for reason in gate.reasons}
+    if "verdict" in codes:
+        return Absent("not all runs can be believed")
     if codes - SOUND_WITH:
         return Absent(f"matching lengths does not take out {', '.join(sorted(codes - SOUND_WITH))}")
     groups = {

@@ -31,7 +31,8 @@ class Work:
 
     `cached_fraction` is the share of prompt tokens that the prefix cache served, `expected_cached_fraction`
     what the prompts' own prefix tree allows. In `settings` None means that the server does not say.
-    `lengths_forced` is False where the engine cannot be told to go on past an end-of-text.
+    `lengths_forced` is False where the engine cannot be told to go on past an end-of-text. `verdict_reason`
+    is the first reason of the run's own verdict, "" where it has none.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Work:
     expected_cached_fraction: float | None
     settings: Mapping[str, str | None]
     lengths_forced: bool = True
+    verdict_reason: str = ""
 
     @property
     def opened(self) -> bool:
@@ -87,11 +89,13 @@ def work_of(run: Run, label: str) -> Work:
     caching = identity.prefix_caching is not False
     block_tok = identity.kv_block_tok or BLOCK_TOK
     capabilities = server.get("capabilities") or {}
+    verdict = (run.summary or {}).get("verdict") or {"state": "NO SUMMARY"}
     return Work(
         label=label,
         run=run.name,
         columns=columns,
-        verdict=str(((run.summary or {}).get("verdict") or {}).get("state", "NO SUMMARY")),
+        verdict=str(verdict["state"]),
+        verdict_reason=next((reason["text"] for reason in verdict.get("reasons", ())), ""),
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
         expected_cached_fraction=expected_hit_fraction(run.plan, run.manifest.get("salt"), block_tok)
         if caching

@@ -20,7 +20,7 @@ from reports.versus import HEADLINES, Cell, Comparison, Headline, Node
 SENTENCES = {
     COMPARABLE: ("good", "✓", "The engines did the same work under the same settings: compare them."),
     ALONE: ("warn", "!", "There is one contender only: its runs are shown, and nothing is compared."),
-    State.NOT_COMPARABLE: ("bad", "✕", "The engines did not do the same work: no ranking is shown."),
+    State.NOT_COMPARABLE: ("bad", "✕", "These runs cannot be held against each other: no ranking is shown."),
 }
 ARROWS = {"lower": "↓", "higher": "↑"}
 
