@@ -324,8 +324,10 @@ def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
         largest = sorted(row.ops, key=lambda op: -op.share)[:2]
         name, use = ("MFU", row.mfu) if limit == "compute" else ("MBU", row.mbu)
         held = ", ".join(f"{op.name} {op.share:.0%}" for op in largest)
-        reached = f"of a reachable {use.reachable:.0%}" if use.measured is not None else "reachable"
-        got = f"{use.measured:.0%} " if use.measured is not None else f"{use.reachable:.0%} "
-        said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}{reached}")
+        got = f"{use.reachable:.0%} reachable"
+        if use.measured is not None:
+            beside = "of a reachable" if use.measured <= use.reachable else "where calibrated kernels give"
+            got = f"{use.measured:.0%} {beside} {use.reachable:.0%}"
+        said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
     gap = max(bars[1:], key=lambda bar: bar.seconds)
     return "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
