@@ -13,16 +13,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.blocks import LEAST_BLOCKS, block_interval, block_length
 from loadgen.columns import Columns, Floats
 from loadgen.metrics import Metric, latencies
-from loadgen.paired import moving_blocks
 from loadgen.stationary import Steady
-from loadgen.stats import LEVEL, Absent, Estimate, Figure, interval
+from loadgen.stats import LEVEL, Absent, Estimate, Figure
 from loadgen.totals import UNCOUNTED, prompt_tok
 
-LEAST_BLOCKS: Final = 5
 BINS_A_BLOCK: Final = 8
-N_DRAWS: Final = 1000
 
 
 def throughputs_in(c: Columns, steady: Steady, rng: np.random.Generator) -> dict[str, Figure]:
@@ -67,19 +65,19 @@ def parts_of_mean(metric: Metric, c: Columns) -> tuple[Floats, Floats, Floats]:
 
 
 def _rate(at_s: Floats, amount: Floats, unit: str, steady: Steady, rng: np.random.Generator) -> Figure:
-    window = steady.window
-    if window.length_s < steady.block_s:
-        return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(steady.block_s)}")
+    window, block_s = steady.window, steady.block_s
+    if window.length_s < block_s:
+        return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(block_s)}")
     inside = (at_s >= window.start_s) & (at_s <= window.end_s)
-    point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
-    n_bins = math.floor(window.length_s / steady.block_s * BINS_A_BLOCK)
-    if n_bins < LEAST_BLOCKS * BINS_A_BLOCK:
-        return Estimate(point, None, None, LEVEL, n, unit, _too_short(steady.block_s))
+    n_bins = math.floor(window.length_s / block_s * BINS_A_BLOCK)
     edges = np.linspace(window.start_s, window.end_s, n_bins + 1)
-    per_s = np.histogram(at_s, edges, weights=amount)[0] / np.diff(edges)
-    draws = per_s[moving_blocks(n_bins, BINS_A_BLOCK, N_DRAWS, rng)].mean(axis=1)
-    low, high = interval(draws)
-    return Estimate(point, low, high, LEVEL, n, unit, f"moving blocks of {steady.block_s:.2g} s")
+    brought = np.histogram(at_s, edges, weights=amount)[0]
+    block = max(BINS_A_BLOCK, block_length(brought))
+    found = block_interval(brought, np.diff(edges), block, rng)
+    point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
+    if found is None:
+        return Estimate(point, None, None, LEVEL, n, unit, _too_short(block_s * block / BINS_A_BLOCK))
+    return Estimate(point, *found, LEVEL, n, unit, f"moving blocks of {block_s * block / BINS_A_BLOCK:.2g} s")
 
 
 def with_blocks(
@@ -88,16 +86,17 @@ def with_blocks(
     """The mean with its interval by moving blocks of requests in the order they were due."""
     if isinstance(mean, Absent):
         return mean
-    n = len(sums)
-    block = max(1, math.ceil(n * steady.block_s / max(steady.window.length_s, steady.block_s)))
-    if n < LEAST_BLOCKS * block:
-        return replace(mean, low=None, high=None, note=_too_short(steady.block_s))
     order = np.argsort(due_s, kind="stable")
-    drawn = order[moving_blocks(n, block, min(N_DRAWS, max(200, 10_000_000 // n)), rng)]
-    totals = weights[drawn].sum(axis=1)
-    low, high = interval((sums[drawn].sum(axis=1) / np.where(totals > 0, totals, np.nan))[totals > 0])
-    return replace(mean, low=low, high=high, note=f"moving blocks of {block} requests")
+    sums, weights = sums[order], weights[order]
+    per_s = len(sums) / max(steady.window.length_s, steady.block_s)
+    block = max(math.ceil(per_s * steady.block_s), block_length(sums - mean.point * weights))
+    found = block_interval(sums, weights, block, rng)
+    if found is None:
+        return replace(mean, low=None, high=None, note=_too_short(block / per_s))
+    return replace(mean, low=found[0], high=found[1], note=f"moving blocks of {block} requests")
 
 
 def _too_short(block_s: float) -> str:
-    return f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (twice the mean E2E, at least 1 s)"
+    return (
+        f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (at least twice the mean E2E, and 1 s)"
+    )
