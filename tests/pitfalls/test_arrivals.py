@@ -36,16 +36,13 @@ def test_12_the_server_sees_the_schedule_that_was_planned() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["constant", "poisson", "gamma"])
 def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
-    """Over 10 s at 50 a second; the evenest of up to three, for neighbours only take away."""
+    """Over 10 s at 50 a second. Neighbours may delay some; half of all gaps are right to 5 % of a gap."""
     extra = {"burstiness": 0.5} if pattern == "gamma" else {}
     due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 500, rng(0, "arrivals"), **extra)
-    planned_cv = achieved.gap_cv(due_s)
-    for _ in range(3):
-        at_s = np.sort(arrived_s(due_s, process=True))
-        if abs(achieved.gap_cv(at_s) - planned_cv) < 0.02:
-            break
-    assert abs(achieved.rate_error(at_s, due_s)) < 1e-3
-    assert achieved.gap_cv(at_s) == pytest.approx(planned_cv, abs=0.02 + 0.05 * planned_cv)
+    at_s = np.sort(arrived_s(due_s, process=True))
+    assert abs(achieved.rate_error(at_s, due_s)) < 2e-3
+    assert np.median(np.abs(np.diff(at_s) - np.diff(due_s))) < 0.05 / 50
+    assert np.median(at_s - due_s) < 1e-3, "lateness adds up"
     for window_s in (0.1, 1.0):
         planned, seen = achieved.dispersion(due_s, window_s), achieved.dispersion(at_s, window_s)
         assert seen == pytest.approx(planned, abs=0.1)
