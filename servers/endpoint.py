@@ -46,7 +46,7 @@ class Endpoint:
         queue_depth=False,
         graceful_overload=False,
     )
-    probe_path = "/v1/models"
+    probe_path: str | None = None  # some have not even a list of models
     metrics_path: str | None = None
     default_port: int | None = None
     image: Image | None = None

@@ -239,7 +239,7 @@ class Engine(Protocol):
     name: str
     title: str
     capabilities: Capabilities
-    probe_path: str
+    probe_path: str | None
     metrics_path: str | None
     default_port: int | None
     image: Image | None

@@ -55,7 +55,7 @@ class Lightllm:
         queue_depth=False,  # what waits for a slot waits in the HTTP process, uncounted
         graceful_overload=False,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")

@@ -58,7 +58,7 @@ class LlamaCpp:
         queue_depth=True,
         graceful_overload=False,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8080
     image: Image | None = Image("ghcr.io/ggml-org/llama.cpp:server-cuda")

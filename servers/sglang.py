@@ -58,7 +58,7 @@ class Sglang:
         graceful_overload=False,
     )
     # /health runs a generation of its own; this one only tells what is loaded.
-    probe_path = "/model_info"
+    probe_path: str | None = "/model_info"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 30000
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")

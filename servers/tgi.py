@@ -69,7 +69,7 @@ class Tgi:
         queue_depth=True,
         graceful_overload=True,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 3000
     image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")

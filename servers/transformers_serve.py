@@ -45,7 +45,7 @@ class TransformersServe:
         graceful_overload=False,
     )
     # /v1/models lists the Hugging Face cache, not what is loaded, and fails where there is none.
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = None
     default_port: int | None = 8000
     image: Image | None = None

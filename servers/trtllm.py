@@ -47,7 +47,7 @@ class TrtLlm:
         queue_depth=True,
         graceful_overload=False,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/prometheus/metrics"
     default_port: int | None = 8000
     image: Image | None = Image(

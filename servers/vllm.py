@@ -71,7 +71,7 @@ class Vllm:
         queue_depth=True,
         graceful_overload=False,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")

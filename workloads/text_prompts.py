@@ -41,10 +41,15 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Words:
-    """What text prompts are made of: words of one tokenizer, and what one of them usually costs in tokens."""
+    """What text prompts are made of: words of one tokenizer that cost `cost_tok` tokens each after a space.
+
+    Those in `first` cost as much where no space stands before them: what a chat template puts there does not
+    change the count, unless the tokenizer has pieces that reach across words.
+    """
 
     tokenizer: Tokenizer
     words: tuple[str, ...]
+    first: tuple[str, ...]
     cost_tok: int
     sha256: str
 
@@ -62,13 +67,13 @@ def words_of(tokenizer: Tokenizer) -> Words:
     if len(candidates) < 2:
         raise WorkloadError("the tokenizer's pieces make no words; expected at least two that can be read")
     anchor = candidates[0]
-    probe = Words(tokenizer, (), 1, digest)
-    alone = probe.count([f"{anchor} {anchor}"])[0]
-    costs = np.array(probe.count([f"{anchor} {word} {anchor}" for word in candidates])) - alone
+    probe = Words(tokenizer, (), (), 1, digest)
+    pair = probe.count([f"{anchor} {anchor}"])[0]
+    costs = np.array(probe.count([f"{anchor} {word} {anchor}" for word in candidates])) - pair
     for cost_tok in sorted({int(cost) for cost in costs if cost > 0}):
         fitting = tuple(word for word, cost in zip(candidates, costs, strict=True) if cost == cost_tok)
         if len(fitting) >= min(ENOUGH_WORDS, len(candidates) // 4):
-            return Words(tokenizer, fitting, cost_tok, digest)
+            return Words(tokenizer, fitting, _first(probe, fitting, cost_tok) or fitting, cost_tok, digest)
     raise WorkloadError("the tokenizer's words cost nothing or differ in all their costs: give another")
 
 
@@ -125,6 +130,16 @@ def inexact(requests: Iterable[Request], words: Words, n_extra_tok: int = 0) -> 
     )
 
 
+def _first(probe: Words, fitting: Sequence[str], cost_tok: int) -> tuple[str, ...]:
+    """Those that cost as much at the beginning of a text and of a line as after a space."""
+    kept = list(fitting)
+    for before in ("", "\n"):
+        nothing = probe.count([before])[0]
+        counts = probe.count([before + word for word in kept])
+        kept = [word for word, count in zip(kept, counts, strict=True) if count - nothing == cost_tok]
+    return tuple(kept)
+
+
 def _candidates(tokenizer: Tokenizer) -> list[str]:
     """Words that are pieces of the vocabulary, none twice, of the best kind that there are enough of."""
     ids = sorted(tokenizer.get_vocab(with_added_tokens=False).values())
@@ -152,7 +167,8 @@ def _strung(
     digest = hashlib.sha256(f"{salt}/{index}".encode()).digest()
     n_salt = min(N_SALT_WORDS, len(body))
     body[:n_salt] = np.frombuffer(digest, dtype="<u4")[:n_salt] % len(words.words)
-    return [words.words[i] for i in body]
+    first = words.first[int.from_bytes(digest[-4:], "little") % len(words.first)]
+    return [first, *(words.words[i] for i in body[1:])]
 
 
 def _resized(string: list[str], gap: int, words: Words, search: np.random.Generator) -> list[str]:

@@ -67,9 +67,8 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
     Raises RefusalError where the request for one token is refused for good.
     """
     try:
-        probe = get(engine.probe_path)
-        if probe.status >= 500:  # anything else is settled by the token
-            return f"{engine.probe_path} answers {probe.status}"
+        if engine.probe_path is not None and (status := get(engine.probe_path).status) >= 500:
+            return f"{engine.probe_path} answers {status}"  # anything else is settled by the token
         reply = _one_token(engine, target, timeout_s)
     except RefusalError:
         raise

@@ -41,7 +41,7 @@ class Reference:
         queue_depth=True,
         graceful_overload=False,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = None
     image: Image | None = None

@@ -46,7 +46,7 @@ class Truth:
         queue_depth=False,
         graceful_overload=True,
     )
-    probe_path = "/health"
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = None
     image: Image | None = None

@@ -1,5 +1,6 @@
 from array import array
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import numpy as np
 import pytest
@@ -130,9 +131,14 @@ TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
+@cache
+def words_for(name: str) -> Words:
+    return words_of(TOKENIZERS[name]())
+
+
 @pytest.fixture(scope="module")
 def llama() -> Words:
-    return words_of(llama2_like())
+    return words_for("like Llama 2's")
 
 
 def lengths_of(words: Words, texts: list[str]) -> list[int]:
@@ -178,7 +184,7 @@ def test_prompts_of_ids_are_not_counted_as_inexact(llama: Words) -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_short_and_long_texts_are_exact_for_every_kind_of_tokenizer(name: str) -> None:
-    words = words_of(TOKENIZERS[name]())
+    words = words_for(name)
     n_special = words.count([""])[0]
     n_toks = [n_special + 1 + n for n in (*range(30), 100, 257, 512)]
     texts = make_texts(n_toks, words, 1, "5eed", range(len(n_toks)))
@@ -186,11 +192,19 @@ def test_short_and_long_texts_are_exact_for_every_kind_of_tokenizer(name: str) -
     assert len(set(texts[20:])) == len(texts[20:])
 
 
+@pytest.mark.parametrize("name", sorted(TOKENIZERS.keys() - {"byte-level BPE across words"}))
+def test_what_a_chat_template_puts_around_a_text_adds_the_same_to_every_one(name: str) -> None:
+    words = words_for(name)
+    texts = make_texts([40] * 20, words, 1, "5eed", range(20))
+    for before, after in (("user: ", "\n"), ("user\n", "\nbot:"), ("[INST] ", " [/INST]")):
+        assert len(set(lengths_of(words, [before + text + after for text in texts]))) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ten_thousand_texts_are_all_exact(name: str) -> None:
-    words = words_of(TOKENIZERS[name]())
+    words = words_for(name)
     draw = np.random.Generator(np.random.PCG64(9))
     n_toks = (words.count([""])[0] + draw.integers(1, 200, 10_000)).tolist()
     texts = make_texts(n_toks, words, 2, "5eed", range(10_000))
