@@ -40,7 +40,7 @@ def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
     extra = {"burstiness": 0.5} if pattern == "gamma" else {}
     due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 500, rng(0, "arrivals"), **extra)
     at_s = np.sort(arrived_s(due_s, process=True))
-    assert abs(achieved.rate_error(at_s, due_s)) < 2e-3
+    assert abs(achieved.rate_error(at_s, due_s)) < 1e-2, "relative sleeps lose 14 % and more"
     assert np.median(np.abs(np.diff(at_s) - np.diff(due_s))) < 0.05 / 50
     assert np.median(at_s - due_s) < 1e-3, "lateness adds up"
     for window_s in (0.1, 1.0):
