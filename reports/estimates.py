@@ -54,6 +54,7 @@ TITLES = {
     "cpu_waiting_fraction": "Time some task waited for a CPU",
     "certified_events_per_s": "Certified at events",
     "throttled_fraction": "Time the client was throttled",
+    "attainment": "Share of all planned requests",
     "planned_per_s": "Rate planned",
     "achieved_per_s": "Rate achieved",
     "rate_error": "Rate achieved against planned (0 is exact)",

@@ -41,6 +41,8 @@ def numbers(view: View) -> list[Block]:
         ("Stalls", "stalls"),
         ("Memory, each kind apart", "memory"),
     ]
+    if summary.get("goodput", {}).get("criteria"):
+        groups.insert(1, (f"Goodput: {' and '.join(summary['goodput']['criteria'])}", "goodput"))
     blocks: list[Block] = [
         Tiles(tuple(_tiles(view))),
         latency_table("Latency of all planned requests; 95 % intervals in brackets", headline),
