@@ -96,7 +96,7 @@ def as_text(plan: Plan, words: Words, salt: str, n_extra_tok: int = 0) -> Plan:
 def make_texts(
     n_toks: Sequence[int], words: Words, seed: int, salt: str, indices: Sequence[int]
 ) -> list[str]:
-    """One text per count of tokens, none of them sharing a beginning; `indices` name them for the salt.
+    """One text per count of tokens, each beginning with words that the salt chose for its index.
 
     Raises WorkloadError where a count is too small to hold a word, or cannot be hit.
     """
