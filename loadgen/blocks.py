@@ -9,7 +9,6 @@ import numpy as np
 from scipy import stats as sps
 
 from loadgen.columns import Floats
-from loadgen.paired import moving_blocks
 from loadgen.stats import LEVEL
 
 LEAST_BLOCKS: Final = 5
@@ -66,9 +65,14 @@ def block_interval(
     n = len(sums)
     if n < LEAST_BLOCKS * block:
         return None
-    drawn = moving_blocks(n, block, min(N_DRAWS, max(200, 10_000_000 // n)), rng)
-    below = weights[drawn].sum(axis=1)
-    draws = sums[drawn].sum(axis=1)[below > 0] / below[below > 0]
+    # From running totals: a block's sum is a difference of two, whatever its length.
+    total, weight = (np.concatenate([[0.0], np.cumsum(values)]) for values in (sums, weights))
+    draws = np.empty(min(N_DRAWS, max(200, 10_000_000 // n)))
+    for k in range(len(draws)):
+        start = rng.integers(0, n - block + 1, math.ceil(n / block))
+        below = float((weight[start + block] - weight[start]).sum())
+        draws[k] = (total[start + block] - total[start]).sum() / below if below > 0 else np.nan
+    draws = draws[~np.isnan(draws)]
     point = float(sums.sum() / weights.sum())
     n_blocks = n / block
     wide = float(sps.t.ppf((1 + LEVEL) / 2, n_blocks - 1)) * math.sqrt(n_blocks / (n_blocks - 1))

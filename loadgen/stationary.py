@@ -44,9 +44,9 @@ LEAST_CHANGE: Final = {"in_flight": 0.25, "ttft": 0.25, "tpot": 0.1}
 class Steady:
     """What counts of an open-loop run at one rate.
 
-    `window` is from the end of the warm-up to the last request due, `warm_up_s` long after the first was due;
-    `n_warm_up` requests were due before. `block_s` is how long neighbours in time are taken to depend on each
-    other. `figures` are the tests, `reasons` why the run is not stationary.
+    `window` is from the end of the warm-up to the last request due; `warm_up` is how long that took from the
+    first, and `n_warm_up` requests were due before its end. `block_s` is the least time over which neighbours
+    are taken to depend on each other. `figures` are the tests, `reasons` why the run is not stationary.
     """
 
     window: Window
