@@ -76,7 +76,7 @@ class _Desk:
         for conn in [conn for conn in self._pending if conn in heard]:
             try:
                 self._take(conn, conn.recv())
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 process = self._pending[conn]
                 process.join(timeout=1.0)
                 raise DriverDiedError(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers.engine import Capabilities, Engine, Identity, Launch, LaunchOptions, Probing, Target
+from servers.engine import Capabilities, Engine, EngineError, Identity, Launch, LaunchOptions, Probing, Target
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
 from servers.host.ready import getter, send, wait_ready
@@ -21,6 +21,8 @@ from workloads.request import WorkloadError
 ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
+BRING_A_MODEL = ("reference", "truth")
+"""Engines that serve a model of their own where none is named."""
 
 Say = Callable[[str], None]
 
@@ -79,20 +81,33 @@ def choose_engine(where: Where) -> Engine:
 
 
 def check_where(where: Where) -> None:
-    """A bad URL or model folder is the user's slip, and found before anything is started."""
+    """A bad URL, port or model is the user's slip, and found before anything is started."""
     if where.url is not None:
         parts = urlsplit(where.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise WorkloadError(f"--url {where.url}: expected something like http://127.0.0.1:8000")
         return
-    if where.model is None:
-        return
-    folder = Path(where.model)
-    looks_like_path = where.model.startswith((".", "/", "~")) or folder.exists()
+    if where.port is not None:
+        try:
+            require_free_port(HOST, where.port)
+        except EngineError as error:
+            raise WorkloadError(f"--port {where.port}: {error}") from None
+    if where.model is not None:
+        _check_model(where.model)
+    elif where.engine not in (None, *BRING_A_MODEL):
+        raise WorkloadError(
+            f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
+            "(`burstline make-model` makes a folder without any download)"
+        )
+
+
+def _check_model(model: str) -> None:
+    folder = Path(model)
+    looks_like_path = model.startswith((".", "/", "~")) or folder.exists()
     is_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf")) or folder.suffix == ".gguf"
     if looks_like_path and not (is_model and folder.exists()):
         what = "has no config.json" if folder.is_dir() else "is not a folder"
-        raise WorkloadError(f"--model {where.model} {what}; expected a Hugging Face model folder, or a name")
+        raise WorkloadError(f"--model {model} {what}; expected a Hugging Face model folder, or a name")
 
 
 @contextmanager

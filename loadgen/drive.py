@@ -52,7 +52,9 @@ _HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "burst
 def run(job: Job, conn: Connection) -> None:
     """Do the job, talking over `conn`; the target of the driver's process. Never raises."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the orchestrator's: it sends "stop"
+        # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends "stop".
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
     message: tuple[str, Any]
     try:
         message = ("done", asyncio.run(_Drive(job, conn).run()))

@@ -1,5 +1,6 @@
 """The command itself: what it prints and how it ends."""
 
+import socket
 import subprocess
 import sys
 
@@ -37,6 +38,7 @@ def test_no_verb_is_a_usage_error_and_shows_the_help(capsys):
         (["run", "--requests", "many"], "--requests"),
         (["run", "--model", "/nowhere/at/all"], "not a folder"),
         (["run", "--url", "localhost"], "--url"),
+        (["run", "--engine", "vllm"], "--model DIR"),
         (["run", "--requests", "9999999"], "ulimit"),
         (["show", "/nowhere"], "not a run"),
         (["report", "/nowhere"], "not a run"),
@@ -60,3 +62,10 @@ def test_a_model_folder_without_a_config_is_named(tmp_path, capsys):
 def test_every_verb_explains_itself(verb, capsys):
     assert code_of([verb, "--help"]) == 0
     assert f"usage: burstline {verb}" in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_a_usage_error_that_names_it(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        assert code_of(["run", "--engine", "reference", "--port", port]) == 2
+    assert f"--port {port}" in capsys.readouterr().err
