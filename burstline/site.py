@@ -94,7 +94,7 @@ def check_where(where: Where) -> None:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
         _check_model(where.model)
-    elif where.engine not in (None, *BRING_A_MODEL):
+    elif where.engine in ENGINES and where.engine not in BRING_A_MODEL:
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
             "(`burstline make-model` makes a folder without any download)"
