@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from burstline.metal import reconciled, suspect
+from burstline.metal import beside_others, reconciled, suspect
 from loadgen.decode import decode_run
 from loadgen.job import DriveReport
 from loadgen.rundir import RunDir, Status, open_run
@@ -27,7 +27,8 @@ def write_report(run: RunDir) -> dict[str, Any]:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
     opened = open_run(run.path)
     roofline = reconciled(opened)
-    run.save_summary(summarize_run(opened, not_comparable=suspect(roofline)) | {"roofline": roofline})
+    summary = summarize_run(opened, not_comparable=suspect(roofline))
+    run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"])})
     concluded = open_run(run.path)
     run.save_report(render(concluded))
     assert concluded.summary is not None

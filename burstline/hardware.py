@@ -1,15 +1,12 @@
 """On what a run ran: its model's config and its device, found out once and kept in the run's folder.
 
 The device is the one that was named, else what the driver calls it, else this machine's CPU, measured for
-the model after the load has ended and the server is gone, and kept for the next run.
+the model after the load has ended and the server is gone (`burstline/cpu.py`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import re
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,19 +14,17 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from burstline.cpu import Cpu, Say, cpu_of, kept, measured
 from loadgen.files import write_bytes
 from loadgen.rundir import RunDir, open_run
-from roofline.calibrate import cached_file, calibrate_pinned, device_toml
+from roofline.calibrate import device_toml
 from roofline.calibration import load_calibration
 from roofline.catalog import bundled_config, bundled_models
 from roofline.device import load_device
 from roofline.errors import RooflineError
 
 DEVICE_FILE: Final = "device.toml"
-DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-
-Say = Callable[[str], None]
 
 
 class UnknownHardwareError(Exception):
@@ -138,9 +133,16 @@ def _device(
     """The text of the device's file, and how the device is known."""
     if hints.device not in (None, "cpu"):
         return _file_of(str(hints.device)), f"--device {hints.device}"
-    cpu = _cpu(manifest, log.read_text(errors="replace") if log.exists() else "")
-    if cpu is not None or hints.device == "cpu":
-        return _measured_cpu(cpu or Cpu(1, None, "fp32"), config, hints, say)
+    cpu = cpu_of(manifest, log.read_text(errors="replace") if log.exists() else "")
+    if hints.device == "cpu" and cpu is None:
+        cpu = Cpu(1, None, "fp32")
+    if cpu is not None:
+        text = kept(cpu, config)
+        if text is None and not hints.calibrate:
+            raise UnknownHardwareError(
+                "this CPU has not been measured for this model: leave out --no-calibrate"
+            )
+        return text or measured(cpu, config, say), "having been measured for this model"
     server = manifest.get("server") or {}
     if server.get("attached") and urlsplit(str(server.get("url"))).hostname not in LOOPBACK:
         raise UnknownHardwareError(
@@ -163,59 +165,3 @@ def _file_of(name: str) -> str:
     except RooflineError:  # a device file without measurements
         calibration = load_calibration(device)
     return device_toml(device, calibration)
-
-
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """How an engine computes on a CPU: by numpy in fp32, or by torch where `torch_python` has it."""
-
-    threads: int
-    torch_python: str | None
-    dtype: str
-
-
-def _cpu(manifest: Mapping[str, Any], log: str) -> Cpu | None:
-    """How the engine computes on this machine's CPU, where it says that it does."""
-    server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
-    if server.get("attached", True) or server.get("image"):
-        return None
-    if manifest.get("engine") == "reference":
-        return Cpu(int((identity.get("raw") or {}).get("threads", 1)), None, "fp32")
-    if "device_config=cpu" in log:  # vLLM's line on its configuration
-        cores = re.search(r"core ids=\[([\d, ]+)\]", log)
-        threads = len(cores[1].split(",")) if cores else 1
-        return Cpu(threads, server["argv"][0], DTYPES.get(str(identity.get("dtype")), "bf16"))
-    return None
-
-
-def _measured_cpu(cpu: Cpu, config: Mapping[str, Any], hints: Hints, say: Say) -> tuple[str, str]:
-    """This machine as measured for this model: as it was kept, else measured now."""
-    kept = _kept_at(cpu, config)
-    if not kept.exists():
-        if not hints.calibrate:
-            raise UnknownHardwareError(
-                "this CPU has not been measured for this model: leave out --no-calibrate"
-            )
-        with_what = "torch" if cpu.torch_python else "numpy"
-        say(
-            f"Measuring this CPU for the roofline: this model's shapes by {with_what}, {cpu.threads} core(s),"
-            " once, in about 15 s (--no-calibrate leaves it out)"
-        )
-        with tempfile.TemporaryDirectory(prefix="burstline-") as folder:
-            path = Path(folder, "config.json")
-            path.write_bytes(orjson.dumps(config))
-            calibrate_pinned(
-                path, kept, threads=cpu.threads, quick=True, torch_python=cpu.torch_python, dtype=cpu.dtype
-            )
-    return kept.read_text(), f"this CPU, measured for this model ({kept.name})"
-
-
-def _kept_at(cpu: Cpu, config: Mapping[str, Any]) -> Path:
-    """One file a model, a way to compute and a machine."""
-    from burstline import machine
-
-    host = machine.facts()["host"]
-    key = [config, cpu.torch_python, host["cpu"], host["cores"], host["memory_bytes"]]
-    digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
-    kind = f"torch-{cpu.dtype}" if cpu.torch_python else "numpy"
-    return cached_file(digest, f"cpu-{kind}", cpu.threads, quick=True)

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.hardware import DEVICE_FILE, DTYPES
+from burstline.cpu import DTYPES, MOST_OTHERS
+from burstline.hardware import DEVICE_FILE
 from loadgen.columns import Columns, Floats, columns_of
 from loadgen.rundir import Run
 from loadgen.verdict import Reason
@@ -47,12 +48,21 @@ def reconciled(run: Run) -> dict[str, Any]:
     From the run's own files alone: the same files give the same answer.
     """
     try:
-        setup, assumed = _setup(run)
-        seen = _seen(run, assumed)
+        setup, assumed = setup_of(run)
+        seen = seen_in(run, assumed)
         found = reconcile(seen, setup)
     except (_LackingError, RooflineError) as why:
         return {"absent": str(why)}
     return asdict(found) | {"device": _device_facts(setup), "model": _model_facts(setup, run)}
+
+
+def beside_others(found: dict[str, Any], instrument: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with a word on who else used the CPU it ran on: their share is no gap of the engine's."""
+    others = instrument["others_cpu_fraction"].get("point")
+    if found.get("device", {}).get("measured_spread") is None or not others or others <= MOST_OTHERS:
+        return found
+    said = f"Others used {others:.0%} of this machine meanwhile, which is part of the gap."
+    return found | {"sentence": f"{found['sentence']} {said}"}
 
 
 def suspect(found: Mapping[str, Any]) -> tuple[Reason, ...]:
@@ -68,7 +78,7 @@ def suspect(found: Mapping[str, Any]) -> tuple[Reason, ...]:
     )
 
 
-def _setup(run: Run) -> tuple[Setup, list[str]]:
+def setup_of(run: Run) -> tuple[Setup, list[str]]:
     """What ran on what, and what had to be assumed about it."""
     hardware = run.manifest.get("hardware")
     if hardware is None:
@@ -105,7 +115,8 @@ def _quant(config: Mapping[str, Any], dtype: str | None, kv_dtype: str | None) -
     return stored, assumed
 
 
-def _seen(run: Run, assumed: list[str]) -> reconciliation.Run:
+def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
+    """What was measured; what had to be guessed for it is added to `assumed`."""
     c = columns_of(run.record_table)
     replies = list(_replies(c))
     if not replies:

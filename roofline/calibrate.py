@@ -93,14 +93,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bf16")
     args = parser.parse_args(argv)
     model = ModelShape.from_config(json.loads(args.config.read_text()), args.config.stem)
-    probe: Probe
     if args.torch_python:
         from roofline.probe_remote import RemoteProbe
 
-        probe = RemoteProbe(args.torch_python, args.threads, args.dtype)
+        remote = RemoteProbe(args.torch_python, args.threads, args.dtype)
+        device, calibration = calibrate(model, remote, quick=args.quick)
+        remote.close()
     else:
-        probe = _probe(args.device, args.threads)
-    device, calibration = calibrate(model, probe, quick=args.quick)
+        device, calibration = calibrate(model, _probe(args.device, args.threads), quick=args.quick)
     partial = args.out.with_suffix(".partial")
     partial.write_text(device_toml(device, calibration))
     partial.rename(args.out)

@@ -78,6 +78,10 @@ class RemoteProbe:
         self._child.stdin.flush()
         return float(self._answer()["seconds"])
 
+    def close(self) -> None:
+        """End the other side, so that its CPU time counts among this process's children."""
+        self._child.communicate()
+
     def _answer(self) -> dict[str, Any]:
         assert self._child.stdout is not None
         assert self._child.stderr is not None

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from burstline import hardware
+from burstline import cpu, hardware
 from burstline.conclude import write_report
 from burstline.hardware import DEVICE_FILE, Hints, check_hints, note_hardware
 from burstline.metal import reconciled
@@ -145,18 +145,29 @@ def test_a_cpu_that_was_never_measured_is_left_alone_where_asked(run, tmp_path, 
     assert not (run.path / DEVICE_FILE).exists()
 
 
-def test_a_cpu_is_measured_once_and_kept(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("others", "n_measured"), [(0.0, 1), (0.5, 2)], ids=["quiet", "busy"])
+def test_a_cpu_is_measured_once_and_kept_unless_others_were_in_the_way(
+    run, tmp_path, monkeypatch, others, n_measured
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     asked, said = [], []
 
     def measured(config, out, **how):
         asked.append((json.loads(config.read_text())["hidden_size"], how))
-        out.parent.mkdir(parents=True)
         out.write_text(hardware._file_of("h100-sxm5-80g"))
 
-    monkeypatch.setattr(hardware, "calibrate_pinned", measured)
+    monkeypatch.setattr(cpu, "calibrate_pinned", measured)
+    monkeypatch.setattr(cpu._CpuTime, "others_until", lambda *_: others)
     first = on_cpu(run, Hints(), said.append)
     assert on_cpu(run, Hints(), said.append) == first
-    assert asked == [(64, {"threads": 1, "quick": True, "torch_python": None, "dtype": "fp32"})]
-    assert len(said) == 1
+    assert asked == [(64, {"threads": 1, "quick": True, "torch_python": None, "dtype": "fp32"})] * n_measured
     assert "Measuring this CPU" in said[0]
+    assert ("while others used 50%" in (run.path / DEVICE_FILE).read_text()) == (others > 0)
+
+
+def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):
+    log = "... device_config=cpu, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
+    manifest = {"engine": "vllm", "server": STARTED, "identity": {"dtype": "float16"}}
+    assert cpu.cpu_of(manifest, log) == cpu.Cpu(3, "python", "fp16")
+    assert cpu.cpu_of(manifest, log.replace("cpu,", "cuda,")) is None
+    assert cpu.cpu_of({**manifest, "server": LOCAL}, log) is None
