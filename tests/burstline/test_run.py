@@ -29,6 +29,7 @@ def burstline(out: Path, *argv: str):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        env=os.environ | {"XDG_CACHE_HOME": str(out.with_name("cache"))},
     )
     try:
         yield process
