@@ -1,5 +1,8 @@
 """Measuring a machine: levels out of a curve, a file that loads again, a probe that really computes."""
 
+import sys
+import time
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,7 @@ from roofline.ops import Step, ops
 from roofline.parallel import Parallel
 from roofline.predict import predict_step
 from roofline.probe_numpy import NumpyProbe
+from roofline.probe_remote import RemoteProbe
 from roofline.sweep import calibrate, levels_of
 
 REFERENCE = bundled_model("reference")
@@ -134,3 +138,26 @@ def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
     out = calibrate_pinned(model_config("reference"), tmp_path / "d.toml", quick=True)
     assert load_device(str(out)).peaks["fp32"] > 1e8
     assert load_calibration(str(out)).measured_spread is not None
+
+
+@pytest.mark.slow
+def test_torch_of_another_interpreter_is_measured_over_a_pipe():
+    pytest.importorskip("torch")
+    probe = RemoteProbe(sys.executable, 1, "bf16")
+    assert (probe.dtype, probe.element_bytes, probe.n_units) == ("bf16", 2, 1)
+    asked = [
+        probe.product(64, 128, 64, copies=2),
+        probe.read(1 << 16),
+        probe.decode(2, 64, 4, 2, 16),
+        probe.prefill(32, 4, 2, 16),
+        probe.norm(8, 64),
+        probe.activation(8, 64),
+    ]
+    assert all(0 < probe.once(kernel, time.monotonic) < 5 for kernel in asked)
+    probe.close()
+
+
+@pytest.mark.slow
+def test_an_interpreter_that_cannot_measure_says_why():
+    with pytest.raises(RooflineError, match="torch cannot be measured there"):
+        RemoteProbe(sys.executable, 1, "bf17")
