@@ -84,11 +84,11 @@ class RemoteProbe:
 
     def _answer(self) -> dict[str, Any]:
         assert self._child.stdout is not None
-        assert self._child.stderr is not None
         line = self._child.stdout.readline()
         if not line:
-            said = self._child.stderr.read().strip().splitlines()
-            raise RooflineError(f"torch cannot be measured there: {said[-1] if said else 'it ended'}")
+            _, said = self._child.communicate()
+            last = said.strip().splitlines()[-1:] or ["it ended"]
+            raise RooflineError(f"torch cannot be measured by {self._child.args[0]}: {last[0]}")  # type: ignore[index]
         answer: dict[str, Any] = json.loads(line)
         return answer
 
