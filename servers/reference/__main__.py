@@ -13,24 +13,23 @@ def _options() -> argparse.Namespace:
     add = parser.add_argument
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0 takes a free one")
-    add(
-        "--model",
-        help="a folder with config.json and, where it has weights, *.safetensors; none: built-in model",
-    )
+    add("--model", help="a folder with config.json and perhaps *.safetensors; none: the built-in model")
     add("--served-model-name", help="default: the folder's name, or 'reference'")
-    add("--max-model-len", type=int, help="default: the model's max_position_embeddings")
-    add("--max-num-seqs", type=int, default=256, help="sequences computed at once")
-    add("--max-num-batched-tokens", type=int, default=2048, help="tokens computed in a step")
-    add("--block-size", type=int, default=16, help="tokens in a KV block")
-    add("--kv-tokens", type=int, default=163_840, help="capacity of the KV cache")
+    add("--max-model-len", type=_count, help="default: the model's max_position_embeddings")
+    add("--max-num-seqs", type=_count, default=256, help="sequences computed at once")
+    add("--max-num-batched-tokens", type=_count, default=2048, help="tokens computed in a step")
+    add("--block-size", type=_count, default=16, help="tokens in a KV block")
+    add("--kv-tokens", type=_count, default=163_840, help="capacity of the KV cache")
     add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
-    add("--threads", type=int, default=1, help="cores to compute on; others are left to the clients")
+    add("--threads", type=_count, default=1, help="cores to compute on; others are left to the clients")
     add("--step-log", type=Path, help="write what each step computed here, as JSON lines")
-    options = parser.parse_args()
-    for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "kv_tokens", "threads"):
-        if getattr(options, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(options, name)}")
-    return options
+    return parser.parse_args()
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 def _take_cores(n: int) -> None:

@@ -1,13 +1,20 @@
 """The OpenAI completions dialect, as vLLM speaks it: what a body asks for, and the bytes that answer it."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
+import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
+from servers.reference.scheduler import Sequence
+from servers.reference.tokenizer import TextStream
 from workloads.request import Sampling
+from workloads.seeds import rng
 
 NOT_OFFERED: dict[str, tuple[object, ...]] = {
     "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (), "prompt_logprobs": (), "suffix": ("",),
@@ -16,113 +23,81 @@ NOT_OFFERED: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 """Fields that would change the answer, with the values (besides null) under which they would not."""
 
+NULLS = {"logprobs": None, "stop_reason": None, "token_ids": None, "prompt_token_ids": None}
+KINDS = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
+
 
 class ApiError(Exception):
-    """A request that is refused: HTTP status, vLLM's error type, the parameter at fault."""
+    """A request that is refused: what is wrong, the parameter at fault, the HTTP status."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400) -> None:
         super().__init__(message)
-        kinds = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailableError"}
         self.status = status
-        self.body = orjson.dumps(
-            {"error": {"message": message, "type": kinds[status], "param": param, "code": status}}
-        )
+        self.body = {"error": {"message": message, "type": KINDS[status], "param": param, "code": status}}
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request must respect."""
+class Reader:
+    """Reads bodies within a model's limits: what cannot be done is an ApiError, never clamped or ignored."""
 
     served_name: str
     max_model_len: int
     vocab_size: int
+    tokenizer: Tokenizer
 
+    def parse(self, raw: bytes) -> dict[str, Any]:
+        try:
+            body = orjson.loads(raw)
+        except orjson.JSONDecodeError as error:
+            raise ApiError(f"the body is not JSON: {error}", "body") from None
+        if not isinstance(body, dict):
+            raise ApiError(f"the body is a JSON {type(body).__name__}, expected an object", "body")
+        if body.get("model") not in (None, self.served_name):
+            message = f"The model `{body['model']}` does not exist. Valid aliases: {self.served_name}."
+            raise ApiError(message, "model", 404)
+        return body
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A completion request, checked."""
+    def prompt_ids(self, body: Mapping[str, Any]) -> list[int]:
+        """The prompt as ids: given as text, as ids, or as a batch of one of either."""
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            special = body.get("add_special_tokens", True)
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=special).ids
+        if not isinstance(prompt, list) or not all(type(i) is int for i in prompt):
+            raise ApiError("prompt must be one text or one list of token ids: one prompt a request", "prompt")
+        if not prompt:
+            raise ApiError("the prompt is empty: at least one token is needed", "prompt")
+        wrong = min(prompt) if min(prompt) < 0 else max(prompt)
+        if not 0 <= wrong < self.vocab_size:
+            raise ApiError(f"Token id {wrong} is out of vocabulary (0 to {self.vocab_size - 1})", "prompt")
+        return prompt
 
-    prompt_ids: list[int]
-    max_tokens: int
-    min_tokens: int
-    ignore_eos: bool
-    sampling: Sampling
-    seed: int | None
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    return_token_ids: bool
-
-
-def parse(raw: bytes) -> dict[str, Any]:
-    try:
-        body = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(f"the body is not JSON: {error}", "body") from None
-    if not isinstance(body, dict):
-        raise ApiError(f"the body is a JSON {type(body).__name__}, expected an object", "body")
-    return body
-
-
-def check_model(body: Mapping[str, Any], limits: Limits) -> None:
-    if body.get("model") not in (None, limits.served_name):
-        message = f"The model `{body['model']}` does not exist. Valid aliases: {limits.served_name}."
-        raise ApiError(message, "model", 404)
-
-
-def read(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> Ask:
-    """What `body` asks for, or ApiError with the reply vLLM gives; nothing is clamped or ignored silently."""
-    check_model(body, limits)
-    for name, neutral in NOT_OFFERED.items():
-        if body.get(name) is not None and body[name] not in neutral:
-            raise ApiError(f"{name}={body[name]!r} is not offered by the reference engine", name)
-    ids = prompt_ids(body, limits, tokenizer)
-    max_tokens = _number(body, "max_tokens", 16, 1, 2**31)
-    if len(ids) + max_tokens > limits.max_model_len:
-        raise ApiError(
-            f"This model's maximum context length is {limits.max_model_len} tokens. However, you requested "
-            f"{max_tokens} output tokens and your prompt contains {len(ids)} input tokens, "
-            f"{len(ids) + max_tokens} in total. Please reduce the length of either.",
-            "input_tokens",
+    def sequence(self, body: Mapping[str, Any], unseeded: np.random.Generator) -> Sequence:
+        """What is to be computed, drawing from `unseeded` where the body brings no seed."""
+        for name, neutral in NOT_OFFERED.items():
+            if body.get(name) is not None and body[name] not in neutral:
+                raise ApiError(f"{name}={body[name]!r} is not offered by the reference engine", name)
+        ids, max_tokens = self.prompt_ids(body), _number(body, "max_tokens", 16, 1, 2**31)
+        if (n_tok := len(ids) + max_tokens) > self.max_model_len:
+            raise ApiError(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, you requested "
+                f"{max_tokens} output tokens and your prompt contains {len(ids)} input tokens, {n_tok} in "
+                "total. Please reduce the length of either.",
+                "input_tokens",
+            )
+        temperature, top_p = _number(body, "temperature", 1.0, 0, 1e6), _number(body, "top_p", 1.0, 1e-9, 1)
+        seed = _number(body, "seed", None, -(2**63), 2**64)
+        return Sequence(
+            ids,
+            max_tokens,
+            min_tokens=_number(body, "min_tokens", 0, 0, max_tokens),
+            ignore_eos=bool(body.get("ignore_eos")),
+            sampling=Sampling(temperature, top_p),
+            rng=unseeded if seed is None else rng(seed, "request"),
+            arrived_ns=time.monotonic_ns(),
         )
-    options = body.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise ApiError(f"stream_options is {options!r}, expected an object", "stream_options")
-    sampling = Sampling(
-        temperature=_number(body, "temperature", 1.0, 0, 1e6),
-        top_p=_number(body, "top_p", 1.0, 1e-9, 1),
-    )
-    return Ask(
-        prompt_ids=ids,
-        max_tokens=max_tokens,
-        min_tokens=_number(body, "min_tokens", 0, 0, max_tokens),
-        ignore_eos=bool(body.get("ignore_eos")),
-        sampling=sampling,
-        seed=_number(body, "seed", None, -(2**63), 2**64),
-        stream=bool(body.get("stream")),
-        include_usage=bool(options.get("include_usage")),
-        continuous_usage=bool(options.get("include_usage") and options.get("continuous_usage_stats")),
-        return_token_ids=bool(body.get("return_token_ids")),
-    )
-
-
-def prompt_ids(body: Mapping[str, Any], limits: Limits, tokenizer: Tokenizer) -> list[int]:
-    """The prompt as ids: given as text, as ids, or as a batch of one of either."""
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        prompt = tokenizer.encode(prompt, add_special_tokens=body.get("add_special_tokens", True)).ids
-    if not isinstance(prompt, list) or not all(type(i) is int for i in prompt):
-        raise ApiError(
-            "prompt must be one text or one list of token ids (batches: one prompt a request)", "prompt"
-        )
-    if not prompt:
-        raise ApiError("the prompt is empty: at least one token is needed", "prompt")
-    if not 0 <= min(prompt) <= max(prompt) < limits.vocab_size:
-        wrong = next(i for i in prompt if not 0 <= i < limits.vocab_size)
-        raise ApiError(f"Token id {wrong} is out of vocabulary (0 to {limits.vocab_size - 1})", "prompt")
-    return prompt
 
 
 def _number(body: Mapping[str, Any], name: str, default: Any, low: float, high: float) -> Any:
@@ -137,55 +112,43 @@ def _number(body: Mapping[str, Any], name: str, default: Any, low: float, high: 
 
 
 class Writer:
-    """The bytes of one answer; what never changes is encoded once, an event is a few joins."""
+    """The bytes of one answer: an event with every token where it is streamed, else all with the last."""
 
-    def __init__(self, ask: Ask, request_id: str, created: int, served_name: str) -> None:
-        self._ask, self.n_output = ask, 0
-        self._head = {"id": request_id, "object": "text_completion", "created": created, "model": served_name}
-        self._before = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":'
+    def __init__(self, body: Mapping[str, Any], prompt_ids: list[int], reader: Reader) -> None:
+        options = body.get("stream_options") or {}
+        if not isinstance(options, dict):
+            raise ApiError(f"stream_options is {options!r}, expected an object", "stream_options")
+        self.streams, self._with_ids = bool(body.get("stream")), bool(body.get("return_token_ids"))
+        self._usage_at_end = bool(options.get("include_usage"))
+        self._usage_always = self._usage_at_end and bool(options.get("continuous_usage_stats"))
+        now, self._head = int(datetime.now(UTC).timestamp()), dict[str, Any](id=f"cmpl-{uuid4().hex[:16]}")
+        self._head |= {"object": "text_completion", "created": now, "model": reader.served_name}
+        self._prompt_ids, self._n_output = prompt_ids, 0
+        self._decoder, self._text, self._ids = TextStream(reader.tokenizer), "", list[int]()
 
-    def usage(self) -> dict[str, int]:
-        n_prompt = len(self._ask.prompt_ids)
-        return {
-            "prompt_tokens": n_prompt,
-            "total_tokens": n_prompt + self.n_output,
-            "completion_tokens": self.n_output,
-        }
-
-    def event(self, text: str, token: int | None, finish_reason: str | None) -> bytes:
-        """One server-sent event with the text and, where asked for, ids and usage so far."""
-        first = self.n_output == 0
-        self.n_output += token is not None
-        ids = b'"prompt_token_ids":null,"token_ids":null'
-        if self._ask.return_token_ids:
-            prompt = orjson.dumps(self._ask.prompt_ids if first else None)
-            ids = b'"prompt_token_ids":%b,"token_ids":[%b]' % (
-                prompt,
-                b"" if token is None else b"%d" % token,
-            )
-        reason = b'"%b"' % finish_reason.encode() if finish_reason else b"null"
-        shape = b'%b[{"index":0,"text":%b,"logprobs":null,"finish_reason":%b,"stop_reason":null,%b}]%b}\n\n'
-        return shape % (self._before, orjson.dumps(text), reason, ids, self._running_usage())
-
-    def _running_usage(self) -> bytes:
-        return b',"usage":' + orjson.dumps(self.usage()) if self._ask.continuous_usage else b""
-
-    def end(self) -> bytes:
-        """The usage event, where asked for, and the terminator."""
-        usage = self._before + b'[],"usage":' + orjson.dumps(self.usage()) + b"}\n\n"
-        return (usage if self._ask.include_usage else b"") + b"data: [DONE]\n\n"
-
-    def whole(self, text: str, ids: list[int], finish_reason: str) -> bytes:
-        """The body of an answer that was not streamed."""
-        self.n_output = len(ids)
-        with_ids = self._ask.return_token_ids
-        choice = {
-            "index": 0,
-            "text": text,
-            "logprobs": None,
-            "finish_reason": finish_reason,
-            "stop_reason": None,
-            "token_ids": ids if with_ids else None,
-            "prompt_token_ids": self._ask.prompt_ids if with_ids else None,
-        }
-        return orjson.dumps({**self._head, "choices": [choice], "usage": self.usage()})
+    def write(self, token: int | None, finish_reason: str | None) -> bytes:
+        """What is due once `token` (None: none more) is there; a finish reason ends the answer."""
+        if token is not None:
+            self._n_output += 1
+            self._ids.append(token)
+            self._text += self._decoder.push(token, last=finish_reason is not None)
+        if not (self.streams or finish_reason):
+            return b""
+        choice: dict[str, Any] = {"index": 0, "text": self._text, "finish_reason": finish_reason, **NULLS}
+        if self._with_ids:
+            first = self._n_output == len(self._ids)
+            choice |= {"token_ids": self._ids, "prompt_token_ids": self._prompt_ids if first else None}
+        self._text, self._ids = "", []
+        n_in, n_out = len(self._prompt_ids), self._n_output
+        usage = {"prompt_tokens": n_in, "total_tokens": n_in + n_out, "completion_tokens": n_out}
+        answer = {**self._head, "choices": [choice]}
+        if self._usage_always or not self.streams:
+            answer["usage"] = usage
+        if not self.streams:
+            return orjson.dumps(answer)
+        events = [orjson.dumps(answer)]
+        if finish_reason and self._usage_at_end:
+            events.append(orjson.dumps({**self._head, "choices": [], "usage": usage}))
+        if finish_reason:
+            events.append(b"[DONE]")
+        return b"".join(b"data: %b\n\n" % event for event in events)

@@ -1,8 +1,19 @@
 """The shape of a Llama decoder, as an ordinary Hugging Face `config.json` gives it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+SERVED = {
+    "architecture": "LlamaForCausalLM", "model_type": "llama", "hidden_act": "silu", "rope_type": "default",
+    "attention_bias": False, "mlp_bias": False, "quantization_config": None,
+}  # fmt: skip
+"""What a config.json may say besides the shape: anything else would give other logits than transformers."""
+
+ABSENT = {
+    "tie_word_embeddings": False, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 10000.0
+}  # fmt: skip
+"""What `transformers.LlamaConfig` takes for a key that is not there."""
 
 
 class ModelError(ValueError):
@@ -11,10 +22,7 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama decoder; the defaults are the built-in model that needs no folder (5 million parameters).
-
-    Field names are those of `transformers.LlamaConfig`; `eos_ids` is its `eos_token_id`, always a tuple.
-    """
+    """A Llama decoder in LlamaConfig's names; the defaults are the built-in model (5 million parameters)."""
 
     hidden_size: int = 256
     intermediate_size: int = 688
@@ -29,64 +37,28 @@ class ModelConfig:
     tie_word_embeddings: bool = True
     eos_ids: tuple[int, ...] = (0,)
 
-    def kv_bytes_per_tok(self) -> int:
-        """Bytes one token takes in the KV cache: keys and values of every layer, float32."""
-        return 2 * 4 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
-
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> "ModelConfig":
-        """The shape in a parsed `config.json`, absent keys as `transformers.LlamaConfig` fills them.
-
-        Raises ModelError for whatever would make the logits differ from transformers'.
-        """
-        _refuse_unsupported(raw)
+        """The shape in a parsed `config.json`; raises ModelError for one that cannot be served."""
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}  # transformers 5, and before
+        rope_type = rope.get("rope_type") or rope.get("type")
+        said = {**raw, "architecture": (raw.get("architectures") or [None])[0], "rope_type": rope_type}
+        for key, served in SERVED.items():
+            if (found := said.get(key) or served) != served:
+                raise ModelError(f"{key}={found!r} in config.json: this engine serves {served}, not {found}")
+        shape = ABSENT | {key: value for key, value in {**raw, **rope}.items() if value is not None}
+        eos = raw.get("eos_token_id", 2)
         try:
-            heads, hidden = int(raw["num_attention_heads"]), int(raw["hidden_size"])
-            eos, n_ids = raw.get("eos_token_id", 2), int(raw["vocab_size"])
-            eos_ids = eos if isinstance(eos, list) else [eos]
-            config = ModelConfig(
-                hidden_size=hidden,
-                intermediate_size=int(raw["intermediate_size"]),
-                num_hidden_layers=int(raw["num_hidden_layers"]),
-                num_attention_heads=heads,
-                num_key_value_heads=int(raw.get("num_key_value_heads") or heads),
-                head_dim=int(raw.get("head_dim") or hidden // heads),
-                vocab_size=n_ids,
-                max_position_embeddings=int(raw.get("max_position_embeddings", 2048)),
-                rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-                rope_theta=float(_rope(raw).get("rope_theta") or raw.get("rope_theta") or 10000.0),
-                tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-                eos_ids=tuple(i for i in eos_ids if i is not None and i < n_ids),
-            )
+            shape.setdefault("num_key_value_heads", shape["num_attention_heads"])
+            shape.setdefault("head_dim", shape["hidden_size"] // shape["num_attention_heads"])
+            ids = eos if isinstance(eos, list) else [eos]
+            shape["eos_ids"] = tuple(i for i in ids if i is not None and i < shape["vocab_size"])
+            config = ModelConfig(**{field.name: shape[field.name] for field in fields(ModelConfig)})
         except KeyError as missing:
             raise ModelError(f"config.json has no {missing}, which a Llama decoder needs") from None
-        if heads % config.num_key_value_heads:
-            raise ModelError(
-                f"{heads} attention heads do not divide into {config.num_key_value_heads} KV heads"
-            )
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        if heads % kv_heads:
+            raise ModelError(f"{heads} attention heads do not divide into {kv_heads} KV heads")
         if config.head_dim % 2:
             raise ModelError(f"head_dim is {config.head_dim}; rotary embeddings need an even one")
         return config
-
-
-def _rope(raw: Mapping[str, Any]) -> Mapping[str, Any]:
-    """transformers 5 writes `rope_parameters`, earlier ones `rope_scaling`."""
-    return raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    architectures = raw.get("architectures") or ["LlamaForCausalLM"]
-    if architectures[0] != "LlamaForCausalLM" or raw.get("model_type", "llama") != "llama":
-        found = f"{architectures[0]} (model_type {raw.get('model_type')!r})"
-        raise ModelError(f"the reference engine serves LlamaForCausalLM, not {found}; try --engine vllm")
-    plain = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "quantization_config": None}
-    for key, expected in plain.items():
-        if raw.get(key, expected) != expected:
-            raise ModelError(
-                f"config.json has {key}={raw[key]!r}; the reference engine knows {expected!r} only"
-            )
-    kind = _rope(raw).get("rope_type") or _rope(raw).get("type") or "default"
-    if kind != "default":
-        raise ModelError(
-            f"config.json asks for {kind!r} RoPE scaling; the reference engine knows 'default' only"
-        )

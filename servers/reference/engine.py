@@ -10,13 +10,20 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
+from prometheus_client import Histogram
+
 from servers.reference.kv import KVCache
-from servers.reference.metrics import Histograms
 from servers.reference.model import GEMMS, Chunk, Model
 from servers.reference.sampling import choose
 from servers.reference.scheduler import Scheduler, Sequence, Share
 from servers.reference.steplog import StepLog
 
+LATENCIES = (
+    ("vllm:time_to_first_token_seconds", "Arrival to first token."),
+    ("vllm:e2e_request_latency_seconds", "Arrival to last token."),
+)
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
 Output = tuple[Any, int | None, str | None]
 """(sink, new token or None, finish reason or None) of one sequence."""
 
@@ -31,114 +38,90 @@ class Engine:
         self.failure: str | None = None
         self.n_tok = Counter[str]()  # "prompt" (counted with the first token) and "generation"
         self.n_finished = Counter[str]()
-        self.histograms = Histograms()
+        self.ttft, self.e2e = [Histogram(*named, registry=None, buckets=SECONDS) for named in LATENCIES]
         self._step_log, self._n_steps = step_log, 0
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._deliver: Callable[[list[Output]], None] = lambda _: None
-        self._stopping = False
+        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._stopping = threading.Event()
 
     def start(self, deliver: Callable[[list[Output]], None]) -> None:
         """Start computing; `deliver` is called from the compute thread, once a step, with all new tokens."""
-        self._deliver = deliver
-        threading.Thread(target=self._run, name="compute", daemon=True).start()
+        threading.Thread(target=self._run, args=(deliver,), name="compute", daemon=True).start()
 
     def submit(self, sequence: Sequence) -> None:
         self._inbox.put(partial(self.scheduler.add, sequence))
 
     def abort(self, sequence: Sequence) -> None:
         """Stop computing for a client that has gone; nothing happens where the sequence has finished."""
-        self._inbox.put(partial(self._abort, sequence))
+        self._inbox.put(partial(self._end, sequence, "abort"))
 
     def stop(self) -> None:
-        """End all sequences with finish reason "abort", then the thread."""
-        self._stopping = True
-        self._inbox.put(lambda: None)
+        """End all sequences with finish reason "abort", then compute no more."""
+        self._inbox.put(self._stopping.set)
 
-    def _abort(self, sequence: Sequence) -> None:
+    def _run(self, deliver: Callable[[list[Output]], None]) -> None:
+        scheduler = self.scheduler
+        while True:
+            if not (scheduler.running or scheduler.waiting):
+                self._inbox.get()()
+            while not self._inbox.empty():
+                self._inbox.get()()
+            if self.failure or self._stopping.is_set():
+                reason = "error" if self.failure else "abort"
+                ended = [*scheduler.running, *scheduler.waiting]
+                deliver([self._end(sequence, reason) for sequence in ended])
+            elif scheduler.running or scheduler.waiting:
+                try:
+                    deliver(self.step())
+                except Exception as error:
+                    logging.exception("the compute thread failed")
+                    self.failure = f"{type(error).__name__}: {error}"
+
+    def _end(self, sequence: Sequence, reason: str, token: int | None = None) -> Output:
         if self.scheduler.remove(sequence):
-            self.n_finished["abort"] += 1
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping:
-                self._take_inbox()
-                if self.scheduler.running or self.scheduler.waiting:
-                    self._deliver(self.step())
-        except Exception as error:
-            logging.exception("the compute thread failed")
-            self.failure = f"{type(error).__name__}: {error}"
-        self._end_all("error" if self.failure else "abort")
-        while True:  # what still comes in ends the same way
-            self._inbox.get()()
-            self._end_all("error" if self.failure else "abort")
-
-    def _take_inbox(self) -> None:
-        """Do what other threads asked for, waiting for them where there is nothing to compute."""
-        if not (self.scheduler.running or self.scheduler.waiting):
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
-
-    def _end_all(self, reason: str) -> None:
-        ended = [*self.scheduler.running, *self.scheduler.waiting]
-        for sequence in ended:
-            self.scheduler.remove(sequence)
             self.n_finished[reason] += 1
-        self._deliver([(sequence.sink, None, reason) for sequence in ended])
+        return sequence.sink, token, reason
 
     def step(self) -> list[Output]:
         """One step of the scheduler's choosing: logged, its tokens accepted and returned."""
         start_ns, n_preempted = time.monotonic_ns(), self.scheduler.n_preemptions
         self.model.clear_clock()
         shares = self.scheduler.schedule()
-        used = self.scheduler.pool.n_blocks - self.scheduler.pool.n_free
         tokens = self._compute(shares)
         end_ns = time.monotonic_ns()
         if self._step_log:
-            queue = {
-                "n_waiting": len(self.scheduler.waiting),
-                "n_preempted": self.scheduler.n_preemptions - n_preempted,
-                "kv_used_blocks": used,
-            }
-            self._step_log.write(self._logged(shares, start_ns, end_ns) | queue)
+            n_preempted = self.scheduler.n_preemptions - n_preempted
+            self._step_log.write(self._logged(shares, start_ns, end_ns) | {"n_preempted": n_preempted})
         self._n_steps += 1
         return [self._accept(sequence, token, end_ns) for sequence, token in tokens]
 
     def _compute(self, shares: Rows[Share]) -> list[tuple[Sequence, int]]:
+        """Every sequence whose last token was reached, with the one that follows."""
         chunks = [Chunk(s.sequence.ids[s.start : s.start + s.n], s.start, s.sequence.table) for s in shares]
         hidden = self.model.forward(chunks, self.kv)
-        rows, sampled, row = [], [], -1
         for share in shares:
-            row += share.n
             share.sequence.n_computed += share.n
-            if share.samples:
-                rows.append(row)
-                sampled.append(share.sequence)
-        if not sampled:
-            return []
-        chosen = choose(self.model.logits(hidden[rows]), sampled, self.model.config.eos_ids)
+        last_rows = np.cumsum([share.n for share in shares]) - 1
+        rows = [row for row, share in zip(last_rows, shares, strict=True) if share.samples]
+        sampled = [share.sequence for share in shares if share.samples]
+        chosen = choose(self.model.logits(hidden[rows]), sampled, self.model.config.eos_ids) if rows else []
         return list(zip(sampled, chosen, strict=True))
 
     def _accept(self, sequence: Sequence, token: int, now_ns: int) -> Output:
         """Append the new token, count it, and end the sequence where it is the last."""
+        age_s = (now_ns - sequence.arrived_ns) / 1e9
         if sequence.n_output == 0:
             self.n_tok["prompt"] += sequence.n_prompt
-            self.histograms.ttft.observe((now_ns - sequence.arrived_ns) / 1e9)
+            self.ttft.observe(age_s)
         sequence.ids.append(token)
         self.n_tok["generation"] += 1
-        reason = None
-        if token in self.model.config.eos_ids and not sequence.ignore_eos:
-            reason = "stop"
-        elif sequence.n_output >= sequence.max_tokens:
-            reason = "length"
-        if reason:
-            self.scheduler.remove(sequence)
-            self.n_finished[reason] += 1
-            self.histograms.e2e.observe((now_ns - sequence.arrived_ns) / 1e9)
-        return sequence.sink, token, reason
+        stopped = token in self.model.config.eos_ids and not sequence.ignore_eos
+        if not stopped and sequence.n_output < sequence.max_tokens:
+            return sequence.sink, token, None
+        self.e2e.observe(age_s)
+        return self._end(sequence, "stop" if stopped else "length", token)
 
     def _logged(self, shares: Rows[Share], start_ns: int, end_ns: int) -> dict[str, object]:
-        spent = self.model.spent_ns
+        spent, pool = self.model.spent_ns, self.scheduler.pool
         n_decode = sum(share.decode for share in shares)
         return {
             "step": self._n_steps,
@@ -152,4 +135,6 @@ class Engine:
             "gemm_ns": {name: spent[name] for name in GEMMS},
             "attention_ns": spent["attention"],
             "rest_ns": end_ns - start_ns - sum(spent.values()),
+            "n_waiting": len(self.scheduler.waiting),
+            "kv_used_blocks": pool.n_blocks - pool.n_free,
         }

@@ -15,8 +15,7 @@ class BlockPool:
     """Which blocks are free. A block belongs to one sequence or to the free list, never to both."""
 
     def __init__(self, n_blocks: int) -> None:
-        self.n_blocks = n_blocks
-        self._free = list(range(n_blocks - 1, -1, -1))
+        self.n_blocks, self._free = n_blocks, list(reversed(range(n_blocks)))
 
     @property
     def n_free(self) -> int:
@@ -24,9 +23,7 @@ class BlockPool:
 
     def take(self, n: int) -> list[int] | None:
         """`n` blocks, or None (and nothing taken) where fewer are free."""
-        if n > len(self._free):
-            return None
-        return [self._free.pop() for _ in range(n)]
+        return [self._free.pop() for _ in range(n)] if n <= self.n_free else None
 
     def give_back(self, blocks: list[int]) -> None:
         """Free a sequence's whole table; its list is emptied, so that it cannot be freed twice."""
@@ -43,29 +40,24 @@ class KVCache:
     def __init__(self, config: ModelConfig, n_blocks: int, block_size: int) -> None:
         self.block_size, self.head_dim = block_size, config.head_dim
         shape = (config.num_hidden_layers, config.num_key_value_heads, n_blocks, block_size * config.head_dim)
-        self._keys, self._values = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+        self.block_bytes = 4 * config.num_key_value_heads * block_size * config.head_dim
+        self._caches = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
     def n_bytes(self) -> int:
-        return int(self._keys.nbytes + self._values.nbytes)
+        return sum(cache.nbytes for cache in self._caches)
 
     def slots(self, table: Sequence[int], start: int, n: int) -> Index:
         """Where the tokens at positions start .. start + n live, as indices into all slots."""
-        position = np.arange(start, start + n)
-        return (
-            np.asarray(table, np.intp)[position // self.block_size] * self.block_size
-            + position % self.block_size
-        )
+        block, offset = np.divmod(np.arange(start, start + n), self.block_size)
+        return np.asarray(table, np.intp)[block] * self.block_size + offset
 
-    def write(self, layer: int, slots: Index, keys: Array, values: Array) -> None:
-        """Store new tokens; `keys` and `values` are (tokens, KV heads, head size)."""
-        for cache, new in ((self._keys, keys), (self._values, values)):
+    def write(self, layer: int, slots: Index, *keys_and_values: Array) -> None:
+        """Store new tokens' keys and values, each (tokens, KV heads, head size)."""
+        for cache, new in zip(self._caches, keys_and_values, strict=True):
             for head, flat in enumerate(cache[layer].reshape(cache.shape[1], -1, self.head_dim)):
                 flat[slots] = new[:, head]
 
-    def gather(self, layer: int, tables: Index) -> tuple[Array, Array]:
+    def gather(self, layer: int, tables: Index) -> list[Array]:
         """Keys and values of `tables` (sequences, blocks): each (KV heads, sequences, tokens, head size)."""
-        shape = (self._keys.shape[1], tables.shape[0], -1, self.head_dim)
-        return (
-            np.take(self._keys[layer], tables, axis=1, mode="clip").reshape(shape),
-            np.take(self._values[layer], tables, axis=1, mode="clip").reshape(shape),
-        )
+        blocks = [np.take(cache[layer], tables, axis=1, mode="clip") for cache in self._caches]
+        return [taken.reshape(len(taken), len(tables), -1, self.head_dim) for taken in blocks]

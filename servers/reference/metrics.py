@@ -1,75 +1,46 @@
 """`/metrics`, under vLLM's names where the meaning is the same, so that one reader serves both."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import disable_created_metrics
+from prometheus_client.core import CounterMetricFamily as Counter
+from prometheus_client.core import GaugeMetricFamily as Gauge
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from servers.reference.engine import Engine
+from servers.reference.engine import Engine
 
-SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
-FINISH_REASONS = ("stop", "length", "abort", "error")
-
-
-class Histograms:
-    """Latencies seen by the engine, in seconds from a request's arrival at the server."""
-
-    def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.ttft = Histogram(
-            "vllm:time_to_first_token_seconds", "Arrival to first token.", registry=None, buckets=SECONDS
-        )
-        self.e2e = Histogram(
-            "vllm:e2e_request_latency_seconds", "Arrival to last token.", registry=None, buckets=SECONDS
-        )
+CACHE = (
+    "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_memory_bytes", "cache_dtype",
+    "enable_prefix_caching",
+)  # fmt: skip
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
-class _Collector:
-    def __init__(self, engine: Engine, labels: Mapping[str, str], cache: Mapping[str, str]) -> None:
-        self._engine, self._labels, self._cache = engine, labels, cache
+class Metrics(Collector):
+    """What the engine counts; `info` has the model's name, and what becomes `vllm:cache_config_info`."""
+
+    def __init__(self, engine: Engine, info: Mapping[str, object]) -> None:
+        self._engine, self._cache = engine, {name: str(info[name]) for name in CACHE}
+        self._labels = {"engine": "0", "model_name": str(info["served_model_name"])}
 
     def collect(self) -> Iterator[Metric]:
-        engine, scheduler = self._engine, self._engine.scheduler
-        pool = scheduler.pool
-        gauges = {
-            "num_requests_running": (len(scheduler.running), "Requests being computed."),
-            "num_requests_waiting": (len(scheduler.waiting), "Requests waiting to be computed."),
-            "kv_cache_usage_perc": (1 - pool.n_free / pool.n_blocks, "KV cache in use, 1 is all of it."),
-        }
-        counters = {
-            "num_preemptions": (scheduler.n_preemptions, "Times a request lost its KV blocks."),
-            "prompt_tokens": (engine.n_tok["prompt"], "Prompt tokens of requests that got a first token."),
-            "generation_tokens": (engine.n_tok["generation"], "Tokens generated."),
-        }
-        names, values = list(self._labels), list(self._labels.values())
-        family: GaugeMetricFamily | CounterMetricFamily
-        for name, (value, text) in gauges.items():
-            family = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
-            family.add_metric(values, value)
-            yield family
-        for name, (value, text) in counters.items():
-            family = CounterMetricFamily(f"vllm:{name}", text, labels=names)
-            family.add_metric(values, value)
-            yield family
-        family = CounterMetricFamily(
-            "vllm:request_success", "Requests ended.", labels=[*names, "finished_reason"]
-        )
-        for reason in FINISH_REASONS:
-            family.add_metric([*values, reason], engine.n_finished[reason])
-        yield family
-        family = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=[*names, *self._cache])
-        family.add_metric([*values, *self._cache.values()], 1)
-        yield family
-        yield from engine.histograms.ttft.collect()
-        yield from engine.histograms.e2e.collect()
-
-
-def registry(engine: Engine, model: str, cache: Mapping[str, str]) -> CollectorRegistry:
-    """What `/metrics` shows of `engine`; `cache` becomes the labels of `vllm:cache_config_info`."""
-    shown = CollectorRegistry(auto_describe=False)
-    shown.register(_Collector(engine, {"engine": "0", "model_name": model}, cache))
-    return shown
+        engine, scheduler, pool = self._engine, self._engine.scheduler, self._engine.scheduler.pool
+        used = 1 - pool.n_free / pool.n_blocks
+        n_prompt_tok, n_output_tok = engine.n_tok["prompt"], engine.n_tok["generation"]
+        ended = [({"finished_reason": r}, engine.n_finished[r]) for r in ("stop", "length", "abort", "error")]
+        for family, name, text, samples in (
+            (Gauge, "num_requests_running", "Requests being computed.", [({}, len(scheduler.running))]),
+            (Gauge, "num_requests_waiting", "Requests not yet computed.", [({}, len(scheduler.waiting))]),
+            (Gauge, "kv_cache_usage_perc", "KV cache in use, 1 is all of it.", [({}, used)]),
+            (Gauge, "cache_config_info", "The KV cache.", [(self._cache, 1)]),
+            (Counter, "num_preemptions", "Requests that lost their blocks.", [({}, scheduler.n_preemptions)]),
+            (Counter, "prompt_tokens", "Prompt tokens up to a first token.", [({}, n_prompt_tok)]),
+            (Counter, "generation_tokens", "Tokens generated.", [({}, n_output_tok)]),
+            (Counter, "request_success", "Requests ended.", ended),
+        ):
+            metric = family(f"vllm:{name}", text, labels=[*self._labels, *samples[0][0]])
+            for labels, value in samples:
+                metric.add_metric([*self._labels.values(), *labels.values()], value)
+            yield metric
+        yield from (*engine.ttft.collect(), *engine.e2e.collect())

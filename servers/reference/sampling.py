@@ -16,19 +16,17 @@ def choose(logits: Array, sequences: Rows[Sequence], eos_ids: Collection[int]) -
             row[list(eos_ids)] = -np.inf
     chosen: list[int] = logits.argmax(axis=1).tolist()
     for i, sequence in enumerate(sequences):
-        if sequence.sampling.temperature > 0 and sequence.rng is not None:
-            u = sequence.rng.random()
-            chosen[i] = draw(logits[i], sequence.sampling.temperature, sequence.sampling.top_p, u)
+        how = sequence.sampling
+        if how.temperature > 0 and sequence.rng is not None:
+            chosen[i] = draw(logits[i], how.temperature, how.top_p, sequence.rng.random())
     return chosen
 
 
 def draw(logits: Array, temperature: float, top_p: float, u: float) -> int:
     """The id that `u`, uniform in [0, 1), falls on; top-p keeps the fewest likeliest ids that reach it."""
     weight = np.exp((logits - logits.max()).astype(np.float64) / temperature)
-    if top_p >= 1:
-        return int(np.searchsorted(weight.cumsum(), u * weight.sum(), side="right").clip(max=weight.size - 1))
-    order = np.argsort(-weight, kind="stable")
-    cumulative = weight[order].cumsum()
-    n_kept = int(np.searchsorted(cumulative, top_p * cumulative[-1])) + 1
-    kept = cumulative[:n_kept]
-    return int(order[min(np.searchsorted(kept, u * kept[-1], side="right"), len(kept) - 1)])
+    order = np.argsort(-weight, kind="stable") if top_p < 1 else np.arange(weight.size)
+    kept = weight[order].cumsum()
+    if top_p < 1:
+        kept = kept[: int(np.searchsorted(kept, top_p * kept[-1])) + 1]
+    return int(order[min(int(np.searchsorted(kept, u * kept[-1], side="right")), len(kept) - 1)])

@@ -25,7 +25,7 @@ class Sequence:
     rng: np.random.Generator | None = None
     sink: Any = None
     arrived_ns: int = 0
-    n_prompt: int = 0
+    n_prompt: int = field(init=False)
     n_computed: int = 0
     table: list[int] = field(default_factory=list)
 
@@ -52,10 +52,7 @@ class Share:
 
 
 class Scheduler:
-    """First come, first served, under a token budget a step; when blocks run out the youngest is preempted.
-
-    A preempted sequence loses its blocks, waits at the head of the queue, and is computed again.
-    """
+    """First come, first served, under a token budget a step; out of blocks, the youngest is preempted."""
 
     def __init__(
         self, pool: BlockPool, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
@@ -83,44 +80,38 @@ class Scheduler:
         shares: list[Share] = []
         budget, n_preempted = self.max_num_batched_tokens, self.n_preemptions
         while budget and len(shares) < len(self.running):
-            sequence = self.running[len(shares)]
-            n = min(len(sequence.ids) - sequence.n_computed, budget)
-            if self._make_room(sequence, sequence.n_computed + n):
-                shares.append(self._share(sequence, n))
-                budget -= n
-        if self.n_preemptions > n_preempted:
-            return shares
+            if not self._has_room(self.running[len(shares)]):
+                self._preempt_youngest()
+                continue
+            shares.append(_share(self.running[len(shares)], budget))
+            budget -= shares[-1].n
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
             # Room for the whole prompt at once: only decoding can then run out of blocks.
-            if not self._grow(self.waiting[0], len(self.waiting[0].ids)):
+            if self.n_preemptions > n_preempted or not self._has_room(self.waiting[0]):
                 break
-            sequence = self.waiting.popleft()
-            self.running.append(sequence)
-            n = min(len(sequence.ids) - sequence.n_computed, budget)
-            shares.append(self._share(sequence, n))
-            budget -= n
+            self.running.append(self.waiting.popleft())
+            shares.append(_share(self.running[-1], budget))
+            budget -= shares[-1].n
         return shares
 
-    def _share(self, sequence: Sequence, n: int) -> Share:
-        start = sequence.n_computed
-        decode = start >= sequence.n_prompt and start + 1 == len(sequence.ids)
-        return Share(sequence, start, n, decode, start + n == len(sequence.ids))
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Give it the blocks it lacks for all its ids; False, and none given, where too few are free."""
+        n_blocks = -(-len(sequence.ids) // self.block_size)
+        blocks = self.pool.take(max(0, n_blocks - len(sequence.table)))
+        sequence.table.extend(blocks or ())
+        return blocks is not None
 
-    def _grow(self, sequence: Sequence, n_tok: int) -> bool:
-        blocks = self.pool.take(max(0, -(-n_tok // self.block_size) - len(sequence.table)))
-        if blocks is None:
-            return False
-        sequence.table.extend(blocks)
-        return True
+    def _preempt_youngest(self) -> None:
+        """It loses its blocks, waits at the head of the queue, and is computed again."""
+        youngest = self.running.pop()
+        self.pool.give_back(youngest.table)
+        youngest.n_computed = 0
+        self.waiting.appendleft(youngest)
+        self.n_preemptions += 1
 
-    def _make_room(self, sequence: Sequence, n_tok: int) -> bool:
-        """Grow, preempting the youngest while blocks lack; False where that was the sequence itself."""
-        while not self._grow(sequence, n_tok):
-            victim = self.running.pop()
-            self.pool.give_back(victim.table)
-            victim.n_computed = 0
-            self.waiting.appendleft(victim)
-            self.n_preemptions += 1
-            if victim is sequence:
-                return False
-        return True
+
+def _share(sequence: Sequence, budget: int) -> Share:
+    start, n_ids = sequence.n_computed, len(sequence.ids)
+    n = min(n_ids - start, budget)
+    decode = start >= sequence.n_prompt and start + 1 == n_ids
+    return Share(sequence, start, n, decode, samples=start + n == n_ids)

@@ -1,7 +1,7 @@
 """The step log: what the engine computed in each step, and when. JSON lines, readable after a kill.
 
-The first line is the header: `schema` (1), `pid`, `engine`, `model` (its config), `block_size`,
-`max_num_seqs`, `max_num_batched_tokens`, `kv_tok`, `threads`, `gemms` (their names). Then a line a step:
+The first line is the header: `schema` (1), `pid`, `gemms` (their names) and all of `/server_info`: `engine`,
+`block_size`, `max_num_batched_tokens`, `config` and so on. Then a line a step:
 
 | column | meaning |
 |---|---|
@@ -32,30 +32,24 @@ class StepLog:
     def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("wb", buffering=0)
+        self.close = self._file.close
         self.write({"schema": SCHEMA, "pid": os.getpid(), **header})
 
     def write(self, line: Mapping[str, object]) -> None:
         self._file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
-    def close(self) -> None:
-        self._file.close()
-
 
 def load_steps(path: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """The header, and the steps as plain columns of equal length, oldest first.
+    """The header, and the steps as plain columns of equal length, oldest first; `gemm_ns` is a column a GEMM.
 
-    `gemm_ns` becomes a column a GEMM ("qkv_proj_ns", ...). A torn last line, of a killed server, is left
-    out. Raises ValueError for a log of another schema.
+    A torn last line, of a killed server, is left out. Raises ValueError for a log of another schema.
     """
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline is torn, or nothing
     if not lines:
         raise ValueError(f"{path} is empty: the server ended before its step log began")
-    header = orjson.loads(lines[0])
+    header, *steps = map(orjson.loads, lines)
     if header.get("schema") != SCHEMA:
         raise ValueError(f"{path} has step log schema {header.get('schema')!r}, expected {SCHEMA}")
-    columns: dict[str, list[Any]] = {}
-    for line in map(orjson.loads, lines[1:]):
-        gemms = {f"{name}_ns": ns for name, ns in line.pop("gemm_ns").items()}
-        for name, value in {**line, **gemms}.items():
-            columns.setdefault(name, []).append(value)
-    return header, columns
+    for step in steps:
+        step.update((f"{name}_ns", ns) for name, ns in step.pop("gemm_ns").items())
+    return header, {name: [step[name] for step in steps] for name in (steps[0] if steps else ())}

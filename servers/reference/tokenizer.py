@@ -1,7 +1,9 @@
 """Text to token ids and back: a folder's own tokenizer, or one made in memory for the built-in model."""
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from string import ascii_lowercase
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -17,32 +19,26 @@ def load(folder: Path | None, vocab_size: int) -> Tokenizer:
 
 
 def built_in(vocab_size: int) -> Tokenizer:
-    """A byte-level BPE of `vocab_size` ids (257 at least): EOS is 0, then all bytes, then made-up words.
+    """A byte-level BPE of `vocab_size` ids (257 at least): EOS is 0, then come all bytes, then words.
 
     Any text comes back as it went in, and every id is some text.
     """
-    vocab = {"</s>": 0} | {byte: 1 + i for i, byte in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    merges: list[tuple[str, str]] = []
-    pairs = _syllable_merges()
-    while len(vocab) < vocab_size:
-        merges.append(next(pairs))
-        vocab["".join(merges[-1])] = len(vocab)
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    merges = list(islice(_beginnings(), vocab_size - 257))
+    words = ["</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("</s>", special=True)])
     return tokenizer
 
 
-def _syllable_merges() -> Iterator[tuple[str, str]]:
-    """Endless merges, shortest words first: "b"+"a", then " "+"ba", then " ba"+"be" and so on."""
-    syllables = [(c, v) for c in "bcdfghjklmnprstvwxyz" for v in "aeiou"]
-    yield from syllables
+def _beginnings() -> Iterator[tuple[str, str]]:
+    """Endless merges, shortest words first: " "+"a" to " "+"z", then " a"+"a" and so on."""
     words = ["Ġ"]  # how byte-level BPE writes a space
-    while True:
-        longer = [(word, c + v) for word in words for c, v in syllables]
-        yield from longer
-        words = [word + syllable for word, syllable in longer]
+    for word in words:
+        for letter in ascii_lowercase:
+            yield word, letter
+            words.append(word + letter)
 
 
 class TextStream:
@@ -60,6 +56,5 @@ class TextStream:
         if text.endswith("\ufffd") and len(self._ids) <= HELD_TOK and not last:
             return ""
         delta = text[len(self._shown) :]
-        self._ids = [token]
-        self._shown = self._tokenizer.decode(self._ids)
+        self._ids, self._shown = [token], self._tokenizer.decode([token])
         return delta

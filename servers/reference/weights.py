@@ -1,7 +1,7 @@
 """The weights of a model: seeded and random, or out of a folder's safetensors; float32 either way."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,33 +17,22 @@ Array = npt.NDArray[np.float32]
 Source = Callable[[str, tuple[int, ...]], Array]
 """A tensor by its Hugging Face name, in the shape asked for."""
 
-INIT_STD = 0.02  # transformers' LlamaConfig.initializer_range
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer. Matrices are (in, out), projections that share an input are fused."""
-
-    input_norm: Array
-    qkv: Array
-    o: Array
-    post_norm: Array
-    gate_up: Array
-    down: Array
+INIT_STD = np.float32(0.02)  # transformers' LlamaConfig.initializer_range
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights; `lm_head` is (hidden, vocabulary), a view of `embed` where the two are tied."""
+    """All weights. Matrices but `embed` are (in, out); `lm_head` is a view of `embed` where they are tied."""
 
     embed: Array
-    layers: tuple[Layer, ...]
+    layers: tuple[Mapping[str, Array], ...]
     norm: Array
     lm_head: Array
 
-    def n_bytes(self, *, tied: bool) -> int:
-        layers = sum(getattr(layer, name).nbytes for layer in self.layers for name in Layer.__slots__)
-        return int(self.embed.nbytes + layers + self.norm.nbytes + (0 if tied else self.lm_head.nbytes))
+    def n_bytes(self) -> int:
+        arrays = [self.embed, self.norm, *(array for layer in self.layers for array in layer.values())]
+        tied = np.may_share_memory(self.embed, self.lm_head)
+        return sum(array.nbytes for array in arrays) + (0 if tied else self.lm_head.nbytes)
 
 
 def random_source(seed: int) -> Source:
@@ -52,19 +41,17 @@ def random_source(seed: int) -> Source:
     def tensor(name: str, shape: tuple[int, ...]) -> Array:
         if len(shape) == 1:
             return np.ones(shape, np.float32)
-        return rng(seed, name).standard_normal(shape, dtype=np.float32) * np.float32(INIT_STD)
+        return rng(seed, name).standard_normal(shape, dtype=np.float32) * INIT_STD
 
     return tensor
 
 
 def safetensors_source(folder: Path) -> Source | None:
     """The tensors of `model.safetensors` or of the shards its index names; None where there are neither."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, files = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.exists():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    elif single.exists():
-        files = [single.name]
-    else:
+        files = set(json.loads(index.read_text())["weight_map"].values())
+    elif not (folder / "model.safetensors").exists():
         return None
     stored: dict[str, dict[str, Any]] = {}
     for file in files:
@@ -76,41 +63,36 @@ def safetensors_source(folder: Path) -> Source | None:
         info = stored[name]
         if tuple(info["shape"]) != shape:
             raise ModelError(f"{name} has shape {tuple(info['shape'])}, config.json means {shape}")
-        return _float32(info["dtype"], info["data"], name).reshape(shape)
+        if info["dtype"] == "BF16":  # the upper half of a float32
+            return (np.frombuffer(info["data"], "<u2").astype("<u4") << 16).view("<f4").reshape(shape)
+        if info["dtype"] not in ("F32", "F16"):
+            raise ModelError(f"{name} is stored as {info['dtype']}; expected F32, F16 or BF16")
+        stored_type = "<f4" if info["dtype"] == "F32" else "<f2"
+        return np.frombuffer(info["data"], stored_type).astype(np.float32).reshape(shape)
 
     return tensor
 
 
-def _float32(dtype: str, data: bytes, name: str) -> Array:
-    if dtype == "BF16":  # the upper half of a float32
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    if dtype in ("F32", "F16"):
-        return np.frombuffer(data, "<f4" if dtype == "F32" else "<f2").astype(np.float32)
-    raise ModelError(f"{name} is stored as {dtype}; expected F32, F16 or BF16")
-
-
 def assemble(config: ModelConfig, source: Source) -> Weights:
-    """Every weight of the model, fetched from `source` by its Hugging Face name."""
-    hidden, ffn = config.hidden_size, config.intermediate_size
+    """Every weight of the model, fetched from `source`; projections that share an input are fused."""
+    hidden, ffn, n_ids = config.hidden_size, config.intermediate_size, config.vocab_size
     q, kv = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
 
-    def fused(prefix: str, outputs: dict[str, int], n_in: int) -> Array:
-        parts = [source(f"{prefix}.{name}_proj.weight", (n_out, n_in)).T for name, n_out in outputs.items()]
+    def fused(prefix: str, n_in: int, **n_outs: int) -> Array:
+        parts = [source(f"{prefix}.{name}_proj.weight", (n_out, n_in)).T for name, n_out in n_outs.items()]
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
-    def layer(i: int) -> Layer:
-        at = f"model.layers.{i}"
-        return Layer(
-            input_norm=source(f"{at}.input_layernorm.weight", (hidden,)),
-            qkv=fused(f"{at}.self_attn", {"q": q, "k": kv, "v": kv}, hidden),
-            o=fused(f"{at}.self_attn", {"o": hidden}, q),
-            post_norm=source(f"{at}.post_attention_layernorm.weight", (hidden,)),
-            gate_up=fused(f"{at}.mlp", {"gate": ffn, "up": ffn}, hidden),
-            down=fused(f"{at}.mlp", {"down": hidden}, ffn),
-        )
+    def layer(at: str) -> dict[str, Array]:
+        return {
+            "input_norm": source(f"{at}.input_layernorm.weight", (hidden,)),
+            "qkv_proj": fused(f"{at}.self_attn", hidden, q=q, k=kv, v=kv),
+            "o_proj": fused(f"{at}.self_attn", q, o=hidden),
+            "post_norm": source(f"{at}.post_attention_layernorm.weight", (hidden,)),
+            "gate_up_proj": fused(f"{at}.mlp", hidden, gate=ffn, up=ffn),
+            "down_proj": fused(f"{at}.mlp", ffn, down=hidden),
+        }
 
-    embed = source("model.embed_tokens.weight", (config.vocab_size, hidden))
-    tied = config.tie_word_embeddings
-    head = embed if tied else source("lm_head.weight", (config.vocab_size, hidden))
-    layers = tuple(layer(i) for i in range(config.num_hidden_layers))
-    return Weights(embed, layers, source("model.norm.weight", (hidden,)), head.T)
+    embed = source("model.embed_tokens.weight", (n_ids, hidden))
+    lm_head = embed if config.tie_word_embeddings else source("lm_head.weight", (n_ids, hidden))
+    layers = tuple(layer(f"model.layers.{i}") for i in range(config.num_hidden_layers))
+    return Weights(embed, layers, source("model.norm.weight", (hidden,)), lm_head.T)

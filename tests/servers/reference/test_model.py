@@ -103,7 +103,7 @@ def test_a_config_key_is_honoured(keys: dict, read: dict) -> None:
         ({"model_type": "qwen2"}, "qwen2"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({"attention_bias": True}, "attention_bias=True"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "'llama3' RoPE"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_type='llama3'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"num_key_value_heads": 3}, "do not divide"),
         ({"head_dim": 15}, "even"),
