@@ -38,7 +38,7 @@ class RemoteProbe:
     """
 
     def __init__(self, python: str, threads: int, dtype: str) -> None:
-        root = str(Path(__file__).parents[1])
+        root, self._python = str(Path(__file__).parents[1]), python
         self._child = subprocess.Popen(
             [python, "-c", _BOOT, root, str(threads), dtype],
             stdin=subprocess.PIPE,
@@ -88,7 +88,7 @@ class RemoteProbe:
         if not line:
             _, said = self._child.communicate()
             last = said.strip().splitlines()[-1:] or ["it ended"]
-            raise RooflineError(f"torch cannot be measured by {self._child.args[0]}: {last[0]}")  # type: ignore[index]
+            raise RooflineError(f"torch cannot be measured by {self._python}: {last[0]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
