@@ -330,4 +330,5 @@ def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
             got = f"{use.measured:.0%} {beside} {use.reachable:.0%}"
         said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
     gap = max(bars[1:], key=lambda bar: bar.seconds)
-    return "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
+    told = "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
+    return told[0].upper() + told[1:]
