@@ -4,6 +4,7 @@ All in fp32. Weights rotate over as many copies as the model has layers: what on
 """
 
 import itertools
+import math
 import platform
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ DTYPE = "fp32"
 _ELEMENT = 4
 _MOST_BYTES = 1 << 30  # that one measurement may hold
 _QUERY_TILE = 64
+_BLOCK = 16  # tokens
+_GATHERED_BYTES = 1 << 21  # keys taken out of the cache at once
 
 
 class NumpyProbe:
@@ -53,17 +56,29 @@ class NumpyProbe:
         data = self._array(n_bytes // _ELEMENT)
         return lambda: np.dot(data, data)
 
-    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel:
-        """Blocks gathered from the cache, scores, softmax, values."""
-        cache = self._array(2, batch, kv_heads, context, dim)
-        q = self._array(batch, kv_heads, heads // kv_heads, dim)
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel:
+        """Blocks gathered from the cache, a few requests at a time; scores, softmax, values."""
+        n_blocks = -(-context // _BLOCK)
+        shape = (2, kv_heads, batch * n_blocks, _BLOCK * dim)
+        copies = max(1, min(copies, _MOST_BYTES // (_ELEMENT * math.prod(shape))))
+        caches = itertools.cycle([np.full(shape, 0.01, np.float32) for _ in range(copies)])
+        tables = self._rng.permutation(batch * n_blocks).reshape(batch, n_blocks)
+        q = self._array(kv_heads, batch, heads // kv_heads, dim)
+        at_once = max(1, _GATHERED_BYTES // (_ELEMENT * kv_heads * n_blocks * _BLOCK * dim))
 
         def run() -> object:
-            keys, values = cache.copy()
-            scores = (keys[:, :, None] @ q[..., None])[..., 0]
-            np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
-            mixed = (scores[..., None, :] @ values[:, :, None])[..., 0, :]
-            return mixed / scores.sum(axis=-1, keepdims=True)
+            cache, mixed = next(caches), np.empty_like(q)
+            for low in range(0, batch, at_once):
+                table = tables[low : low + at_once]
+                taken = [np.take(half, table, axis=1, mode="clip") for half in cache]
+                keys, values = (half.reshape(kv_heads, len(table), 1, -1, dim) for half in taken)
+                scores = (keys @ q[:, low : low + at_once, :, :, None])[..., 0]
+                np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
+                out = (scores[..., None, :] @ values)[..., 0, :]
+                mixed[:, low : low + at_once] = out / scores.sum(axis=-1, keepdims=True)
+            return mixed
 
         return run
 

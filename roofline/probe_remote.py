@@ -57,8 +57,10 @@ class RemoteProbe:
     def read(self, n_bytes: int) -> _Asked:
         return _Asked("read", (n_bytes,))
 
-    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> _Asked:
-        return _Asked("decode", (batch, context, heads, kv_heads, dim))
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> _Asked:
+        return _Asked("decode", (batch, context, heads, kv_heads, dim, copies))
 
     def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> _Asked:
         return _Asked("prefill", (tok, heads, kv_heads, dim))

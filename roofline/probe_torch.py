@@ -5,6 +5,7 @@ torch, so that another environment's interpreter can run it (`roofline/probe_rem
 """
 
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -51,7 +52,10 @@ class TorchProbe:
         data = self._array(n_bytes // self.element_bytes)
         return self._graph([data.sum])
 
-    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel:
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel:
+        del copies
         return self._attention(batch, 1, context, (heads, kv_heads, dim), causal=False)
 
     def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel:
@@ -140,12 +144,16 @@ class TorchCpuProbe(TorchProbe):
         data = self._array(n_bytes // 4).float()  # a sum of bf16 on a CPU is bound by its conversions
         return lambda: self._torch.dot(data, data)
 
-    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel:
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel:
         """The queries that share a KV head as rows of one product, as engines' own kernels have it."""
+        shape = (2, batch, kv_heads, context, dim)
+        copies = max(1, min(copies, _MOST_BYTES // 4 // (self.element_bytes * math.prod(shape))))
         q = self._array(batch, kv_heads, heads // kv_heads, dim)
-        k, v = (self._array(batch, kv_heads, context, dim) for _ in range(2))
+        caches = [self._torch.full(shape, 0.01, dtype=self._type) for _ in range(copies)]
         attend = self._torch.nn.functional.scaled_dot_product_attention
-        return self._graph([lambda: attend(q, k, v)])
+        return self._graph([lambda kv=kv: attend(q, *kv) for kv in caches])  # type: ignore[misc]
 
     def once(self, kernel: Kernel, clock: Callable[[], float] = time.monotonic) -> float:
         began = clock()

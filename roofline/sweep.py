@@ -57,7 +57,9 @@ class Probe(Protocol):
     def memory_bytes(self) -> float: ...
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel: ...
     def read(self, n_bytes: int) -> Kernel: ...
-    def decode(self, batch: int, context: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel: ...
     def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
     def norm(self, rows: int, width: int) -> Kernel: ...
     def activation(self, rows: int, width: int) -> Kernel: ...
@@ -66,7 +68,10 @@ class Probe(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Timed:
-    """One kernel: its repeats' median, the better of all rounds, and by which share four of five differ."""
+    """One kernel: its repeats' lower quartile, the better of all rounds, and how far four of five differ.
+
+    A repeat longer than a few ms is interrupted wherever another process wants the core: not the quartile.
+    """
 
     make: Callable[[], Kernel]
     seconds: float = math.inf
@@ -112,9 +117,9 @@ class _Timer:
             seconds.append(self._probe.once(kernel, self._clock))
             if len(seconds) >= 3 and self._clock() - began_s > 2 * share_s:
                 break
-        low, mid, high = np.quantile(seconds, [0.1, 0.5, 0.9])
-        if mid < timed.seconds:
-            timed.seconds, timed.spread = float(mid), float((high - low) / mid)
+        low, quarter, high = np.quantile(seconds, [0.1, 0.25, 0.9])
+        if quarter < timed.seconds:
+            timed.seconds, timed.spread = float(quarter), float((high - low) / quarter)
 
 
 def calibrate(
@@ -149,7 +154,7 @@ def calibrate(
         tdp_w=None,
         aliases=(),
         source="measured by burstline calibrate",
-        assurance=f"{'quick' if quick else 'full'} measurement, the better of two medians of repeats",
+        assurance=f"{'quick' if quick else 'full'} measurement, the better of two lower quartiles of repeats",
         note="peak: the fastest of the model's products; bandwidths: one pass of reads",
     )
     calibration = _fitted(model, probe, device, products, rest)
@@ -246,7 +251,7 @@ def _tables(dtype: str, products: Rows[Products]) -> tuple[ShapeTimes, ...]:
     return tuple(found)
 
 
-_DECODES = ((1, 256), (1, 1024), (8, 512), (8, 2048), (32, 512), (64, 512))
+_DECODES = ((1, 256), (1, 1024), (8, 512), (32, 512), (64, 512), (192, 512))
 _PREFILLS = (128, 512, 1024)
 _PASS_ROWS = (1, 64, 1024)
 
@@ -267,7 +272,7 @@ def _time_rest(model: ModelShape, probe: Probe, timer: _Timer) -> _Rest:
         passes.append((4.0 * rows * model.d * size, timer.time(partial(probe.norm, rows, model.d))))
         passes.append((3.0 * rows * down.k * size, timer.time(partial(probe.activation, rows, down.k))))
     return _Rest(
-        [timer.time(partial(probe.decode, b, c, *heads)) for b, c in _DECODES],
+        [timer.time(partial(probe.decode, b, c, *heads, model.n_layers)) for b, c in _DECODES],
         [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS],
         passes,
     )

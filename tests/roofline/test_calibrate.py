@@ -34,7 +34,7 @@ class Instant:
     def read(self, n_bytes):
         return n_bytes / (60e9 if n_bytes < 32 * MIB else 20e9)
 
-    def decode(self, batch, context, heads, kv_heads, dim):
+    def decode(self, batch, context, heads, kv_heads, dim, copies=1):
         return 10e-6 + 8 * batch * context * kv_heads * dim / 10e9
 
     def prefill(self, tok, heads, kv_heads, dim):
@@ -106,7 +106,7 @@ def test_the_probe_computes_attention_and_norms_as_they_are_defined():
     probe = NumpyProbe(1)
     out = probe.decode(2, 32, 4, 2, 8)()
     assert np.isfinite(out).all()
-    assert out.shape == (2, 2, 2, 8)
+    assert out.shape == (2, 2, 2, 8)  # KV heads, requests, queries a KV head, head size
     assert probe.norm(3, 16)().shape == (3, 16)
     assert probe.activation(3, 16)().shape == (3, 16)
     probe.prefill(100, 4, 2, 8)()
