@@ -112,7 +112,7 @@ def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
 def test_show_says_how_far_the_metal_is(run):
     noted(run)
     write_report(run)
-    assert "Hardware: decode is" in show(open_run(run.path))
+    assert "Hardware: Decode is" in show(open_run(run.path))
 
 
 def test_a_typing_error_is_found_before_anything_runs():

@@ -101,7 +101,7 @@ def test_changes_that_help_are_shorter_and_impossible_ones_say_why():
 def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
     found = reconcile(logged(1.3), SETUP)
     assert json.loads(json.dumps(asdict(found)))["phases"][0]["phase"] == "prefill"
-    assert found.sentence.startswith("decode is ")
+    assert found.sentence.startswith("Decode is ")
     assert "bound" in found.sentence
     assert found.tier == "device fit"
 
