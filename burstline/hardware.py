@@ -55,14 +55,18 @@ def check_hints(hints: Hints) -> None:
 def note_hardware(run: RunDir, hints: Hints, say: Say) -> None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
-    `hardware` holds `model_config`, `model_from`, `device` and `device_from`, or why one is `absent`.
+    `hardware` holds `model_config` and `model_from`, and `device_from` or why something is `absent`.
     """
     manifest = open_run(run.path).manifest
     facts: dict[str, Any] = {}
     try:
         facts |= _model(manifest, hints)
-        text, facts["device_from"] = _device(manifest, facts["model_config"], hints, run.server_log, say)
-        write_bytes(run.path / DEVICE_FILE, text.encode())
+        known_by = (manifest.get("hardware") or {}).get("device_from")
+        if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
+            facts["device_from"] = known_by  # only the model was named anew
+        else:
+            text, facts["device_from"] = _device(manifest, facts["model_config"], hints, run.server_log, say)
+            write_bytes(run.path / DEVICE_FILE, text.encode())
     except (UnknownHardwareError, RooflineError) as why:
         facts["absent"] = str(why)
     run.update(hardware=facts)
@@ -70,15 +74,15 @@ def note_hardware(run: RunDir, hints: Hints, say: Say) -> None:
 
 def _model(manifest: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
     """The model's config.json and where it was found."""
-    kept, server = manifest.get("hardware") or {}, manifest.get("server") or {}
+    earlier, server = manifest.get("hardware") or {}, manifest.get("server") or {}
     identity = manifest.get("identity") or {}
     if hints.model_config is not None:
         return {
             "model_config": _config_at(hints.model_config),
             "model_from": f"--model-config {hints.model_config}",
         }
-    if "model_config" in kept:
-        return {name: kept[name] for name in ("model_config", "model_from")}
+    if "model_config" in earlier:
+        return {name: earlier[name] for name in ("model_config", "model_from")}
     own = (identity.get("raw") or {}).get("config")
     if manifest.get("engine") == "reference" and isinstance(own, dict):
         dtype = identity.get("dtype")

@@ -105,6 +105,14 @@ def test_the_report_made_again_is_the_same_for_ever(run, monkeypatch):
     assert [(run.path / name).read_bytes() for name in ("summary.json", "report.html")] == first
 
 
+def test_a_model_named_anew_leaves_the_device_as_it_was(run):
+    noted(run, replace(ON_H100, device="a100-sxm4-80g"))
+    again = noted(run, Hints(model_config="llama-2-13b"))
+    assert again["device"]["id"] == "a100-sxm4-80g"
+    assert again["model"]["params"] > 12e9
+    assert again["model"]["device_from"] == "--device a100-sxm4-80g"
+
+
 def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
     assert "burstline report RUN --device" in reconciled(open_run(run.path))["absent"]
 
