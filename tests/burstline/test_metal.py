@@ -142,7 +142,9 @@ STARTED = {"attached": False, "argv": ["python"], "image": None}
 
 
 def on_cpu(run, hints, said=quiet):
-    run.update(engine="reference", identity=REFERENCE, server=STARTED, devices=[])
+    """What a new run at the embedded engine notes."""
+    (run.path / DEVICE_FILE).unlink(missing_ok=True)
+    run.update(engine="reference", identity=REFERENCE, server=STARTED, devices=[], hardware=None)
     note_hardware(run, hints, said)
     return open_run(run.path).manifest["hardware"]
 
