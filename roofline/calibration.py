@@ -112,7 +112,8 @@ class Calibration:
     `gemm` and `spread` go by dtype ("bf16") and by kind ("gemm bf16", "decode", "prefill", "all_reduce").
     `mixed` multiplies attention where prefill and decode share a step; `host_s` is what a step waits for the
     host (0 where nothing was measured). `measured_spread` is the share by which repeats of one measurement
-    differ, None for fits to published tables.
+    differ, None for fits to published tables. `passes` go by what ends an op's name ("norm", "act", "rope",
+    "write") where they were measured one by one.
     """
 
     name: str
@@ -129,6 +130,11 @@ class Calibration:
     source: str = ""
     fitted_on: str = ""
     measured_spread: float | None = None
+    passes: Mapping[str, PassFit] = field(default_factory=dict)
+
+    def pass_fit(self, op_name: str) -> PassFit:
+        """The fit for an elementwise op."""
+        return self.passes.get(op_name.rpartition("_")[2], self.elementwise)
 
     def gemm_fit(self, dtype: str) -> tuple[GemmFit, int]:
         """The fit for products in `dtype`, and its tier: the generic one where this device has none."""
@@ -196,6 +202,7 @@ def read_calibration(table: Mapping[str, Any]) -> Calibration:
             for row in table.get("shapes", ())
         ),
         measured_spread=table.get("measured_spread"),
+        passes={kind: PassFit(**fit) for kind, fit in table.get("passes", {}).items()},
     )
 
 
@@ -212,6 +219,7 @@ def calibration_toml(calibration: Calibration, prefix: str = "") -> str:
         ("decode", calibration.decode),
         ("prefill", calibration.prefill),
         ("elementwise", calibration.elementwise),
+        *((f"passes.{kind}", fit) for kind, fit in calibration.passes.items()),
         *((f'spread."{kind}"', spread) for kind, spread in calibration.spread.items()),
     ]
     lists: list[tuple[str, object]] = [

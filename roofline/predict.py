@@ -113,7 +113,7 @@ def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float
         return seconds, floor_s, calibration.tier
     if op.kind == "collective":
         return _collective(op, device, calibration)
-    fit, rates = calibration.elementwise, Rates.of(device)
+    fit, rates = calibration.pass_fit(op.name), Rates.of(device)
     if op.name == "quantise":  # its launch is in the product's floor: they were measured together
         return op.bytes / (calibration.gemm_fit("fp8")[0].eta_m * rates.bytes_per_s), 0.0, calibration.tier
     return float(pass_s(fit, rates, *_amounts(op.bytes))), fit.t0_s, calibration.tier

@@ -25,6 +25,7 @@ class NumpyProbe:
 
     dtype = DTYPE
     element_bytes = _ELEMENT
+    passes: tuple[str, ...] = ("norm", "act", "rope", "write")
 
     def __init__(self, threads: int) -> None:
         self.n_units = threads
@@ -117,6 +118,35 @@ class NumpyProbe:
         def run() -> object:
             gate, up = both[:, :width], both[:, width:]
             return gate / (1 + np.exp(-gate)) * up
+
+        return run
+
+    def rope(self, rows: int, heads: int, dim: int) -> Kernel:
+        """Queries and keys turned by their position, the two halves of a head as pairs."""
+        x, angle = self._array(rows, heads, dim), self._array(rows, 1, dim // 2)
+        cos, sin = np.cos(angle), np.sin(angle)
+
+        def run() -> object:
+            first, second = x[..., : dim // 2], x[..., dim // 2 :]
+            turned = np.empty(x.shape, np.float32)
+            np.multiply(first, cos, out=turned[..., : dim // 2])
+            turned[..., : dim // 2] -= second * sin
+            np.multiply(second, cos, out=turned[..., dim // 2 :])
+            turned[..., dim // 2 :] += first * sin
+            return turned
+
+        return run
+
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel:
+        """New keys and values scattered over the cache's slots."""
+        new = self._array(2, rows, kv_heads, dim)
+        caches = np.full((2, kv_heads, 8 * rows, dim), 0.01, np.float32)
+        slots = self._rng.permutation(8 * rows)[:rows]
+
+        def run() -> None:
+            for cache, part in zip(caches, new, strict=True):
+                for head, flat in enumerate(cache):
+                    flat[slots] = part[:, head]
 
         return run
 

@@ -48,6 +48,7 @@ class RemoteProbe:
         )
         facts = self._answer()
         self.dtype, self.n_units = dtype, threads
+        self.passes: tuple[str, ...] = ("norm", "act")
         self.element_bytes = int(facts["element_bytes"])
         self.name, self.memory_bytes = str(facts["name"]), float(facts["memory_bytes"])
 
@@ -70,6 +71,12 @@ class RemoteProbe:
 
     def activation(self, rows: int, width: int) -> _Asked:
         return _Asked("activation", (rows, width))
+
+    def rope(self, rows: int, heads: int, dim: int) -> _Asked:
+        return _Asked("rope", (rows, heads, dim))
+
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> _Asked:
+        return _Asked("kv_write", (rows, kv_heads, dim))
 
     def once(self, kernel: Callable[[], object], clock: Callable[[], float]) -> float:
         """Seconds of one run, by the other side's clock."""

@@ -21,6 +21,7 @@ class TorchProbe:
 
     dtype = "bf16"
     element_bytes = 2
+    passes: tuple[str, ...] = ("norm", "act")
     _copies = _COPIES
 
     def __init__(self, device: str) -> None:
@@ -70,6 +71,12 @@ class TorchProbe:
         gate, up = self._array(rows, width), self._array(rows, width)
         silu = self._torch.nn.functional.silu
         return self._graph([lambda: silu(gate) * up])
+
+    def rope(self, rows: int, heads: int, dim: int) -> Kernel:
+        raise NotImplementedError("engines fuse it: nothing in torch stands for it")
+
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel:
+        raise NotImplementedError("engines fuse it: nothing in torch stands for it")
 
     def once(self, kernel: Kernel, clock: Callable[[], float]) -> float:
         """Seconds of one run: a graph's time over its runs, by the device's own events."""

@@ -3,9 +3,10 @@
 A probe runs the kernels; what comes out is the device's ceilings as measured and the fit to its kernels.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -45,11 +46,15 @@ _FULL_M = (1, 2, 4, 8, 16, 32, 64, 128, 129, 256, 512, 1024, 2048, 2049)
 
 
 class Probe(Protocol):
-    """A device's kernels, made ready to run; `roofline/probe_numpy.py`, `probe_torch.py`."""
+    """A device's kernels, made ready to run; `roofline/probe_numpy.py`, `probe_torch.py`.
+
+    `passes` names the elementwise kernels that are as engines have them, by what ends our ops' names.
+    """
 
     dtype: str
     element_bytes: int
     n_units: int
+    passes: tuple[str, ...]
 
     @property
     def name(self) -> str: ...
@@ -63,6 +68,8 @@ class Probe(Protocol):
     def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
     def norm(self, rows: int, width: int) -> Kernel: ...
     def activation(self, rows: int, width: int) -> Kernel: ...
+    def rope(self, rows: int, heads: int, dim: int) -> Kernel: ...
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel: ...
     def once(self, kernel: Kernel, clock: Callable[[], float]) -> float: ...
 
 
@@ -132,7 +139,7 @@ def calibrate(
     rows_of = _QUICK_M if quick else _FULL_M
     shapes = _shapes(model)
     sizes = [1 << e for e in range(16, 29, 2 if quick else 1)]
-    n_rest = len(_DECODES) + len(_PREFILLS) + 2 * len(_PASS_ROWS)
+    n_rest = len(_DECODES) + len(_PREFILLS) + len(probe.passes) * len(_PASS_ROWS)
     n_measurements = len(sizes) + len(shapes) * len(rows_of) + n_rest
     timer = _Timer(probe, QUICK_S if quick else FULL_S, n_measurements, clock)
     reads = [timer.time(partial(probe.read, size)) for size in sizes]
@@ -234,7 +241,8 @@ def _fitted(
         gemm={probe.dtype: gemm},
         decode=decode,
         prefill=prefill,
-        elementwise=passes,
+        elementwise=passes.pop("all"),
+        passes=passes,
         spread={f"gemm {probe.dtype}": spread_of(ratio), **spread},
         shapes=_tables(probe.dtype, products),
         source="measured by burstline calibrate",
@@ -258,19 +266,20 @@ _PASS_ROWS = (1, 64, 1024)
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """Attention of `_DECODES` and of `_PREFILLS`; norms and activations by the bytes they move."""
+    """Attention of `_DECODES` and of `_PREFILLS`; elementwise passes by kind, with the bytes they move."""
 
     decodes: list[Timed]
     prefills: list[Timed]
-    passes: list[tuple[float, Timed]]
+    passes: dict[str, list[tuple[float, Timed]]]
 
 
 def _time_rest(model: ModelShape, probe: Probe, timer: _Timer) -> _Rest:
-    heads, down = _heads(model), model.layers[0].linears(model.d)[-1]
-    size, passes = probe.element_bytes, []
-    for rows in _PASS_ROWS:  # bytes as `ops` counts them
-        passes.append((4.0 * rows * model.d * size, timer.time(partial(probe.norm, rows, model.d))))
-        passes.append((3.0 * rows * down.k * size, timer.time(partial(probe.activation, rows, down.k))))
+    heads = _heads(model)
+    passes: dict[str, list[tuple[float, Timed]]] = {}
+    for rows in _PASS_ROWS:
+        for kind, moved, make in _pass_kernels(model, probe, rows):
+            if kind in probe.passes:
+                passes.setdefault(kind, []).append((moved, timer.time(make)))
     return _Rest(
         [timer.time(partial(probe.decode, b, c, *heads, model.n_layers)) for b, c in _DECODES],
         [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS],
@@ -278,24 +287,32 @@ def _time_rest(model: ModelShape, probe: Probe, timer: _Timer) -> _Rest:
     )
 
 
+def _pass_kernels(
+    model: ModelShape, probe: Probe, rows: int
+) -> Iterator[tuple[str, float, Callable[[], Kernel]]]:
+    """Elementwise kernels by kind, with their bytes as `ops` counts them."""
+    heads, kv_heads, dim = _heads(model)
+    width, one = model.layers[0].linears(model.d)[-1].k, rows * probe.element_bytes
+    yield "norm", 4.0 * one * model.d, partial(probe.norm, rows, model.d)
+    yield "act", 3.0 * one * width, partial(probe.activation, rows, width)
+    yield "rope", 2.0 * one * (heads + kv_heads) * dim, partial(probe.rope, rows, heads + kv_heads, dim)
+    yield "write", 2.0 * one * kv_heads * dim, partial(probe.kv_write, rows, kv_heads, dim)
+
+
 def _fit_rest(
     model: ModelShape, probe: Probe, device: Device, rest: _Rest
-) -> tuple[DecodeFit, PrefillFit, PassFit, dict[str, Spread]]:
-    """Attention and norms, each by a floor and a rate: few points, so few parameters."""
+) -> tuple[DecodeFit, PrefillFit, dict[str, PassFit], dict[str, Spread]]:
+    """Attention and passes, each by a floor and a rate: few points, so few parameters."""
     heads = _heads(model)
     decodes = _decode_rows(probe, heads, rest.decodes)
     prefills = _prefill_rows(probe, heads, rest.prefills)
     bare, full = Rates.of(device), Rates.of(device, probe.dtype)
-    moved, passes_s = np.array([(moved, timed.seconds) for moved, timed in rest.passes]).T
 
     def decode_at(x: Sequence[float]) -> DecodeFit:
         return DecodeFit(x[0] * 1e-6, x[1])
 
     def prefill_at(x: Sequence[float]) -> PrefillFit:
         return PrefillFit(x[0] * 1e-6, x[1], eta_m=30.0)
-
-    def pass_at(x: Sequence[float]) -> PassFit:
-        return PassFit(x[0] * 1e-6, x[1], x[1])
 
     def two(errors: Callable[[Sequence[float]], Amounts]) -> list[float]:
         return search(errors, [10, 0.5], upper=[1e4, 30])
@@ -306,13 +323,26 @@ def _fit_rest(
     prefill = prefill_at(
         two(lambda x: log_errors([(prefill_s(prefill_at(x), full, prefills.work), prefills.seconds)]))
     )
-    passes = pass_at(two(lambda x: log_errors([(pass_s(pass_at(x), bare, moved), passes_s)])))
+    passes, ratios = {}, []
+    for kind, points in {**rest.passes, "all": [*itertools.chain(*rest.passes.values())]}.items():
+        moved, seconds = np.array([(moved, timed.seconds) for moved, timed in points]).T
+        errors = partial(_pass_errors, bare, moved, seconds)
+        passes[kind] = _pass_at(two(errors))
+        ratios.append(pass_s(passes[kind], bare, moved) / seconds)
     spread = {
         "decode": spread_of(decode_s(decode, bare, decodes.work) / decodes.seconds),
         "prefill": spread_of(prefill_s(prefill, full, prefills.work) / prefills.seconds),
-        "elementwise": spread_of(pass_s(passes, bare, moved) / passes_s),
+        "elementwise": spread_of(np.concatenate(ratios[:-1])),
     }
     return decode, prefill, passes, spread
+
+
+def _pass_at(x: Sequence[float]) -> PassFit:
+    return PassFit(x[0] * 1e-6, x[1], x[1])
+
+
+def _pass_errors(rates: Rates, moved: Amounts, seconds: Amounts, x: Sequence[float]) -> Amounts:
+    return log_errors([(pass_s(_pass_at(x), rates, moved), seconds)])
 
 
 def _heads(model: ModelShape) -> tuple[int, int, int]:

@@ -27,6 +27,7 @@ class Instant:
     """A machine of known rates: each kernel is the seconds it should take."""
 
     dtype, element_bytes, n_units, name, memory_bytes = "fp32", 4, 2, "instant", 64e9
+    passes = ("norm", "act", "rope", "write")
 
     def product(self, m, n, k, copies):
         return 2e-6 + max(2 * m * n * k / 80e9, 4 * (n * k + m * k + m * n) / 40e9)
@@ -45,6 +46,12 @@ class Instant:
 
     def activation(self, rows, width):
         return 5e-6 + 12 * rows * width / 15e9
+
+    def rope(self, rows, heads, dim):
+        return 5e-6 + 8 * rows * heads * dim / 3e9
+
+    def kv_write(self, rows, kv_heads, dim):
+        return 5e-6 + 8 * rows * kv_heads * dim / 6e9
 
     def once(self, kernel, clock):
         return kernel
@@ -67,6 +74,8 @@ def test_a_machine_of_known_rates_is_found_as_it_is():
     assert [level.bytes_per_s for level in device.levels] == pytest.approx([60e9, 20e9])
     assert calibration.decode.t0_s == pytest.approx(10e-6, rel=0.1)
     assert calibration.measured_spread == 0
+    rates = {kind: fit.eta_m * device.bytes_per_s for kind, fit in calibration.passes.items()}
+    assert rates == pytest.approx({"norm": 15e9, "act": 15e9, "rope": 3e9, "write": 6e9}, rel=0.05)
     step = ops(REFERENCE, QUANTS["fp32"], Parallel(), Step.decode(16, 512))
     tiers = {found.op.kind: found.tier for found in predict_step(step, device, calibration)}
     assert tiers == {"matmul": 3, "attention": 2, "elementwise": 2}
@@ -109,6 +118,8 @@ def test_the_probe_computes_attention_and_norms_as_they_are_defined():
     assert out.shape == (2, 2, 2, 8)  # KV heads, requests, queries a KV head, head size
     assert probe.norm(3, 16)().shape == (3, 16)
     assert probe.activation(3, 16)().shape == (3, 16)
+    assert probe.rope(3, 4, 8)().shape == (3, 4, 8)
+    probe.kv_write(3, 2, 8)()
     probe.prefill(100, 4, 2, 8)()
     assert probe.product(3, 5, 7, copies=2)().shape == (3, 5)
 
