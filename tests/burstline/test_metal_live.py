@@ -1,6 +1,6 @@
 """What the roofline says of real runs on this machine, against the engine's own clock and a hand's sum.
 
-Each run is judged only where nobody else was in the way of it or of the calibration; where the machine does
+Run by hand (`pytest -s -m bench`). Each run is judged only where nobody else was in the way of it or of the calibration; where the machine does
 not get quiet in some tries the test says so and is skipped.
 """
 
@@ -21,7 +21,7 @@ from roofline.predict import predict_step
 from roofline.simulate import simulate
 from tests.servers.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.bench
 
 QUIET = 0.05
 TRIES = 4
