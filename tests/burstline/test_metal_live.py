@@ -1,7 +1,7 @@
 """What the roofline says of real runs on this machine, against the engine's own clock and a hand's sum.
 
-Run by hand (`pytest -s -m bench`). Each run is judged only where nobody else was in the way of it or of the calibration; where the machine does
-not get quiet in some tries the test says so and is skipped.
+Run by hand (`pytest -s -m bench`): each run is judged only where nobody else was in the way of it or of the
+calibration. Where the machine does not get quiet in some tries the test says so and is skipped.
 """
 
 import os
