@@ -37,13 +37,16 @@ def gap_cv(at_s: ArrayLike) -> float | None:
 def dispersion(at_s: ArrayLike, window_s: float) -> float | None:
     """Variance over mean of the counts in consecutive windows: 1 for Poisson at every window, 0 for constant.
 
-    Only whole windows between the first and the last time count; None with fewer than two.
+    Only whole windows between the first and the last time count, begun half a mean gap before the first: so
+    a constant schedule's times lie well inside, not on an edge where the last bit decides. None with fewer
+    than two.
     """
     times = np.asarray(at_s, dtype=np.float64)
-    n_windows = int((times[-1] - times[0]) // window_s) if times.size else 0
+    span_s = times[-1] - times[0] if times.size else 0.0
+    n_windows = int(span_s // window_s)
     if n_windows < 2:
         return None
-    edges = times[0] + window_s * np.arange(n_windows + 1)
+    edges = times[0] - span_s / (times.size - 1) / 2 + window_s * np.arange(n_windows + 1)
     counts = np.diff(np.searchsorted(times, edges))
     return float(counts.var(ddof=1) / counts.mean())
 
