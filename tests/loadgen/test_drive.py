@@ -147,8 +147,7 @@ async def mixed(writer: asyncio.StreamWriter, asked: Asked) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
         writer.close()
     else:
-        await asyncio.sleep(1.0)
-        writer.close()
+        await asyncio.Event().wait()
 
 
 @pytest.mark.parametrize("concurrency", [None, 7])
@@ -156,7 +155,7 @@ def test_sum_of_captures_is_the_plan_whatever_the_server_does(
     tmp_path: Path, concurrency: int | None
 ) -> None:
     with served(mixed) as server:
-        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=0.4, concurrency=concurrency)
+        job = job_for(tmp_path, server.url, [0.0] * 40, deadline_s=1.0, concurrency=concurrency)
         report = driven(job)
     captures = list(read_captures(job.captures))
     assert sorted(c.index for c in captures) == list(range(100, 140))
