@@ -143,6 +143,15 @@ def test_what_is_undefined_is_left_out_and_not_counted():
     assert (figure.point, figure.n) == (2.0, 2)
 
 
+def test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound():
+    values = np.concatenate([np.full(30, np.nan), np.arange(1.0, 31.0)])
+    figure, bound = percentile(values, 0.5, "s"), early_stopping_bound(values, 0.5, "s")
+    assert isinstance(figure, Estimate)
+    assert isinstance(bound, Estimate)
+    assert (figure.point, figure.n, bound.n) == (15.5, 30, 30)
+    assert bound == early_stopping_bound(values[30:], 0.5, "s")
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=12, max_size=60))
 def test_a_weighted_quantile_is_that_of_the_values_repeated(samples):

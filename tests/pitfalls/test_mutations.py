@@ -155,6 +155,20 @@ MUTATIONS = (
         LOADGEN + "test_stats.test_what_is_undefined_is_left_out_and_not_counted",
     ),
     Mutation(
+        "a percentile takes what is missing for zero",
+        stats.percentile,
+        "values[~np.isnan(values)]",
+        "np.where(np.isnan(values), 0, values)",
+        LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
+    ),
+    Mutation(
+        "a bound takes what is missing for zero",
+        stats.early_stopping_bound,
+        "values[~np.isnan(values)]",
+        "np.where(np.isnan(values), 0, values)",
+        LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
+    ),
+    Mutation(
         "tokens of failed requests are throughput",
         totals.tokens_in,
         " & c.ok[c.owner]",
