@@ -50,6 +50,28 @@ def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
         assert achieved.gap_ks(at_s, 50, extra.get("burstiness", 1.0)) < 1.63 / np.sqrt(len(at_s) - 1)
 
 
+@pytest.mark.bench
+@pytest.mark.parametrize("pattern", ["constant", "poisson", "gamma"])
+def test_12_strictly_the_rate_is_right_to_a_thousandth_and_gaps_vary_as_planned(pattern: str) -> None:
+    """Over 30 s at 50 a second, on a quiet machine."""
+    extra = {"burstiness": 0.5} if pattern == "gamma" else {}
+    due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 1500, rng(0, "arrivals"), **extra)
+    at_s = np.sort(arrived_s(due_s, process=True))
+    assert abs(achieved.rate_error(at_s, due_s)) < 1e-3
+    planned_cv = achieved.gap_cv(due_s)
+    assert achieved.gap_cv(at_s) == pytest.approx(planned_cv, abs=0.02)
+    for window_s in (0.1, 1.0, 10.0):
+        planned, seen = achieved.dispersion(due_s, window_s), achieved.dispersion(at_s, window_s)
+        assert seen == pytest.approx(planned, abs=0.05)
+    if pattern != "constant":
+        assert achieved.gap_ks(at_s, 50, extra.get("burstiness", 1.0)) < 1.36 / np.sqrt(len(at_s) - 1)
+
+
+@pytest.mark.bench
+def test_12_strictly_a_burst_of_1000_is_there_within_30_ms() -> None:
+    assert np.ptp(arrived_s(np.zeros(1000), process=True)) < 0.03
+
+
 def test_12_a_burst_is_all_there_before_the_first_reply() -> None:
     played = play(Script(ttft_s=0.4, gaps_s=(0.0,)), 300, n_output_tok=2)
     arrived_ns = [row.arrival_ns for row in played.served]

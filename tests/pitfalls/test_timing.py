@@ -33,7 +33,25 @@ S = 1_000_000_000
 
 @pytest.mark.slow
 def test_08_a_server_that_stands_still_for_6_s_makes_600_requests_late_uniformly() -> None:
-    """100 requests a second for 10 s; a closed loop of 8 would have seen 8 slow ones."""
+    """A neighbour may delay some by 100 ms; a closed loop of 8 would have seen 8 slow ones."""
+    ttft_s, closed_s = _while_it_stands_still()
+    slow_s = ttft_s[ttft_s > 0.1]
+    assert abs(len(slow_s) - 590) < 30
+    assert sps.kstest(slow_s, "uniform", args=(0, 6)).statistic < 0.05
+    assert (closed_s > 0.9).sum() <= 8
+
+
+@pytest.mark.bench
+def test_08_strictly_those_600_are_late_by_0_to_6_s_and_no_others_are() -> None:
+    ttft_s, closed_s = _while_it_stands_still()
+    slow_s = ttft_s[ttft_s > 0.05]
+    assert abs(len(slow_s) - 600) < 20
+    assert sps.kstest(slow_s, "uniform", args=(0, 6)).statistic < 0.05
+    assert (closed_s > 0.9).sum() <= 8
+
+
+def _while_it_stands_still() -> tuple[np.ndarray, np.ndarray]:
+    """TTFT, s: of 100 requests a second for 10 s, 6 of which the server is stopped; of a closed loop."""
     script = Script(ttft_s=0.002, gaps_s=(0.001,))
 
     def stop_for_6_s(pid: int) -> None:
@@ -47,12 +65,7 @@ def test_08_a_server_that_stands_still_for_6_s_makes_600_requests_late_uniformly
         played = fired(truth, requests(1000, 2), due_s, meanwhile=lambda conn: stop_for_6_s(truth.pid))
         truth.reset()
         closed = fired(truth, requests(20_000, 2), concurrency=8, meanwhile=_stops(truth.pid, 0.3, 1.0, 0.3))
-    ttft_s = latencies(METRICS["ttft"], played.columns)
-    slow_s = ttft_s[ttft_s > 0.1]
-    assert abs(len(slow_s) - 590) < 30
-    assert sps.kstest(slow_s, "uniform", args=(0, 6)).statistic < 0.05
-    closed_s = closed.columns.first_s - closed.columns.sent_s
-    assert (closed_s > 0.9).sum() <= 8
+    return latencies(METRICS["ttft"], played.columns), closed.columns.first_s - closed.columns.sent_s
 
 
 def _stops(pid: int, before_s: float, stopped_s: float, after_s: float):
