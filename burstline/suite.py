@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.load import checked
-from burstline.run import add_arrivals, add_engine, add_load, wish_of
+from burstline.run import add_arrivals, add_engine, add_load, add_targets, wish_of
+from burstline.sweep import expanded
 from burstline.toml_table import Table
+from loadgen.goals import parse_goal
 from loadgen.redact import without_secrets
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
@@ -131,7 +133,9 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         repeats=top.get("repeats", int, 1),
         engines=tuple(_engine(table) for table in top.tables("engine", required=True)),
         models=tuple(_model(table) for table in top.tables("model")) or (Model("", None, None, False, ()),),
-        workloads=tuple(_workload(table) for table in top.tables("workload", required=True)),
+        workloads=tuple(
+            _workload(one) for table in top.tables("workload", required=True) for one in expanded(table)
+        ),
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest(),
     )
     if suite.repeats < 1:
@@ -188,17 +192,20 @@ def _model(table: Table) -> Model:
 
 
 def _workload(table: Table) -> Workload:
-    flags = _flags_of(add_load) | _flags_of(add_arrivals)
+    flags = _flags_of(add_load) | _flags_of(add_arrivals) | _flags_of(add_targets)
     # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
     for key in ("tokenizer", "vocab_size", "salt"):
         del flags[key]
     table.only("name", *flags)
     workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags))
     parser = argparse.ArgumentParser()
-    add_load(parser.add_argument_group())
-    add_arrivals(parser.add_argument_group())
+    for add in (add_load, add_arrivals, add_targets):
+        add(parser.add_argument_group())
+    asked = parser.parse_args(workload.flags)
     try:
-        checked(wish_of(parser.parse_args(workload.flags)))
+        checked(wish_of(asked))
+        for target in asked.slo:
+            parse_goal(target)
     except WorkloadError as error:
         raise WorkloadError(f"{table.where}: {error}") from None
     return workload
@@ -221,6 +228,9 @@ def _as_flags(table: Table, known: Mapping[str, argparse.Action]) -> tuple[str, 
         may_stand_alone = action.nargs == 0 or (action.nargs == "?" and isinstance(table.raw[key], bool))
         if may_stand_alone:
             flags += [flag] if table.get(key, bool, False) else []
+            continue
+        if isinstance(action.default, list):  # may be given several times
+            flags += [word for value in table.get(key, list, []) for word in (flag, value)]
             continue
         kind = action.type if action.type in (int, float) else str
         value = table.raw[key]

@@ -85,6 +85,23 @@ def test_an_engine_may_be_started_in_its_own_container_or_in_a_named_one(said, f
     assert slot.engine.flags == ("--engine", "vllm", *flags)
 
 
+def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
+    load = {
+        "name": "users",
+        "concurrency": [1, 8],
+        "requests": [20, 160],
+        "slo": ["ttft.p99<=2s", "itl.p99<=1s"],
+    }
+    slots = schedule(suite(workload=[load, {"name": "rates", "requests": 9, "rate": [0.5, 2]}]))
+    assert [slot.cell for slot in slots] == [
+        "users-concurrency1", "users-concurrency8", "rates-rate0.5", "rates-rate2",
+    ]  # fmt: skip
+    assert slots[1].workload.flags == (
+        *("--requests", "160", "--concurrency", "8", "--slo", "ttft.p99<=2s", "--slo", "itl.p99<=1s"),
+    )
+    assert slots[2].workload.flags == ("--requests", "9", "--rate", "0.5")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -109,6 +126,12 @@ def test_an_engine_may_be_started_in_its_own_container_or_in_a_named_one(said, f
         ({"workload": [{**WORKLOAD, "salt": "5eed"}]}, "unknown key 'salt'"),
         ({"workload": [{**WORKLOAD, "arrival": "gama"}]}, "gama"),
         ({"workload": [{**WORKLOAD, "requests": 0}]}, "[[workload]] 1: --requests 0: expected at least 1"),
+        ({"workload": [{**WORKLOAD, "slo": ["ttft.p99=2s"]}]}, "[[workload]] 1: --slo 'ttft.p99=2s'"),
+        ({"workload": [{**WORKLOAD, "slo": "ttft.p99<=2s"}]}, "slo must be a list of strings"),
+        ({"workload": [{**WORKLOAD, "rate": []}]}, "rate has 0 values"),
+        ({"workload": [{**WORKLOAD, "concurrency": [1, 2], "requests": [9]}]}, "must be equally long"),
+        ({"workload": [{**WORKLOAD, "concurrency": [1, 1]}]}, "two [[workload]] are called"),
+        ({"workload": [{**WORKLOAD, "rate": [1, "x"]}]}, "[[workload]] 1, rate = x: rate must be a number"),
     ],
 )
 def test_a_slip_is_named_with_its_place(changes, words):
