@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,7 +44,7 @@ class Arrivals:
 
     def read_of(self, ends: ArrayLike) -> NDArray[np.intp]:
         """The index of the read that completed the first `ends[k]` bytes of the body, for each k."""
-        return np.searchsorted(self.body_ends, ends, side="left")
+        return self.body_ends.searchsorted(ends)
 
 
 def parse(reads: Sequence[Read]) -> tuple[HttpReply, Arrivals] | None:
@@ -62,10 +64,10 @@ def parse(reads: Sequence[Read]) -> tuple[HttpReply, Arrivals] | None:
         body, starts, filled, complete = _dechunk(data, head.body_start)
     else:
         body = body_of(head, data)
-        starts, filled = [head.body_start], [0, len(body)]
+        starts, filled = [0, head.body_start], [0, 0, len(body)]
         complete = head.length is None or len(body) == head.length
     arrivals = Arrivals(
-        int(columns.at_ns[np.searchsorted(columns.ends, head.body_start)]),
+        int(columns.at_ns[columns.ends.searchsorted(head.body_start)]),
         columns,
         _body_ends(columns.ends, starts, filled),
     )
@@ -80,16 +82,27 @@ def read_head(data: bytes | bytearray) -> Head | None:
         if end < 0:
             _check_start(data, start)
             return None
-        status_line, *fields = bytes(data[start:end]).split(b"\r\n")
-        match = _STATUS_LINE.match(status_line)
-        if match is None:
-            raise EngineError(f"expected an HTTP/1.1 reply, got {status_line[:80]!r}; is this an HTTP port?")
-        status = int(match[1])
+        head = _final_head(bytes(data[start:end]), start)
+        if head is not None:
+            return head
         start = end + 4
-        if status >= 200:
-            return _head(status, fields, start, status_line.startswith(b"HTTP/1.0"))
-        if status == 101:
-            raise EngineError("the server switched protocols (101); expected a plain HTTP/1.1 reply")
+
+
+@lru_cache(maxsize=256)
+def _final_head(block: bytes, start: int) -> Head | None:
+    """The head that stands in `block`, which begins at `start`; None where it is interim.
+
+    Remembered, because the replies to one load hardly differ in theirs.
+    """
+    status_line, *fields = block.split(b"\r\n")
+    match = _STATUS_LINE.match(status_line)
+    if match is None:
+        raise EngineError(f"expected an HTTP/1.1 reply, got {status_line[:80]!r}; is this an HTTP port?")
+    status = int(match[1])
+    if status == 101:
+        raise EngineError("the server switched protocols (101); expected a plain HTTP/1.1 reply")
+    body_start = start + len(block) + 4
+    return _head(status, fields, body_start, status_line.startswith(b"HTTP/1.0")) if status >= 200 else None
 
 
 def body_of(head: Head, data: bytes) -> bytes:
@@ -176,11 +189,12 @@ def _chunk_size(line: bytes | bytearray) -> int:
 
 
 def _dechunk(data: bytes, at: int) -> tuple[bytes, list[int], list[int], bool]:
-    """The body, where each chunk begins in `data`, the body's length before each chunk, and if it ended."""
+    """The body, where each piece of it begins in `data`, its length before each piece, and if it ended.
+
+    The first piece is the head, of which nothing belongs to the body.
+    """
     pieces: list[bytes] = []
-    starts: list[int] = [at]
-    filled: list[int] = [0, 0]
-    n_body = 0
+    starts: list[int] = [0]
     find = data.find
     while True:
         eol = find(b"\r\n", at)
@@ -193,18 +207,15 @@ def _dechunk(data: bytes, at: int) -> tuple[bytes, list[int], list[int], bool]:
             break
         start = eol + 2
         at = start + size
-        piece = data[start:at]
-        pieces.append(piece)
-        n_body += len(piece)
+        pieces.append(data[start:at])
         starts.append(start)
-        filled.append(n_body)
         at += 2
-    return b"".join(pieces), starts, filled, complete
+    return b"".join(pieces), starts, [0, 0, *accumulate(map(len, pieces))], complete
 
 
 def _body_ends(read_ends: NDArray[np.int64], starts: list[int], filled: list[int]) -> NDArray[np.int64]:
     """How much of the body is there after each read. `filled[k]` and `filled[k + 1]` bound piece k."""
     start, fill = np.array(starts), np.array(filled)
-    piece = np.searchsorted(start, read_ends, side="right") - 1
-    within = np.clip(read_ends - start[piece], 0, fill[piece + 1] - fill[piece])
-    return np.where(piece < 0, 0, fill[piece] + within)
+    piece = start.searchsorted(read_ends, side="right") - 1
+    before = fill[piece]
+    return before + np.minimum(read_ends - start[piece], fill[piece + 1] - before)

@@ -134,11 +134,11 @@ def unpacked(contents: bytes) -> Capture:
     steps = np.frombuffer(contents, "<i8", n_reads, at)
     lags = np.frombuffer(contents, "<i8", n_reads, at + 8 * n_reads)
     lengths = np.frombuffer(contents, "<u4", n_reads, at + 16 * n_reads)
-    at_ns = np.cumsum(steps, dtype=np.int64)
+    at_ns = steps.cumsum(dtype=np.int64)
     reads = Reads(
         at_ns,
         np.where(lags < 0, NO_STAMP, at_ns - lags),
-        np.cumsum(lengths, dtype=np.int64),
+        lengths.cumsum(dtype=np.int64),
         contents[at + 20 * n_reads :],
     )
     dispatched, connected, sent, closed = (None if m == NO_STAMP else m for m in moments)

@@ -109,9 +109,10 @@ def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
 
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:
     """What an event carries. One with text "" may still hold a token whose UTF-8 is not complete yet."""
+    if choice.get("text"):
+        return Kind.ANSWER
     delta = choice.get("delta") or choice.get("message") or choice
-    text = delta.get("content") if delta is not choice else choice.get("text")
-    if text:
+    if delta.get("content"):
         return Kind.ANSWER
     if delta.get("reasoning_content") or delta.get("reasoning"):
         return Kind.REASONING

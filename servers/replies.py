@@ -97,13 +97,13 @@ def decode_plain(body: bytes, take: Take) -> Reply:
 
 
 def _taken(tally: Tally, take: Take, answer: Any, end: int) -> Event:
-    said = error_message(answer) if isinstance(answer, dict) and "error" in answer else None
-    if said is None:
-        try:
+    try:
+        if "error" not in answer or error_message(answer) is None:
             return take(tally, answer, end)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-            said = error_message(answer) or f"not a reply of this engine: {answer!r:.300}"
-    tally.error = tally.error or said
+        said = None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        said = f"not a reply of this engine: {answer!r:.300}"
+    tally.error = tally.error or error_message(answer) or said
     return Event(end, Kind.ERROR, None)
 
 

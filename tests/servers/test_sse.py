@@ -41,6 +41,14 @@ def test_the_quick_way_and_the_whole_grammar_agree(payloads: list[bytes]) -> Non
     assert sse.events(body)[0] == payloads
 
 
+@given(
+    st.lists(st.sampled_from([b"data:", b"data: ", b"\n\n", b"\n", b"\r", b"x", b" ", b":", b"\xef\xbb\xbf"]))
+)
+def test_the_quick_way_never_says_otherwise_than_the_whole_grammar(parts: list[bytes]) -> None:
+    body = b"".join(parts)
+    assert sse._plain_events(body) in (None, sse._any_events(body))
+
+
 @given(st.binary())
 def test_any_bytes_give_events_that_end_in_order_inside_the_body(body: bytes) -> None:
     payloads, ends = sse.events(body)
