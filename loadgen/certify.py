@@ -178,7 +178,8 @@ def certificate(
     t0_ns = next((report.t0_ns for report in reports if report.t0_ns is not None), 0)
     rows = {row.index: row for row in served if row.index is not None}
     pairs = _paired(c, rows, t0_ns)
-    lag_s = c.event_lag_s[~np.isnan(c.event_lag_s)]
+    lag_s = c.event_lag_s
+    lag_s = lag_s[~np.isnan(lag_s)]
     n_events = len(c.event_s)
     late_ns = [row.lateness_ns[1:] for row in served]
     return Certificate(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loadgen.record import Outcome
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,8 +23,8 @@ class Columns:
     """One entry per planned request, then one per event that carried tokens.
 
     `first_s` and `last_s` are when the first and the last token arrived, `first_n` how many came with the
-    first. `event_s`, `event_n` and `event_lag_s` (NaN without a kernel stamp) run over all events of all
-    requests in order; those of request i are `starts[i] : starts[i + 1]`, `owner` names i for each.
+    first. `event_s` and `event_n` run over all events of all requests in order; those of request i are
+    `starts[i] : starts[i + 1]`, `owner` names i for each.
     """
 
     table: pa.Table
@@ -42,13 +45,35 @@ class Columns:
     output_tok: Floats
     cached_tok: Floats
     event_s: Floats
-    event_n: Floats
-    event_lag_s: Floats
+    event_n: Ints32
     starts: Ints
-    owner: Ints
+    owner: Ints32
 
     def __len__(self) -> int:
         return len(self.ok)
+
+    @property
+    def event_lag_s(self) -> Floats:
+        """How much later than the kernel our code had each event; NaN without a kernel stamp."""
+        lag_ns = _flat(self.table, "read_lag_ns")
+        return np.where(lag_ns < 0, np.nan, lag_ns / 1e9)
+
+    def due_from(self, start_s: float) -> Columns:
+        """The requests that were due at `start_s` or later."""
+        later = self.due_s >= start_s
+        k = len(self) - int(np.count_nonzero(later))
+        if not later[k:].all():
+            return columns_of(self.table.filter(later))
+        # Due times ascend nearly always, and then nothing needs to be copied.
+        event = int(self.starts[k])
+        per_event = {"event_s", "event_n", "owner"}
+        kept = {
+            field.name: getattr(self, field.name)[event if field.name in per_event else k :]
+            for field in fields(self)
+            if field.name != "table"
+        }
+        kept |= {"starts": kept["starts"] - event, "owner": kept["owner"] - np.int32(k)}
+        return Columns(table=self.table.slice(k), **kept)
 
     def tally(self, name: str) -> dict[str, int]:
         """How often each value of a text column occurs, most frequent first; nulls are left out."""
@@ -63,11 +88,10 @@ def columns_of(table: pa.Table) -> Columns:
         column = table.column(name).to_numpy().astype(np.float64)
         return np.asarray(column / scale)
 
-    event_ns, starts = _flat(table, "token_ns")
-    event_n, _ = _flat(table, "token_n")
-    lag_ns, _ = _flat(table, "read_lag_ns")
-    event_s = event_ns / 1e9
-    n_events = np.diff(starts)
+    event_s = _flat(table, "token_ns", 1e9)
+    event_n = _flat(table, "token_n")
+    n_events = pc.list_value_length(table.column("token_ns")).fill_null(0).to_numpy()
+    starts = np.concatenate([[0], np.cumsum(n_events, dtype=np.int64)])
     some = n_events > 0
     return Columns(
         table=table,
@@ -88,19 +112,17 @@ def columns_of(table: pa.Table) -> Columns:
         output_tok=floats("output_tok"),
         cached_tok=floats("cached_tok"),
         event_s=event_s,
-        event_n=event_n.astype(np.float64),
-        event_lag_s=np.where(lag_ns < 0, np.nan, lag_ns / 1e9),
+        event_n=event_n,
         starts=starts,
-        owner=np.repeat(np.arange(len(n_events)), n_events),
+        owner=np.repeat(np.arange(len(n_events), dtype=np.int32), n_events),
     )
 
 
-def _flat(table: pa.Table, name: str) -> tuple[Ints, Ints]:
-    """All values of a list column in a row, where each list starts, and where the last ends."""
-    lists = table.column(name).combine_chunks()
-    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    return lists.flatten().to_numpy(zero_copy_only=False), starts
+def _flat(table: pa.Table, name: str, scale: float | None = None) -> NDArray[Any]:
+    """All values of a list column in a row, divided by `scale`; chunk by chunk, so that it is copied once."""
+    chunks = (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column(name).chunks)
+    parts = [chunk if scale is None else chunk / scale for chunk in chunks]
+    return np.concatenate(parts) if len(parts) != 1 else parts[0]
 
 
 def _at(values: Floats, where: Ints, some: NDArray[np.bool_]) -> Floats:

@@ -28,14 +28,15 @@ def instrument(
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
     lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
-    stamped = ~np.isnan(c.event_lag_s)
+    read_lag_s = c.event_lag_s
+    stamped = ~np.isnan(read_lag_s)
     max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
     error_s = read_error_s(c, max_pass_s)
     n = len(sent_s)
     return {
         "send_spread_s": measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
-        **_quantiles("read_lag", c.event_lag_s, NO_STAMP),
+        **_quantiles("read_lag", read_lag_s, NO_STAMP),
         **_quantiles("read_error", error_s, "no token arrived"),
         "kernel_stamps": measured(
             float(stamped.mean()) if len(stamped) else None, "1", "no token arrived", len(stamped)
@@ -64,19 +65,22 @@ def read_error_s(c: Columns, max_pass_s: float | None) -> Floats:
     it is known, NaN.
     """
     longest_s = np.nan if max_pass_s is None else max_pass_s
-    event_s, n = c.event_s, len(c.event_s)
-    same = np.zeros(n, dtype=bool)
+    lag_s, event_s = c.event_lag_s, c.event_s
+    same = np.zeros(len(event_s), dtype=bool)
     same[1:] = (c.owner[1:] == c.owner[:-1]) & (event_s[1:] == event_s[:-1])
     shared = same.copy()
     shared[:-1] |= same[1:]
-    first = np.maximum.accumulate(np.where(same, 0, np.arange(n)))
+    shared_at, firsts = np.flatnonzero(shared), np.flatnonzero(shared & ~same)
+    first = firsts[np.searchsorted(firsts, shared_at, side="right") - 1]
     before = np.maximum(first - 1, 0)
-    is_start = (first == 0) | (c.owner[before] != c.owner)
-    had_s = event_s[before] + np.nan_to_num(c.event_lag_s[before])
-    since_s = np.where(is_start, np.inf, np.maximum(event_s - had_s, 0))
-    stamped_error_s = np.where(shared, np.fmin(since_s, longest_s), 0.0)
-    unknown = np.isinf(stamped_error_s)
-    return np.where(np.isnan(c.event_lag_s), longest_s, np.where(unknown, np.nan, stamped_error_s))
+    is_start = (first == 0) | (c.owner[before] != c.owner[first])
+    had_s = event_s[before] + np.nan_to_num(lag_s[before])
+    since_s = np.where(is_start, np.inf, np.maximum(event_s[first] - had_s, 0))
+    error_s = np.zeros(len(event_s))
+    error_s[shared_at] = np.fmin(since_s, longest_s)
+    error_s[np.isinf(error_s)] = np.nan
+    error_s[np.isnan(lag_s)] = longest_s
+    return error_s
 
 
 def _quantiles(name: str, values: Floats, absent: str) -> dict[str, Figure]:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from loadgen.columns import Columns, Floats, Ints
+from loadgen.columns import Columns, Floats, Ints, Ints32
 
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
@@ -25,7 +25,7 @@ class Samples:
 
     value: Floats
     weight: Floats
-    owner: Ints
+    owner: Ints32
 
 
 PerRequest = Callable[[Columns], Floats]
@@ -134,9 +134,9 @@ def _gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, Ints]:
     return c.event_s[event] - c.event_s[event - 1], event
 
 
-def _with_failures(c: Columns, value: Floats, weight: Floats, owner: Ints) -> Samples:
+def _with_failures(c: Columns, value: Floats, weight: Floats | Ints32, owner: Ints32) -> Samples:
     """Adds the tokens that a failed request was planned to bring, infinitely late."""
-    failed = np.flatnonzero(~c.ok)
+    failed = np.flatnonzero(~c.ok).astype(np.int32)
     return Samples(
         np.concatenate([value, np.full(len(failed), np.inf)]),
         np.concatenate([weight, c.planned_output_tok[failed]]),

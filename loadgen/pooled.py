@@ -21,6 +21,8 @@ from loadgen.stats import (
     replicates,
 )
 
+Groups = NDArray[np.int32] | NDArray[np.int64]
+
 MIN_GROUPS = early_stopping_floor(0.5)
 """Resampling fewer would understate how much they differ; a median over requests needs as many."""
 
@@ -28,7 +30,7 @@ MIN_GROUPS = early_stopping_floor(0.5)
 def pooled_percentiles(
     values: Floats,
     weights: Floats,
-    groups: NDArray[np.int64],
+    groups: Groups,
     ps: Sequence[float],
     unit: str,
     rng: np.random.Generator,
@@ -40,22 +42,22 @@ def pooled_percentiles(
     give none.
     """
     order = np.argsort(values, kind="stable")
-    values, weights, groups = values[order], weights[order], groups[order]
+    members, n_groups = _dense(groups)
+    values, weights, members = values[order], weights[order], members[order]
     draws = np.empty((0, len(ps)))
-    if len(np.unique(groups)) >= MIN_GROUPS:
-        draws = _resampled_quantiles(values, weights, groups, ps, rng)
+    if n_groups >= MIN_GROUPS:
+        draws = _resampled_quantiles(values, weights, members, n_groups, ps, rng)
     return {p: _pooled_figure(values, weights, p, draws[:, k], unit) for k, p in enumerate(ps)}
 
 
 def pooled_mean(
-    values: Floats, weights: Floats, groups: NDArray[np.int64], unit: str, rng: np.random.Generator
+    values: Floats, weights: Floats, groups: Groups, unit: str, rng: np.random.Generator
 ) -> Figure:
     """The weighted mean of samples in groups, by bootstrap over the groups; Absent when any failed."""
     if np.isinf(values).any():
-        n_failed = len(np.unique(groups[np.isinf(values)]))
+        n_failed = _dense(groups[np.isinf(values)])[1]
         return Absent(f"{n_failed:,} requests failed: a failed request has no finite latency to average")
-    present, members = np.unique(groups, return_inverse=True)
-    n = len(present)
+    members, n = _dense(groups)
     if n < 2:
         return Absent(f"a mean with an interval needs 2 requests, there are {n}")
     sums, counts = np.bincount(members, values * weights), np.bincount(members, weights)
@@ -74,15 +76,24 @@ class _Window:
 
     values: Floats
     weights: Floats
-    members: NDArray[np.int64]
+    members: NDArray[np.int32]
     below: Floats
 
 
+def _dense(groups: Groups) -> tuple[NDArray[np.int32], int]:
+    """The groups numbered from 0 without gaps, in their order, and how many there are."""
+    there = np.bincount(groups) > 0
+    return (np.cumsum(there, dtype=np.int32) - np.int32(1))[groups], int(there.sum())
+
+
 def _resampled_quantiles(
-    values: Floats, weights: Floats, groups: NDArray[np.int64], ps: Sequence[float], rng: np.random.Generator
+    values: Floats,
+    weights: Floats,
+    members: NDArray[np.int32],
+    n_groups: int,
+    ps: Sequence[float],
+    rng: np.random.Generator,
 ) -> Floats:
-    present, members = np.unique(groups, return_inverse=True)
-    n_groups = len(present)
     windows = [_window(values, weights, members, p, n_groups) for p in ps]
     group_weights = np.bincount(members, weights)
     draws = np.empty((replicates(len(values)), len(ps)))
@@ -95,7 +106,7 @@ def _resampled_quantiles(
     return draws
 
 
-def _window(values: Floats, weights: Floats, members: NDArray[np.int64], p: float, n_groups: int) -> _Window:
+def _window(values: Floats, weights: Floats, members: NDArray[np.int32], p: float, n_groups: int) -> _Window:
     # Were every group a block of equal samples, the quantile's rank would vary by this standard error; ten of
     # them leave nothing out, and spare most of the work.
     reach = 10 * math.sqrt(p * (1 - p) / n_groups)

@@ -94,7 +94,7 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     context = context or Context()
     whole = columns_of(records)
     steady = steady_part(whole, (context.arrivals or {}).get("pattern"), closed_loop=context.closed_loop)
-    c = columns_of(records.filter(whole.due_s >= steady.window.start_s)) if steady else whole
+    c = whole.due_from(steady.window.start_s) if steady else whole
     ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)

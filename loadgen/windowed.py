@@ -28,7 +28,7 @@ BINS_A_BLOCK: Final = 8
 def throughputs_in(c: Columns, steady: Steady, rng: np.random.Generator) -> dict[str, Figure]:
     """Rates of work within the window: each token and each completion when it came."""
     prompt, ok, own = prompt_tok(c), c.ok, c.ok[c.owner]
-    output_s, output = c.event_s[own], c.event_n[own]
+    output_s, output = c.event_s[own], c.event_n[own].astype(np.float64)
     input_s, given = c.first_s[ok], prompt[ok]
     both_s, both = np.concatenate([input_s, output_s]), np.concatenate([given, output])
     counted = not np.isnan(c.output_tok[ok]).any()
