@@ -149,14 +149,20 @@ def early_stopping_floor(p: float) -> int:
     return high
 
 
-def early_stopping_bound(values: Floats, p: float, unit: str) -> Figure:
-    """A value the true quantile stays below with 99 % confidence: the t-th largest sample."""
+def early_stopping_bound(values: Floats, p: float, unit: str, n_worth: float | None = None) -> Figure:
+    """A value the true quantile stays below with 99 % confidence: the t-th largest sample.
+
+    Of samples that depend on each other and are worth `n_worth` independent ones it is that many's t-th
+    largest, the sample with the same share above it.
+    """
     kept = np.sort(values[~np.isnan(values)])
-    t = early_stopping_discards(len(kept), p) if len(kept) else 0
+    n = len(kept)
+    alone = n if n_worth is None else min(n, int(n_worth))
+    t = early_stopping_discards(alone, p) if alone else 0
     if t < 1:
-        floor = early_stopping_floor(p)
-        return Absent(f"a bound on {label(p)} needs {floor:,} samples, there are {len(kept):,}")
-    bound = float(kept[len(kept) - t])
+        few = f"there are {n:,}" + (f" worth {alone:,} independent ones" if alone < n else "")
+        return Absent(f"a bound on {label(p)} needs {early_stopping_floor(p):,} samples, {few}")
+    bound = float(kept[n - t * n // alone])
     if math.isinf(bound):
         return Absent(_too_many_failed(kept, p))
     return Estimate(bound, None, bound, EARLY_STOPPING_CONFIDENCE, len(kept), unit, "one-sided upper bound")

@@ -15,6 +15,7 @@ from loadgen.accounts import conservation, counts, lengths
 from loadgen.caveats import caveats
 from loadgen.certify import Certificate, certificate_of, certified, errors_of
 from loadgen.columns import Columns, columns_of
+from loadgen.dependent import bound_in_time, mean_in_time, percentile_in_time, share_in_time, timed
 from loadgen.goals import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
 from loadgen.instrument import instrument
 from loadgen.job import DriveReport
@@ -36,7 +37,7 @@ from loadgen.stats import (
 )
 from loadgen.verdict import Evidence, Reason, judge
 from loadgen.watched import Watched
-from loadgen.windowed import goodput_in, parts_of_mean, throughputs_in, with_blocks
+from loadgen.windowed import goodput_in, throughputs_in
 from servers.engine import Identity
 from workloads.seeds import rng
 
@@ -104,7 +105,7 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
         if metric.of or metric.pooled
     }
     bounds = {
-        name: _bounds(metric, c)
+        name: _bounds(metric, c, steady)
         for name, metric in METRICS.items()
         if metric.of and metric.failures == "infinite"
     }
@@ -148,7 +149,7 @@ def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, A
     met, random = good(c, criteria), rng(context.seed, "goodput")
     return {
         "criteria": [goal.text for goal in criteria],
-        "attainment": attainment(met),
+        "attainment": share_in_time(met, c.due_s) if steady else attainment(met),
         **(goodput_in(c, steady, met, random) if steady else totals.goodput(c, met, random)),
     }
 
@@ -171,7 +172,9 @@ def figures(metric: Metric, c: Columns, seed: int, steady: Steady | None = None)
         quantiles = {p: percentile(values, p, metric.unit) for p in QUANTILES}
         average = mean(values, metric.unit, random)
     if steady:
-        average = with_blocks(average, *parts_of_mean(metric, c), steady, random)
+        in_time = timed(metric, c)
+        quantiles = {p: percentile_in_time(figure, in_time, p) for p, figure in quantiles.items()}
+        average = mean_in_time(average, in_time)
     return {label(p): quantiles[p] for p in QUANTILES} | {"mean": average}
 
 
@@ -180,7 +183,10 @@ def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]
     return {"instrument_error": error_s["p99"]} if error_s else {}
 
 
-def _bounds(metric: Metric, c: Columns) -> dict[str, Figure]:
+def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> dict[str, Figure]:
+    if steady:
+        in_time = timed(metric, c)
+        return {label(p): bound_in_time(in_time, p, metric.unit) for p in QUANTILES}
     values = latencies(metric, c)
     return {label(p): early_stopping_bound(values, p, metric.unit) for p in QUANTILES}
 

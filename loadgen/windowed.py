@@ -1,15 +1,12 @@
-"""Rates and means of an open-loop run over its steady window, with intervals by moving blocks.
+"""Rates of an open-loop run over its steady window, with intervals by moving blocks of time.
 
-Requests that are neighbours in time see the same queue: resampled one by one they would pass for independent,
-and the interval for far narrower than it is. Kuensch, Annals of Statistics 17 (1989). But no interval knows
-of what never came: of the mean TTFTs of 2,000 requests to a queue at 70 % load 82 % of the intervals hold the
-truth, not 95 %, for its rare long waits (38 % as if independent; tests/loadgen/test_stationary.py).
+Neighbours in time see the same queue: resampled one by one they would pass for independent, and the interval
+for far narrower than it is. Kuensch, Annals of Statistics 17 (1989).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -17,7 +14,6 @@ from numpy.typing import NDArray
 
 from loadgen.blocks import LEAST_BLOCKS, block_interval, block_length
 from loadgen.columns import Columns, Floats
-from loadgen.metrics import Metric, latencies
 from loadgen.stationary import Steady
 from loadgen.stats import LEVEL, Absent, Estimate, Figure
 from loadgen.totals import UNCOUNTED, prompt_tok
@@ -51,21 +47,6 @@ def goodput_in(
     }
 
 
-def parts_of_mean(metric: Metric, c: Columns) -> tuple[Floats, Floats, Floats]:
-    """Sum, weight and due time per request: the metric's mean is the sum of sums over that of weights."""
-    if metric.pooled is not None:
-        samples = metric.pooled(c)
-        n = len(c)
-        sums, weights = (
-            np.bincount(samples.owner, amount, minlength=n).astype(np.float64)
-            for amount in (samples.value * samples.weight, samples.weight)
-        )
-        return sums, weights, c.due_s
-    values = latencies(metric, c)
-    known = ~np.isnan(values)
-    return np.where(known, values, 0.0), known.astype(np.float64), c.due_s
-
-
 def _rate(at_s: Floats, amount: Floats, unit: str, steady: Steady, rng: np.random.Generator) -> Figure:
     window, block_s = steady.window, steady.block_s
     if window.length_s < block_s:
@@ -80,22 +61,6 @@ def _rate(at_s: Floats, amount: Floats, unit: str, steady: Steady, rng: np.rando
     if found is None:
         return Estimate(point, None, None, LEVEL, n, unit, _too_short(block_s * block / BINS_A_BLOCK))
     return Estimate(point, *found, LEVEL, n, unit, f"moving blocks of {block_s * block / BINS_A_BLOCK:.2g} s")
-
-
-def with_blocks(
-    mean: Figure, sums: Floats, weights: Floats, due_s: Floats, steady: Steady, rng: np.random.Generator
-) -> Figure:
-    """The mean with its interval by moving blocks of requests in the order they were due."""
-    if isinstance(mean, Absent):
-        return mean
-    order = np.argsort(due_s, kind="stable")
-    sums, weights = sums[order], weights[order]
-    per_s = len(sums) / max(steady.window.length_s, steady.block_s)
-    block = max(math.ceil(per_s * steady.block_s), block_length(sums - mean.point * weights))
-    found = block_interval(sums, weights, block, rng)
-    if found is None:
-        return replace(mean, low=None, high=None, note=_too_short(block / per_s))
-    return replace(mean, low=found[0], high=found[1], note=f"moving blocks of {block} requests")
 
 
 def _too_short(block_s: float) -> str:

@@ -71,27 +71,27 @@ def test_few_requests_have_no_trend_and_say_so():
     assert all(isinstance(figure, Absent) for figure in steady.figures.values())
 
 
-def coverage(truth, n_runs, *, blocks):
+def coverage(truth, n_runs, *, in_time):
     hits = 0
     for seed in range(n_runs):
         c = columns_of(queued(0.7, 2000, seed, tokens=2))
-        steady = steady_part(c, "poisson", closed_loop=False) if blocks else None
+        steady = steady_part(c, "poisson", closed_loop=False) if in_time else None
         figure = figures(METRICS["ttft"], c, seed, steady)["mean"]
         assert isinstance(figure, Estimate)
-        hits += figure.low <= truth <= figure.high
+        hits += figure.low <= truth <= (figure.high or np.inf)
     return hits / n_runs
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_blocks_cover_the_mean_of_a_queue_twice_as_often_as_single_requests():
+def test_a_run_at_a_queue_is_covered_from_its_records_on_and_by_single_requests_it_is_not():
+    """Eight servers, warm-up cut and all."""
     many = columns_of(queued(0.7, 400_000, 99, tokens=2))
     truth = float((many.first_s - many.due_s).mean())
-    naive, blocked = (coverage(truth, 150, blocks=blocks) for blocks in (False, True))
-    print(f"coverage of the mean TTFT at 70 % load: {blocked:.0%} by blocks, {naive:.0%} by requests")
-    # Short of 95 %: in a minute at a queue the rare long waits that make the mean may not have come at all.
+    naive, covered = (coverage(truth, 300, in_time=known) for known in (False, True))
+    print(f"coverage of the mean TTFT at 70 % load: {covered:.0%}, {naive:.0%} as if independent")
     assert naive < 0.5
-    assert blocked >= 0.75
+    assert covered >= 0.87
 
 
 def test_throughput_in_the_window_is_the_rate_that_was_offered():

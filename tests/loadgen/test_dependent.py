@@ -1,0 +1,184 @@
+"""Intervals in an open loop: requests that wait in the same queue say less than their number."""
+
+import math
+
+import numpy as np
+import pytest
+
+from loadgen.columns import columns_of
+from loadgen.dependent import (
+    Timed,
+    bound_in_time,
+    mean_in_time,
+    percentile_in_time,
+    share_in_time,
+    timed,
+    worth,
+)
+from loadgen.metrics import METRICS
+from loadgen.stats import Absent, Estimate, early_stopping_bound, percentile
+from tests.loadgen.queueing import queued
+from tests.loadgen.test_blocks import series
+
+PS = (0.5, 0.9, 0.95, 0.99)
+
+
+def in_time(values):
+    """Values in the order of time, one a request, as `timed` would give them."""
+    order = np.argsort(values, kind="stable")
+    return Timed(values[order], np.ones(len(values)), order, len(values))
+
+
+def mm1(load, n, random):
+    """Times in an M/M/1 system, empty at first, mean service 1: in the end exponential, mean 1 / (1 - load)."""
+    services, gaps = random.exponential(1, n), random.exponential(1 / load, n)
+    steps = np.concatenate([[0.0], np.cumsum(services[:-1] - gaps[1:])])
+    return services + steps - np.minimum.accumulate(steps)
+
+
+def bare(point, n):
+    return Estimate(point, None, None, 0.95, n, "s")
+
+
+def holds(figure, truth):
+    low = -math.inf if figure.low is None else figure.low
+    return low <= truth <= (math.inf if figure.high is None else figure.high)
+
+
+def coverage(load, n_runs, n=1000):
+    """How often the intervals of mean and percentiles hold the truth, and have an upper end."""
+    random = np.random.default_rng(21)
+    hits, ends = dict.fromkeys(("mean", *PS), 0), dict.fromkeys(("mean", *PS), 0)
+    for _ in range(n_runs):
+        values = mm1(load, n, random)
+        samples = in_time(values)
+        found = {p: percentile_in_time(bare(np.quantile(values, p), n), samples, p) for p in PS}
+        for name, figure in {"mean": mean_in_time(bare(values.mean(), n), samples), **found}.items():
+            quantile = 1.0 if name == "mean" else -math.log(1 - name)
+            hits[name] += holds(figure, quantile / (1 - load))
+            ends[name] += figure.high is not None
+    return {name: hit / n_runs for name, hit in hits.items()}, {k: v / n_runs for k, v in ends.items()}
+
+
+def test_independent_values_are_worth_their_number_and_a_queue_far_less():
+    random = np.random.default_rng(0)
+    alone = worth(in_time(random.lognormal(0, 0.5, 1000)), 0.9)
+    queue = worth(in_time(mm1(0.7, 1000, random)), 0.9)
+    assert 600 < alone <= 1000
+    assert queue < 150
+
+
+def test_without_dependence_the_interval_is_near_the_order_statistics_own():
+    values = np.random.default_rng(1).lognormal(0, 0.5, 1000)
+    for p in (0.5, 0.9, 0.95):
+        exact = percentile(values, p, "s")
+        found = percentile_in_time(exact, in_time(values), p)
+        assert found.point == exact.point
+        assert found.high - found.low == pytest.approx(exact.high - exact.low, rel=0.35)
+
+
+def test_a_queues_percentile_says_what_its_requests_are_worth_and_a_p99_of_1000_has_no_upper_end():
+    values = mm1(0.7, 1000, np.random.default_rng(2))
+    for p in PS:
+        found = percentile_in_time(percentile(values, p, "s"), in_time(values), p)
+        assert found.low < found.point
+        assert "1,000 requests are worth" in found.note
+    assert (found.high, found.note.endswith("p99 has no upper bound")) == (None, True)
+
+
+def test_where_the_error_is_as_large_as_the_mean_there_is_no_upper_end():
+    values = np.r_[np.full(90, 1.0), np.full(10, 200.0)]
+    found = mean_in_time(bare(values.mean(), 100), in_time(values))
+    assert found.high is None
+    assert 0 < found.low < found.point
+    assert "no upper bound" in found.note
+
+
+@pytest.mark.parametrize("value", [0.0, 2.0])
+def test_values_that_never_vary_have_an_interval_without_width(value):
+    values = np.full(100, value)
+    assert mean_in_time(bare(value, 100), in_time(values)).high == value
+    found = percentile_in_time(bare(value, 100), in_time(values), 0.5)
+    assert (found.low, found.high) == (value, value)
+
+
+def test_failures_lie_above_every_bound():
+    values = np.r_[np.random.default_rng(0).lognormal(0, 0.5, 905), np.full(95, np.inf)]
+    np.random.default_rng(1).shuffle(values)
+    found = percentile_in_time(percentile(values, 0.9, "s"), in_time(values), 0.9)
+    assert found.high is None
+    assert math.isfinite(found.low)
+
+
+def test_what_is_absent_stays_absent():
+    gone = Absent("why")
+    samples = in_time(np.ones(20))
+    assert mean_in_time(gone, samples) is gone
+    assert percentile_in_time(gone, samples, 0.5) is gone
+
+
+def test_a_bound_with_99_percent_confidence_needs_662_independent_requests():
+    random = np.random.default_rng(3)
+    alone, queue = random.lognormal(0, 0.5, 1000), mm1(0.7, 1000, random)
+    assert early_stopping_bound(alone, 0.99, "s", 1000) == early_stopping_bound(alone, 0.99, "s")
+    wider = early_stopping_bound(alone, 0.9, "s", 200)
+    assert wider.point > early_stopping_bound(alone, 0.9, "s").point
+    lost = bound_in_time(in_time(queue), 0.99, "s")
+    assert isinstance(lost, Absent)
+    assert "662" in lost.reason
+    assert "independent" in lost.reason
+
+
+def test_a_share_over_requests_that_fail_in_crowds_is_known_less_well():
+    due_s = np.arange(1000.0)
+    crowded, scattered = np.ones(1000, bool), np.ones(1000, bool)
+    crowded[400:500] = False
+    scattered[::10] = False
+    found = [share_in_time(met, due_s) for met in (crowded, scattered)]
+    assert [figure.point for figure in found] == [0.9, 0.9]
+    assert found[0].high - found[0].low > 2 * (found[1].high - found[1].low)
+    assert isinstance(share_in_time(np.empty(0, bool), np.empty(0)), Absent)
+
+
+def test_samples_are_numbered_by_when_their_requests_were_due_and_those_of_a_token_count_as_often():
+    c = columns_of(queued(0.7, 50, 0, tokens=4))
+    samples = timed(METRICS["itl"], c)
+    assert samples.n_requests == 50
+    assert (np.diff(samples.value) >= 0).all()
+    assert np.bincount(samples.owner, samples.weight).tolist() == [3.0] * 50
+
+
+def test_intervals_of_a_queue_hold_the_truth_where_those_of_single_requests_do_not():
+    covered, _ = coverage(0.7, 120)
+    assert min(covered.values()) >= 0.85
+    random, naive = np.random.default_rng(4), 0
+    for _ in range(120):
+        naive += holds(percentile(mm1(0.7, 1000, random), 0.9, "s"), -math.log(0.1) / 0.3)
+    assert naive / 120 < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("load", "least"), [(0.5, 0.93), (0.7, 0.90), (0.8, 0.86)])
+def test_2000_runs_of_1000_requests_to_a_queue_are_covered(load, least):
+    """A p99 of 1,000 has mostly no upper end, so that its interval holds the truth more often."""
+    covered, ended = coverage(load, 2000)
+    print(f"load {load}: covered {covered}, with an upper end {ended}")
+    for name, share in covered.items():
+        assert least <= share <= (1.0 if name == 0.99 else 0.98), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phi", [0.0, 0.8])
+def test_2000_series_are_covered_with_and_without_dependence(phi):
+    random, hits = np.random.default_rng(13), {"mean": 0, 0.5: 0, 0.9: 0}
+    truth = {"mean": math.exp(0.125), 0.5: 1.0, 0.9: math.exp(0.5 * 1.2815516)}
+    for _ in range(2000):
+        values = series(phi, 1000, random)
+        samples = in_time(values)
+        hits["mean"] += holds(mean_in_time(bare(values.mean(), 1000), samples), truth["mean"])
+        for p in (0.5, 0.9):
+            hits[p] += holds(percentile_in_time(bare(np.quantile(values, p), 1000), samples, p), truth[p])
+    print(f"autocorrelation {phi}: {hits}")
+    assert all(0.93 <= hit / 2000 <= 0.995 for hit in hits.values())
