@@ -1,7 +1,6 @@
 """`burstline certify`: fire a load's shape at a server of known truth, and say how far off we are."""
 
 import argparse
-import sys
 from collections.abc import Iterator
 
 from burstline.run import add_arrivals, add_load, wish_of
@@ -31,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     planned = drill(load, LONG_S)
     found = replace(certified(planned), limit=climbed())
     if args.json:
-        sys.stdout.buffer.write(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2) + b"\n")
+        print(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:
         print(told(load.title, planned.notes, found))
     return exit_codes.DONE if found.is_clean else exit_codes.INCONCLUSIVE

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from burstline import __version__, exit_codes
+from burstline.outlet import outlets
 
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("burstline.run", "fire a workload at an engine and write the report"),
@@ -32,8 +33,12 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is one of `burstline.exit_codes`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    """Run the command; the exit code is one of `burstline.exit_codes`, whether or not anybody reads on."""
+    with outlets():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print(_help())
         return exit_codes.DONE if argv else exit_codes.USAGE
@@ -57,8 +62,6 @@ def _run_verb(name: str, argv: list[str]) -> int:
         return int(verb.run(parser.parse_args(own)))
     except KeyboardInterrupt:
         return _fail("interrupted", exit_codes.INTERRUPTED)
-    except BrokenPipeError:
-        return exit_codes.DONE  # the reader of our output has seen enough
     except Exception as error:
         code = _exit_code_of(error)
         if code == exit_codes.OUR_BUG:

@@ -1,5 +1,6 @@
 """The command itself: what it prints and how it ends."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -69,3 +70,28 @@ def test_a_port_that_is_taken_is_a_usage_error_that_names_it(capsys):
         port = str(listener.getsockname()[1])
         assert code_of(["run", "--engine", "reference", "--port", port]) == 2
     assert f"--port {port}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Standard output into a pipe whose reader has left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as stream:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", stream)
+        yield
+
+
+@pytest.mark.parametrize(("argv", "code"), [([], 2), (["study"], 0), (["show", "/nowhere"], 2)])
+def test_a_reader_who_leaves_changes_no_exit_code(left, argv, code):
+    assert code_of(argv) == code
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["run", "--help"], ["study", "--json"]])
+def test_a_reader_who_leaves_is_not_complained_of_when_python_ends(argv):
+    command = [sys.executable, "-m", "burstline", *argv]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 0)

@@ -1,6 +1,7 @@
 """`burstline compare`: like with like, no ranking without equal work; engines that cheat are found out."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -68,6 +69,16 @@ def test_runs_that_were_not_made_alike_are_refused_until_told_otherwise(two_runs
     assert code == 4
     assert "NOT-COMPARABLE" in out
     assert words in out
+
+
+def test_a_reader_who_leaves_does_not_make_an_inconclusive_comparison_a_clean_one(two_runs, monkeypatch):
+    folders, change = two_runs
+    change(1, seed=7)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as gone:  # noqa: PTH123
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert cli.main(["compare", *map(str, folders), "--anyway"]) == 4
 
 
 def test_one_run_alone_is_refused(two_runs, capsys):

@@ -1,0 +1,51 @@
+"""Output whose reader may leave: `burstline compare ... | head` ends as it would have, exit code and all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+
+class Outlet:
+    """A text stream; what is written once its reader has left goes nowhere, without an error."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._seal()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._seal()
+
+    def _seal(self) -> None:
+        # What the stream still holds would raise again when Python ends, and make that the exit code.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+
+@contextlib.contextmanager
+def outlets() -> Iterator[None]:
+    """Within it standard output and standard error are outlets; flushed at its end."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = own = tuple(map(Outlet, before))
+    try:
+        yield
+    finally:
+        for stream in own:
+            stream.flush()
+        sys.stdout, sys.stderr = before
