@@ -24,7 +24,7 @@ class Samples:
     """One value per token or gap: sample i counts `weight[i]` times and is of request `owner[i]`."""
 
     value: Floats
-    weight: Floats
+    weight: Ints32
     owner: Ints32
 
 
@@ -92,7 +92,7 @@ def ntpot(c: Columns) -> Floats:
 
 def icl(c: Columns) -> Samples:
     gap_s, event = _gaps(c)
-    return _with_failures(c, gap_s, np.ones(len(gap_s)), c.owner[event])
+    return _with_failures(c, gap_s, np.ones(len(gap_s), np.int32), c.owner[event])
 
 
 def itl(c: Columns) -> Samples:
@@ -110,7 +110,7 @@ def itl_delivery(c: Columns) -> Samples:
     return _with_failures(
         c,
         np.concatenate([gap_s, np.zeros(with_more.sum())]),
-        np.concatenate([np.ones(len(gap_s)), n[with_more] - 1]),
+        np.concatenate([np.ones(len(gap_s), np.int32), n[with_more] - 1]),
         np.concatenate([c.owner[event], c.owner[event[with_more]]]),
     )
 
@@ -134,12 +134,14 @@ def _gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, Ints]:
     return c.event_s[event] - c.event_s[event - 1], event
 
 
-def _with_failures(c: Columns, value: Floats, weight: Floats | Ints32, owner: Ints32) -> Samples:
+def _with_failures(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
     """Adds the tokens that a failed request was planned to bring, infinitely late."""
     failed = np.flatnonzero(~c.ok).astype(np.int32)
+    if not len(failed):
+        return Samples(value, weight, owner)
     return Samples(
         np.concatenate([value, np.full(len(failed), np.inf)]),
-        np.concatenate([weight, c.planned_output_tok[failed]]),
+        np.concatenate([weight, c.planned_output_tok[failed].astype(np.int32)]),
         np.concatenate([owner, failed]),
     )
 

@@ -22,6 +22,7 @@ from loadgen.stats import (
 )
 
 Groups = NDArray[np.int32] | NDArray[np.int64]
+Weights = Floats | NDArray[np.int32]
 
 MIN_GROUPS = early_stopping_floor(0.5)
 """Resampling fewer would understate how much they differ; a median over requests needs as many."""
@@ -29,7 +30,7 @@ MIN_GROUPS = early_stopping_floor(0.5)
 
 def pooled_percentiles(
     values: Floats,
-    weights: Floats,
+    weights: Weights,
     groups: Groups,
     ps: Sequence[float],
     unit: str,
@@ -51,7 +52,7 @@ def pooled_percentiles(
 
 
 def pooled_mean(
-    values: Floats, weights: Floats, groups: Groups, unit: str, rng: np.random.Generator
+    values: Floats, weights: Weights, groups: Groups, unit: str, rng: np.random.Generator
 ) -> Figure:
     """The weighted mean of samples in groups, by bootstrap over the groups; Absent when any failed."""
     if np.isinf(values).any():
@@ -75,7 +76,7 @@ class _Window:
     """The sorted samples among which a resampled quantile falls; `below[g]` is what group g has before."""
 
     values: Floats
-    weights: Floats
+    weights: Weights
     members: NDArray[np.int32]
     below: Floats
 
@@ -88,7 +89,7 @@ def _dense(groups: Groups) -> tuple[NDArray[np.int32], int]:
 
 def _resampled_quantiles(
     values: Floats,
-    weights: Floats,
+    weights: Weights,
     members: NDArray[np.int32],
     n_groups: int,
     ps: Sequence[float],
@@ -106,11 +107,11 @@ def _resampled_quantiles(
     return draws
 
 
-def _window(values: Floats, weights: Floats, members: NDArray[np.int32], p: float, n_groups: int) -> _Window:
+def _window(values: Floats, weights: Weights, members: NDArray[np.int32], p: float, n_groups: int) -> _Window:
     # Were every group a block of equal samples, the quantile's rank would vary by this standard error; ten of
     # them leave nothing out, and spare most of the work.
     reach = 10 * math.sqrt(p * (1 - p) / n_groups)
-    cumulated = np.cumsum(weights)
+    cumulated = np.cumsum(weights, dtype=np.float64)
     edges = np.array([p - reach, p + reach]) * cumulated[-1]
     low, high = np.searchsorted(cumulated, edges, side="right")
     near = slice(low, high + 2)
@@ -132,11 +133,11 @@ def _quantile(ordered: Floats, cumulated: Floats, total: float, p: float) -> flo
     return float(ordered[first] + share * (ordered[second] - ordered[first]))
 
 
-def _pooled_figure(values: Floats, weights: Floats, p: float, draws: Floats, unit: str) -> Figure:
+def _pooled_figure(values: Floats, weights: Weights, p: float, draws: Floats, unit: str) -> Figure:
     total, floor = int(weights.sum()), early_stopping_floor(p)
     if total < floor:
         return Absent(f"{label(p)} needs {floor:,} samples, there are {total:,}")
-    point = _quantile(values, np.cumsum(weights), total, p)
+    point = _quantile(values, np.cumsum(weights, dtype=np.float64), total, p)
     if math.isinf(point):
         share = weights[np.isinf(values)].sum() / total
         return Absent(
