@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from burstline import exit_codes
+from reports.loads import Load, differ_in_load_alone, load_of
 
 if TYPE_CHECKING:
     from loadgen.rundir import Run
@@ -25,6 +26,12 @@ CHECKED: Final = {
     "cores": "cores",
 }
 """What must be equal of runs that are compared, and how it is called."""
+OF_A_START: Final = frozenset(
+    {"--port", "--step-log", "--shard-uds-path", "--prometheus-port", "--master-port"}
+)
+"""Flags that differ from start to start: ports and folders."""
+OF_THE_LOAD: Final = frozenset({"--max-concurrent-requests", "--running_max_req_size"})
+"""Flags that adapters set to as many requests as there will be at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,17 +68,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -> Comparison:
-    """Any runs, the same engine with the same command line being repeats of one contender."""
+    """Any runs, the same engine with the same command line being repeats of one contender.
+
+    Runs of one workload at several loads are a sweep, with a cell for each load.
+    """
     from reports.versus import Comparison, Member, cell_of
 
-    labels = labels_of([run.manifest for run in runs])
-    members = [
-        Member(label, run, os.path.relpath(run.path / "report.html", beside))
-        for label, run in zip(labels, runs, strict=True)
-    ]
+    manifests = [run.manifest for run in runs]
+    swept = differ_in_load_alone(manifests)
+    labels = labels_of(manifests, swept=swept)
+    groups: dict[Load | None, list[Member]] = {}
+    for label, run in zip(labels, runs, strict=True):
+        href = os.path.relpath(run.path / "report.html", beside)
+        groups.setdefault(load_of(run.manifest) if swept else None, []).append(Member(label, run, href))
+    loads = sorted(load for load in groups if load is not None)
     what = str(runs[0].manifest.get("title") or runs[0].manifest.get("workload"))
-    title = f"{' against '.join(dict.fromkeys(labels))}: {what}"
-    return Comparison(title, (cell_of("", members, unlike),), (f"{len(runs)} runs",))
+    told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
+    cells = tuple(cell_of(str(load or ""), groups[load], unlike) for load in (loads if swept else [None]))
+    title = f"{' against '.join(dict.fromkeys(labels))}: {told}"
+    return Comparison(title, cells, (f"{len(runs)} runs",))
 
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
@@ -128,8 +143,11 @@ def differences(runs: Sequence[Run]) -> list[Reason]:
     from loadgen.verdict import Reason
 
     found = [checked_metadata(run.manifest) for run in runs]
+    swept = differ_in_load_alone([run.manifest for run in runs])
     reasons = []
     for key, name in CHECKED.items():
+        if key == "workload" and swept:
+            continue
         values = {run.name: facts[key] for run, facts in zip(runs, found, strict=True)}
         if len(set(values.values())) > 1:
             told = ", ".join(f"{value} in {run}" for run, value in values.items())
@@ -152,10 +170,14 @@ def checked_metadata(manifest: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def labels_of(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A name for each run's contender: its engine, with version and a letter only where that is needed."""
+def labels_of(manifests: Sequence[Mapping[str, Any]], *, swept: bool = False) -> list[str]:
+    """A name for each run's contender: its engine, with version and a letter only where that is needed.
+
+    Where loads are `swept`, what adapters fit to the load makes no other contender.
+    """
+    passing = OF_A_START | OF_THE_LOAD if swept else OF_A_START
     engines = [str(manifest.get("engine")) for manifest in manifests]
-    kinds = [(engine, *_how(manifest)) for engine, manifest in zip(engines, manifests, strict=True)]
+    kinds = [(engine, *_how(manifest, passing)) for engine, manifest in zip(engines, manifests, strict=True)]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
@@ -163,11 +185,10 @@ def labels_of(manifests: Sequence[Mapping[str, Any]]) -> list[str]:
     return labels
 
 
-def _how(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """Version and command line without what differs from start to start: ports and folders."""
+def _how(manifest: Mapping[str, Any], passing: frozenset[str]) -> tuple[str, ...]:
+    """Version and command line without the flags that are passing."""
     server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
     argv = server.get("argv") or [str(server.get("url"))]
-    passing = {"--port", "--step-log", "--shard-uds-path", "--prometheus-port", "--master-port"}
     kept = [
         word
         for before, word in zip(["", *argv], argv, strict=False)

@@ -30,9 +30,11 @@ def expanded(table: Table) -> list[Table]:
     naming = next((key for key in LOADS if key in lists), next(iter(lists)))
     return [
         Table(
-            table.raw
-            | {key: values[k] for key, values in lists.items()}
-            | {"name": f"{name}-{naming}{value}"},
+            {
+                **table.raw,
+                **{key: values[k] for key, values in lists.items()},
+                "name": f"{name}-{naming}{value}",
+            },
             f"{table.where}, {naming} = {value}",
         )
         for k, value in enumerate(lists[naming])

@@ -54,12 +54,21 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found, a sentence each."""
+
+    kind: ClassVar[str] = "findings"
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Folded:
-    """Blocks that a reader unfolds."""
+    """Blocks that a reader unfolds; `id` is where links to it lead."""
 
     kind: ClassVar[str] = "folded"
     summary: str
     blocks: tuple[Block, ...]
+    id: str = ""
 
 
-Block = Plot | Table | Tiles | Side | Command | Note | Folded
+Block = Plot | Table | Tiles | Side | Command | Note | Findings | Folded

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from loadgen.comparable import ALONE, COMPARABLE, UNSAID, Fact
 from loadgen.metrics import METRICS
 from loadgen.stats import Absent, Figure
 from loadgen.verdict import State
+from reports import tradeoff
 from reports.blocks import Block, Folded, Note, Side
 from reports.numbers import interval, point, scale_for
 from reports.overlay import EXPLAINED, overlay
 from reports.page import STATES, Banner, document
+from reports.sweeps import Sweep, sweeps_in
 from reports.tables import Cell as TableCell
 from reports.tables import Column, Row, Table, table
 from reports.versus import HEADLINES, Cell, Comparison, Headline, Node
 
+SWEEP = "SWEEP"
 SENTENCES = {
+    SWEEP: ("good", "✓", "One contender at several loads: see what more load brings, and what it costs."),
     COMPARABLE: ("good", "✓", "The engines did the same work under the same settings: compare them."),
     ALONE: ("warn", "!", "There is one contender only: its runs are shown, and nothing is compared."),
     State.NOT_COMPARABLE: ("bad", "✕", "These runs cannot be held against each other: no ranking is shown."),
@@ -28,11 +32,15 @@ ARROWS = {"lower": "↓", "higher": "↑"}
 def render(comparison: Comparison) -> str:
     """The whole page as one HTML document; the same runs give the same bytes."""
     several = len(comparison.cells) > 1
+    ids = {id(cell): f"c{k}-" if several else "" for k, cell in enumerate(comparison.cells)}
+    swept = sweeps_in(comparison.cells)
     shown = [
         section
-        for k, cell in enumerate(comparison.cells)
-        for section in _sections(cell, f"c{k}-" if several else "")
+        for k, (sweep, cells) in enumerate(swept)
+        for section in _of_sweep(sweep, cells, f"t{k}-" if len(swept) > 1 else "", ids)
     ]
+    alone = [cell for cell in comparison.cells if not any(cell in cells for _, cells in swept)]
+    shown += [section for cell in alone for section in _sections(cell, ids[id(cell)])]
     if comparison.missing:
         notes = [Note(f"No finished run: {what}.") for what in comparison.missing]
         shown.append({"id": "missing", "short": "Missing", "question": "What is missing?", "blocks": notes})
@@ -45,6 +53,7 @@ def banner(comparison: Comparison) -> Banner:
     """The worst state of all cells, with the reasons of each."""
     states = [cell.gate.state for cell in comparison.cells]
     worst = max(states, key=_badness, default=ALONE)
+    worst = SWEEP if worst == ALONE and comparison.comparable else worst
     tone, mark, sentence = SENTENCES.get(worst) or STATES.get(worst, ("warn", "!", "See the reasons."))
     several = len(comparison.cells) > 1
     reasons = tuple(
@@ -75,6 +84,34 @@ def _sections(cell: Cell, prefix: str) -> Iterator[dict[str, Any]]:
             "question": f"{of}{question}",
             "blocks": blocks(cell, prefix),
         }
+
+
+def _of_sweep(
+    sweep: Sweep, cells: Sequence[Cell], prefix: str, ids: Mapping[int, str]
+) -> Iterator[dict[str, Any]]:
+    """The trade-off of a sweep, then each of its loads, folded."""
+    of = f"{sweep.name}: " if prefix else ""
+    anchors = {str(load): f"#{ids[id(cell)]}load" for load, cell in zip(sweep.loads, cells, strict=True)}
+    yield {
+        "id": f"{prefix}tradeoff",
+        "short": f"{of}Trade-off",
+        "question": f"{of}What does more load bring, and what does it cost?",
+        "blocks": tradeoff.blocks(sweep, prefix, anchors),
+    }
+    folds = [
+        Folded(
+            f"{load}: {cell.gate.state}",
+            tuple(block for section in _sections(cell, ids[id(cell)]) for block in section["blocks"]),
+            id=anchors[str(load)][1:],
+        )
+        for load, cell in zip(sweep.loads, cells, strict=True)
+    ]
+    yield {
+        "id": f"{prefix}loads",
+        "short": f"{of}Each load",
+        "question": f"{of}How is it at each load?",
+        "blocks": folds,
+    }
 
 
 def _numbers(cell: Cell, _: str) -> list[Block]:
@@ -212,7 +249,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     """The comparison for machines: each cell's state, reasons, facts and figures."""
     return {"title": comparison.title, "comparable": comparison.comparable, "cells": [
         _cell_json(cell) for cell in comparison.cells
-    ], "missing": list(comparison.missing)}  # fmt: skip
+    ], "sweeps": [tradeoff.to_json(sweep) for sweep, _ in sweeps_in(comparison.cells)],
+       "missing": list(comparison.missing)}  # fmt: skip
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:

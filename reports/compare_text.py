@@ -9,14 +9,20 @@ from loadgen.stats import Absent
 from loadgen.verdict import State
 from reports.compare import SENTENCES, banner, side_by_side
 from reports.page import STATES
+from reports.sweep_words import told
+from reports.sweeps import sweeps_in
 from reports.tables import Table
 from reports.text import columns
+from reports.tradeoff import numbers, remarks
 from reports.versus import Cell, Comparison
 
 
 def text(comparison: Comparison) -> str:
     """Every cell: its state, why, its numbers where they may stand side by side; no line break at the end."""
     parts = [comparison.title]
+    for sweep, _ in sweeps_in(comparison.cells):
+        parts.append("\n".join([*told(sweep), *remarks(sweep)]))
+        parts.append(columns(_rows(numbers(sweep, {})), words=(0, 1)))
     for cell in comparison.cells:
         parts.append("\n".join([_state(cell), *_reasons(cell, "  - ")]))
         if _may_rank(cell):
@@ -31,6 +37,9 @@ def markdown(comparison: Comparison) -> str:
     """The same for a pull request or a wiki; ends with a line break."""
     said = banner(comparison)
     parts = [f"## {comparison.title}", f"**{said.state}**: {said.sentence}"]
+    for sweep, _ in sweeps_in(comparison.cells):
+        parts.append("\n".join(f"- {sentence}" for sentence in (*told(sweep), *remarks(sweep))))
+        parts.append(_markdown_table(_rows(numbers(sweep, {}))))
     for cell in comparison.cells:
         if len(comparison.cells) > 1:
             parts.append(f"### {cell.name}: {cell.gate.state}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -17,26 +17,28 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import Formatter, MaxNLocator
 
 from reports.tables import Table
 
-INK, MUTED, GRID, BAD = "#010101", "#020202", "#030303", "#040404"
+INK, MUTED, GRID, BAD, GOOD, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.8)), (0, (7, 2, 1.5, 2)))
 """The second cue: series k has colour SERIES[k] and line style DASHES[k]."""
+TEXT = 11.5
+"""The size of all text in figures, CSS pixels."""
 
-VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad"} | {
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", BAD: "bad", GOOD: "good", PAPER: "paper"} | {
     c: f"c{k}" for k, c in enumerate(SERIES)
 }
 _STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "path.simplify": False,
-    "font.size": 11.5,
+    "font.size": TEXT,
     "text.color": INK,
     "axes.edgecolor": GRID,
     "axes.labelcolor": MUTED,
-    "axes.labelsize": 11.5,
+    "axes.labelsize": TEXT,
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.titlepad": 9,
@@ -52,11 +54,11 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GRID,
     "xtick.labelcolor": MUTED,
     "ytick.labelcolor": MUTED,
-    "xtick.labelsize": 11.5,
-    "ytick.labelsize": 11.5,
+    "xtick.labelsize": TEXT,
+    "ytick.labelsize": TEXT,
     "ytick.major.size": 0,
     "legend.frameon": False,
-    "legend.fontsize": 11.5,
+    "legend.fontsize": TEXT,
     "legend.labelcolor": INK,
     "legend.borderaxespad": 0,
     "legend.borderpad": 0,
@@ -74,7 +76,8 @@ class Hover:
     """Where an axis lies in the SVG, for reading values off the figure's own table.
 
     `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values
-    stand in the first column of the figure's table, or "y", which counts the table's rows.
+    stand in the first column of the figure's table, "log" where it is logarithmic, or "y", which counts the
+    table's rows.
     """
 
     axis: str
@@ -130,13 +133,22 @@ def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[A
         panels = figure.subplots(n_rows, 1, sharex=True, squeeze=False)[:, 0]
     for panel in panels:
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        panel.yaxis.set_major_formatter(FuncFormatter(_tick))
-        panel.xaxis.set_major_formatter(FuncFormatter(_tick))
+        panel.yaxis.set_major_formatter(Ticks())
+        panel.xaxis.set_major_formatter(Ticks())
     return figure, list(panels)
 
 
-def _tick(value: float, _: int | None = None) -> str:
-    return f"{value:,g}".replace("-", "−")
+class Ticks(Formatter):
+    """The numbers along an axis: thousands separators, and as many decimals in each as any of them needs."""
+
+    def format_ticks(self, values: Iterable[float]) -> list[str]:
+        ticks = list(values)
+        decimals = max((len(f"{t:.6f}".rstrip("0").partition(".")[2]) for t in ticks), default=0)
+        return [f"{tick:,.{decimals}f}".replace("-", "−") for tick in ticks]
+
+    def __call__(self, value: float, pos: int | None = None) -> str:
+        del pos
+        return self.format_ticks([value])[0]
 
 
 def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
@@ -190,7 +202,8 @@ def _hover(panel: Axes, axis: str, height: float) -> Hover | None:
     ends = list(zip(panel.get_xlim(), panel.get_ylim(), strict=True))
     (x0, y0), (x1, y1) = panel.transData.transform(ends)
     if axis == "x":
-        return Hover("x", round(x0, 1), round(x1, 1), *panel.get_xlim())
+        kind = "log" if panel.get_xscale() == "log" else "x"
+        return Hover(kind, round(x0, 1), round(x1, 1), *panel.get_xlim())
     return Hover("y", round(height - y0, 1), round(height - y1, 1), *panel.get_ylim())
 
 

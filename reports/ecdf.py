@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from scipy import stats as sps
 
 from loadgen.columns import Floats, Ints
-from reports.drawing import BAD, DASHES, INK, SERIES, Plot, canvas, drawn, margins
+from reports.drawing import BAD, DASHES, INK, SERIES, TEXT, Plot, canvas, drawn, margins
 from reports.numbers import Scale, number, scale_for
 from reports.tables import Table, table
 
@@ -111,7 +111,7 @@ def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale) -> Non
         on_left = value > 0.5 * (right + panel.get_xlim()[0])
         panel.annotate(
             f"p{p * 100:g}  {number(value)}", (value, float(nines(p))), (-8, 5) if on_left else (8, -10),
-            textcoords="offset points", ha="right" if on_left else "left", color=INK,
+            textcoords="offset points", ha="right" if on_left else "left", color=INK, fontsize=TEXT,
         )  # fmt: skip
 
 
@@ -121,8 +121,9 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     height = float(nines(n_ok / n))
     panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
     panel.annotate(
-        f"{n - n_ok:,} failed", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD
-    )
+        f"{n - n_ok:,} failed", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD,
+        fontsize=TEXT,
+    )  # fmt: skip
 
 
 def _finding(label: str, values: Floats, n_ok: int, scale: Scale) -> str:

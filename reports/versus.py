@@ -10,13 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from loadgen.columns import Floats
-from loadgen.comparable import Comparability, comparability
+from loadgen.comparable import ALONE, Comparability, comparability
 from loadgen.matched import Matched, matched
 from loadgen.metrics import METRICS
 from loadgen.rundir import Run
 from loadgen.stats import Absent
 from loadgen.verdict import Reason
 from loadgen.work import Work, work_of
+from reports.loads import differ_in_load_alone
 from reports.view import View, view_of
 from workloads.seeds import rng
 
@@ -114,6 +115,12 @@ class Comparison:
 
     @property
     def comparable(self) -> bool:
+        """Whether all of it may be held against each other: contenders, or one contender at several loads."""
+        swept = differ_in_load_alone(
+            [view.manifest for cell in self.cells for views in cell.views.values() for view in views]
+        )
+        if swept and all(cell.gate.state == ALONE for cell in self.cells):
+            return True
         return all(cell.gate.comparable for cell in self.cells)
 
 

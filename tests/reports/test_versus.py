@@ -44,6 +44,7 @@ class View:
     """As much of a view as a number needs."""
 
     def __init__(self, number) -> None:
+        self.manifest: dict = {}
         self.summary = {"x": number}
 
 

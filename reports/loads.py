@@ -1,0 +1,53 @@
+"""How hard a run drove its server, and which runs differ in that alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+KINDS: Final = {"concurrency": ("Requests at a time", "at a time"), "rate": ("Requests per second", "/s")}
+"""What a load is counted in: the heading of its column, and what stands behind one."""
+OF_THE_LOAD: Final = ("requests", "duration_s", "rate", "concurrency", "max_rate", "workers", "salt")
+"""What of a workload may differ between the loads of one sweep: how hard it drives, for how long."""
+STEADY: Final = ("constant", "poisson", "gamma")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Load:
+    """How hard a server is driven: `kind` is a key of KINDS."""
+
+    kind: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.number}{'' if self.kind == 'rate' else ' '}{KINDS[self.kind][1]}"
+
+    @property
+    def number(self) -> str:
+        return f"{self.value:g}"
+
+
+def load_of(manifest: Mapping[str, Any]) -> Load | None:
+    """The run's load; None of a burst, a ramp and other runs without one."""
+    if manifest.get("concurrency"):
+        return Load("concurrency", float(manifest["concurrency"]))
+    arrivals = manifest.get("arrivals") or {}
+    if arrivals.get("pattern") in STEADY and arrivals.get("rate_per_s"):
+        return Load("rate", float(arrivals["rate_per_s"]))
+    return None
+
+
+def work_asked(manifest: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """What was asked of the server, its load apart; None where the run does not say."""
+    asked, load = manifest.get("asked"), load_of(manifest)
+    if not asked or load is None:
+        return None
+    return (load.kind, *(f"{key} {value}" for key, value in asked.items() if key not in OF_THE_LOAD))
+
+
+def differ_in_load_alone(manifests: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether runs are one workload at two loads or more."""
+    works = {work_asked(manifest) for manifest in manifests}
+    loads = {load_of(manifest) for manifest in manifests}
+    return len(works) == 1 and None not in works and len(loads) > 1

@@ -1,0 +1,101 @@
+"""Runs of several engines that never happened: bursts, closed and open loops against a simulated server.
+
+A step takes `speed` times 8 ms, 30 us more for each prompt token and 150 us more for each decoding request.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from loadgen import tables
+from loadgen.record import Record
+from loadgen.rundir import Run, RunDir, open_run
+from loadgen.summary import summarize_run
+from tests.reports import synthetic
+from workloads.lengths import Lengths
+from workloads.plan import Shape, make_plan
+from workloads.prompts import vocabulary_from_size
+
+MS, LAG_NS, MAX_SEQS = 1_000_000, 60_000, 64
+PROMPT_TOK, OUTPUT_TOK = 128, 24
+
+
+def finished_run(
+    parent: Path,
+    engine: str,
+    n: int,
+    *,
+    speed: float = 1.0,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    n_failed: int = 0,
+    targets: Sequence[str] = (),
+    output_tok: int = OUTPUT_TOK,
+    seed: int = 0,
+    gpu: bool = True,
+) -> Run:
+    """A burst of `n` requests, or a closed or open loop, kept in a folder under `parent` as a run is."""
+    due_ns = (np.arange(n) * 1e9 / rate).astype(int).tolist() if rate else [0] * n
+    rows = _records(n - n_failed, due_ns, concurrency or n, speed, output_tok, seed)
+    lost = synthetic.records(n, PROMPT_TOK, OUTPUT_TOK, n_failed)[n - n_failed :]
+    rows += [replace(row, due_ns=due_ns[row.index]) for row in lost]
+    pattern = {"pattern": "constant" if rate else "burst", "rate_per_s": rate, "burstiness": None}
+    asked = {"prompt_tokens": "128", "output_tokens": str(OUTPUT_TOK), "requests": n}
+    identity = {"engine": engine, "version": "1.2", "model": "llama-2-7b", "dtype": "bfloat16"}
+    limits = {"max_num_seqs": MAX_SEQS, "max_batched_tok": 2048, "tensor_parallel": 1, "kv_dtype": "auto"}
+    load = f"{concurrency} at a time" if concurrency else f"{rate:g}/s" if rate else "all at once"
+    facts = {
+        "title": f"{n} requests of 128 → {OUTPUT_TOK} tokens, {load}",
+        "asked": asked | {"concurrency": concurrency, "rate": rate, "seed": 0},
+        "concurrency": concurrency,
+        "arrivals": pattern,
+        "targets": list(targets),
+        "seed": 0,
+        "salt": "5eed",
+        "devices": [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}] if gpu else [],
+        "host": {"cpu": "A CPU", "cores": 8},
+        "identity": identity | limits | {"prefix_caching": False, "raw": {}},
+        "server": {"argv": [engine, "--port", "8000"], "model": "llama-2-7b"},
+    }
+    run = RunDir.create(parent, engine, "load", facts)
+    shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(OUTPUT_TOK, OUTPUT_TOK))
+    run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000, "test"), seed=0))
+    run.save_records(tables.record_table(rows))
+    run.save_telemetry(synthetic.telemetry(rows, max_seqs=MAX_SEQS))
+    run.finish("complete")
+    run.save_summary(summarize_run(open_run(run.path)))
+    return open_run(run.path)
+
+
+def _records(
+    n: int, due_ns: list[int], at_once: int, speed: float, output_tok: int, seed: int
+) -> list[Record]:
+    """At most `at_once` requests are in the batch; in a closed loop others are not yet due."""
+    rng = np.random.default_rng(seed)
+    sent, tokens = [0] * n, [[] for _ in range(n)]
+    running: list[int] = []
+    now, upcoming = 0.0, 0
+    while upcoming < n or running:
+        if not running:
+            now = max(now, float(due_ns[upcoming]))
+        room = min(at_once, MAX_SEQS) - len(running)
+        entering = [k for k in range(upcoming, min(upcoming + room, n)) if due_ns[k] <= now]
+        upcoming += len(entering)
+        for k in entering:
+            sent[k] = (int(now) if at_once < n else due_ns[k]) + LAG_NS
+        running += entering
+        step_ms = speed * (8 + 0.03 * PROMPT_TOK * len(entering) + 0.15 * len(running))
+        now += step_ms * MS * float(rng.lognormal(0, 0.05))
+        for k in running:
+            tokens[k].append(max(int(now + rng.uniform(0, 0.2) * MS), sent[k] + MS))
+        running = [k for k in running if len(tokens[k]) < output_tok]
+    return [
+        replace(
+            synthetic._served_record(k, sent[k], tokens[k], PROMPT_TOK, rng),
+            due_ns=sent[k] - LAG_NS,
+            planned_output_tok=OUTPUT_TOK,
+        )
+        for k in range(n)
+    ]

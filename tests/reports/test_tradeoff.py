@@ -1,0 +1,176 @@
+"""A sweep: which runs are one, what is said of it, and that what cannot be relied on looks so."""
+
+import re
+
+import pytest
+
+from burstline.compare import comparison_of, differences
+from loadgen.rundir import Run
+from reports.compare import banner, render, to_json
+from reports.compare_text import markdown, text
+from reports.loads import differ_in_load_alone, load_of
+from reports.scatter import Curve, Dot, Reach, Region, scatter
+from reports.sweep_words import knee, told
+from reports.sweeps import sweeps_in
+from reports.versus import Comparison
+from tests.reports.synthetic_sweep import finished_run
+
+TARGETS = ("ttft.p50<=60ms", "tpot.p50<=12ms")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[Run]:
+    """Two engines at 1, 4 and 16 at a time; the slower one lost some requests at 16."""
+    folder = tmp_path_factory.mktemp("sweep")
+    return [
+        finished_run(folder, engine, 48, speed=speed, concurrency=k, targets=TARGETS, n_failed=lost)
+        for engine, speed in (("vllm", 1.0), ("tgi", 1.5))
+        for k in (16, 1, 4)
+        for lost in [30 if (engine, k) == ("tgi", 16) else 0]
+    ]
+
+
+@pytest.fixture(scope="module")
+def comparison(runs) -> Comparison:
+    return comparison_of(runs, differences(runs), runs[0].path.parent)
+
+
+@pytest.fixture(scope="module")
+def page(comparison) -> str:
+    return render(comparison)
+
+
+@pytest.fixture(scope="module")
+def sweep(comparison):
+    ((sweep, _),) = sweeps_in(comparison.cells)
+    return sweep
+
+
+def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(runs, comparison):
+    assert differences(runs) == []
+    assert [cell.name for cell in comparison.cells] == ["1 at a time", "4 at a time", "16 at a time"]
+    assert comparison.title == "vllm against tgi: 3 loads from 1 to 16 at a time"
+
+
+@pytest.mark.parametrize(
+    ("change", "swept"),
+    [
+        ({}, True),
+        ({"concurrency": 2}, False),  # the same load twice is a repeat
+        ({"concurrency": None}, False),  # a burst has no load
+        ({"asked": {"prompt_tokens": "999"}}, False),
+        ({"asked": None}, False),
+        ({"concurrency": None, "arrivals": {"pattern": "poisson", "rate_per_s": 2}}, False),
+    ],
+)
+def test_only_one_workload_at_two_loads_of_one_kind_is_a_sweep(change, swept):
+    one = {"concurrency": 2, "asked": {"prompt_tokens": "512", "requests": 9}}
+    other = {"concurrency": 8, "asked": {"prompt_tokens": "512", "requests": 99}} | change
+    assert differ_in_load_alone([one, other]) is swept
+
+
+def test_a_load_is_named_as_it_was_asked():
+    assert str(load_of({"concurrency": 8})) == "8 at a time"
+    assert str(load_of({"arrivals": {"pattern": "poisson", "rate_per_s": 0.5}})) == "0.5/s"
+    assert load_of({"arrivals": {"pattern": "ramp", "rate_per_s": 0.5}}) is None
+
+
+def test_a_point_holds_the_runs_own_numbers(runs, sweep):
+    run = next(run for run in runs if run.manifest["engine"] == "vllm" and run.manifest["concurrency"] == 4)
+    (point,) = [p for p in sweep.of("vllm") if p.load.value == 4]
+    tpot = run.summary["metrics"]["tpot"]["p50"]
+    assert point.output["point"] == run.summary["throughput"]["output_tok_per_s"]["point"]
+    assert point.speed["point"] == pytest.approx(1 / tpot["point"])
+    assert (point.speed["low"], point.speed["high"]) == pytest.approx((1 / tpot["high"], 1 / tpot["low"]))
+    assert sweep.percentile["ttft"] == "p50"  # the target's
+    assert sweep.per_device
+
+
+def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
+    doubtful = [point for point in sweep.points if point.doubts]
+    assert {point.load.value for point in doubtful} == {16}
+    assert (
+        "Hollow, for these cannot be relied on: vllm at 16 at a time (the engines did not do the same" in page
+    )
+    figure = page[page.index('id="tradeoff-speed"') :]
+    assert "var(--paper)" in figure[: figure.index("</svg>")]
+    assert "lacks tgi at 16 at a time" in page
+
+
+def test_the_targets_are_told_in_words(sweep):
+    said = list(told(sweep))
+    assert said[0] == "The targets: ttft.p50<=60ms and tpot.p50<=12ms."
+    assert re.search(r"vllm gives \d+ tok/s per GPU at 1 at a time", said[1])
+    assert "Within the targets 4 at a time gives most" in said[1]
+    assert "16 at a time misses" in said[1] or "16 at a time cannot be relied on" in said[1]
+    assert "It meets the targets at none of these loads" in said[2]
+
+
+def test_the_knee_is_the_least_load_that_is_nearly_enough(sweep):
+    points = sweep.of("vllm")
+    assert knee(points) is points[-1]
+    assert knee(points[:1]) is None
+
+
+def test_the_region_of_the_targets_is_shaded_where_an_axis_shows_them(page):
+    for name, target in (("speed", "tpot.p50&lt;=12ms"), ("ttft", "ttft.p50&lt;=60ms")):
+        figure = page[page.index(f'id="tradeoff-{name}"') :]
+        assert target in figure[: figure.index("</svg>")]
+    figure = page[page.index('id="tradeoff-e2e"') :]
+    assert "var(--good)" not in figure[: figure.index("</svg>")]
+
+
+def test_the_page_of_a_sweep_holds_together(page):
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+    assert page.count("<svg") == page.count('<svg role="img"')
+    for figure in re.findall(r'<figure class="plot".*?</figure>', page, re.DOTALL):
+        assert "<table" in figure
+
+
+def test_a_sweep_is_told_in_text_and_for_machines(comparison):
+    assert "vllm gives" in text(comparison)
+    assert "vllm gives" in markdown(comparison)
+    (sweep,) = to_json(comparison)["sweeps"]
+    assert len(sweep["points"]) == 6
+    assert sweep["targets"] == list(TARGETS)
+
+
+def test_one_engine_at_several_loads_is_no_failed_comparison(runs):
+    mine = [run for run in runs if run.manifest["engine"] == "vllm"]
+    alone = comparison_of(mine, differences(mine), mine[0].path.parent)
+    assert alone.comparable
+    assert banner(alone).state == "SWEEP"
+
+
+# ---- the figure
+
+
+def dot(x: float, y: float, text: str = "1", *, hollow: bool = False) -> Dot:
+    return Dot(text, Reach(x * 0.9, x, x * 1.1), Reach(y * 0.9, y, y * 1.1), hollow)
+
+
+def test_a_line_breaks_where_a_point_is_not_known_and_far_ranges_get_a_log_axis():
+    curve = Curve("a", (dot(1, 10), dot(2, 20), None, dot(50, 30)))
+    body = scatter("s", 380, [curve], ("x", "y")).body
+    assert "x, log axis" in body
+    line = re.search(r'<path d="([^"]*)"[^>]*stroke-width: 1.8', body) or re.search(r'd="(M[^"]+)"', body)
+    assert line
+    drawing = scatter("s", 380, [Curve("a", (dot(1, 10), dot(2, 20)))], ("x", "y"))
+    assert "log axis" not in drawing.body
+    assert drawing.hover is not None
+    assert drawing.hover.axis == "x"
+
+
+def test_labels_do_not_lie_on_each_other():
+    crowd = Curve("a", tuple(dot(1 + k / 1000, 10, f"{k}") for k in range(12)))
+    body = scatter("s", 380, [crowd], ("x", "y")).body
+    assert 1 <= len(re.findall(r">1?\d</text>", body)) < 12 + 12
+
+
+def test_a_region_beyond_the_axes_is_not_drawn():
+    curve = Curve("a", (dot(1, 10), dot(2, 20)))
+    shaded = scatter("s", 380, [curve], ("x", "y"), Region(1.5, True, None, "x<=1.5"))
+    assert "x&lt;=1.5" in shaded.body
+    assert "x<=9" not in scatter("s", 380, [curve], ("x", "y"), Region(99.0, False, None, "x<=9")).body
