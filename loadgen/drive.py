@@ -116,7 +116,7 @@ class _Drive:
 
     async def _feed(self, tasks: asyncio.TaskGroup) -> None:
         """Prepare each request before its time: all of them, or as many as the look-ahead holds."""
-        job, wire = self._job, self._transport.wire
+        job, traffic = self._job, self._transport.wire.traffic
         ahead = _LOOK_AHEAD if job.concurrency is None else min(_LOOK_AHEAD, 2 * job.concurrency + 64)
         throttler = _throttler(job.max_rate_per_s)
         for request, due_ns in zip(job.requests, job.due_ns, strict=True):
@@ -125,9 +125,9 @@ class _Drive:
                 await self._go.wait()
                 async with throttler:
                     pass
-            elif self._n_prepared - wire.n_dispatched >= ahead:
+            elif self._n_prepared - traffic.n_dispatched >= ahead:
                 self._is_full.set()
-            while self._n_prepared - wire.n_dispatched >= ahead and not wire.stopped:  # noqa: ASYNC110
+            while self._n_prepared - traffic.n_dispatched >= ahead and not traffic.stopped:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             if self._n_prepared % 32 == 0:
                 await asyncio.sleep(0)
@@ -138,7 +138,7 @@ class _Drive:
 
     async def _send(self, request: Request, due_ns: int) -> None:
         exchange = Exchange(request.index, due_ns)
-        if not self._transport.wire.stopped:
+        if not self._transport.wire.traffic.stopped:
             with suppress(httpx.TransportError):  # the exchange knows what failed
                 response = await self._client.send(self._built(request, exchange), stream=True)
                 await response.aclose()
@@ -207,8 +207,8 @@ class _Drive:
             worker=self._job.worker,
             t0_ns=self._t0_ns,
             n_planned=len(self._job.requests),
-            n_sent=wire.n_sent,
-            n_resent=wire.n_resent,
+            n_sent=wire.traffic.n_sent,
+            n_resent=wire.traffic.n_resent,
             failures=dict(self._failures),
             late=self._late.spread(),
             read_lag=self._lag.spread(),
@@ -224,6 +224,7 @@ class _Drive:
             peak_rss_bytes=peak_rss_bytes(),
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
+            reader=wire.reader.name,
         )
 
 

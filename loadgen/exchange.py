@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
+import struct
 
 import numpy as np
 
@@ -11,22 +11,21 @@ from loadgen.capture import Capture, Reads
 from loadgen.clock import Offsets
 from loadgen.http1 import Head, read_head, skip_chunks
 
-# Where an event stream stands after nearly every read: an event's blank line, the chunk's line end.
-_MID_STREAM = b"\n\n\r\n"
+READ = struct.Struct("q16sq")
+"""One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes."""
+MID_STREAM = b"\n\n\r\n"
+"""Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
 _LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
 
 
 class Exchange:
-    """One request and what came back: three columns of stamps and the bytes themselves.
+    """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
-    happened. `kernel` holds 16 bytes (`struct timespec`) per read.
+    happened.
     """
 
     __slots__ = (
-        "add_at",
-        "add_length",
-        "at",
         "begun",
         "closed_ns",
         "connected_ns",
@@ -38,10 +37,9 @@ class Exchange:
         "future",
         "head",
         "index",
-        "kernel",
-        "lens",
         "mid_stream",
         "payload",
+        "reads",
         "resent",
         "sent_ns",
         "walked",
@@ -59,19 +57,17 @@ class Exchange:
         self.detail: str | None = None
         self.resent = False
         self.future: asyncio.Future[None] | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """Forget every byte read: a reply is about to begin."""
-        self.at = array("q")
-        self.kernel = bytearray()
-        self.lens = array("I")
+        self.reads = bytearray()
         self.data = bytearray()
-        self.add_at, self.add_length = self.at.append, self.lens.append
         self.head: Head | None = None
         self.begun = False
         self.walked = 0
         self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing
+
+    @property
+    def last_read_ns(self) -> int:
+        """When the latest bytes came."""
+        return int(READ.unpack_from(self.reads, len(self.reads) - READ.size)[0])
 
     def is_whole(self) -> bool:
         """Whether the end of the message has come, by Content-Length or by the last chunk.
@@ -88,7 +84,7 @@ class Exchange:
         if not self.begun and len(self.data) > head.body_start:
             self.begun = True
             if head.chunked:
-                self.mid_stream = _MID_STREAM
+                self.mid_stream = MID_STREAM
         if head.length is not None:
             return len(self.data) - head.body_start >= head.length
         if not head.chunked:
@@ -116,12 +112,13 @@ class Exchange:
 
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
-        at_ns = np.frombuffer(self.at, dtype=np.int64)
-        kernel_ns = offsets.monotonic(self.kernel, at_ns)
+        rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 4)
+        at_ns = rows[:, 0]
+        kernel_ns = offsets.monotonic(rows[:, 1:3].tobytes(), at_ns)
         reads = Reads(
             at_ns - t0_ns,
             np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
-            np.cumsum(np.frombuffer(self.lens, dtype=np.uint32), dtype=np.int64),
+            np.cumsum(rows[:, 3]),
             bytes(self.data),
         )
 

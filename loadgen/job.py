@@ -61,7 +61,8 @@ class DriveReport:
     took. `clock_offset_ns` is CLOCK_REALTIME minus CLOCK_MONOTONIC before the run, `clock_drift_ns` how far
     it had moved at the end. `failures` counts captures by failure; `n_resent` requests were written twice
     because the server closed an idle connection just then. CPU, wall time and context switches run from the
-    start to the last capture written. `t0_ns` is None where the run never began.
+    start to the last capture written. `t0_ns` is None where the run never began. `reader` is which of the two
+    read the replies, "compiled" or "python".
     """
 
     worker: int
@@ -84,3 +85,4 @@ class DriveReport:
     peak_rss_bytes: int
     n_voluntary_switches: int
     n_involuntary_switches: int
+    reader: str = "python"

@@ -39,7 +39,7 @@ class Transport(httpx.AsyncBaseTransport):
     A request carries its due time in `extensions["exchange"]`; the same Exchange holds every stamped read
     afterwards, also where httpx raises (ConnectError, ReadTimeout, ReadError, RemoteProtocolError). A
     response is returned once its last byte is there: this transport measures, it does not stream. Without
-    `barrier` requests go out at once. `wire` has the counts. See `Wire` for the other arguments.
+    `barrier` requests go out at once. `wire` and `wire.traffic` have the counts. See `Wire` for the other arguments.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class Transport(httpx.AsyncBaseTransport):
 
     async def opened(self, n_parked: int) -> None:
         """Wait until `n_parked` requests are parked and those due in the first second have a connection."""
-        loop = self._running_loop()
-        while self.wire.n_parked < n_parked and self.wire.error is None:  # noqa: ASYNC110 another thread counts
+        loop, wire = self._running_loop(), self.wire
+        while wire.traffic.n_parked < n_parked and wire.error is None:  # noqa: ASYNC110 another thread counts
             await asyncio.sleep(0.005)
         is_open = asyncio.Event()
         self.wire.when_open(lambda: _call_soon(loop, is_open.set))

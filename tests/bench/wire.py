@@ -1,8 +1,8 @@
 """The wire against the floor: `python tests/bench/wire.py [--streams 1000 --tokens 128 --repeats 3]`.
 
 A server in C that knows the truth (it writes its own clock into every event) is read by the least client
-there can be, in C with epoll, and by ours: the same load, in pairs, several times. Printed are ratios
-ours/floor, the errors against the truth, and how busy other processes kept the machine meanwhile.
+there can be, in C with epoll, and by ours with each of its readers: the same load, in turn, several times.
+Printed are ratios to the floor, the errors against the truth, and how busy other processes kept the machine.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen import drive
 from loadgen.capture import NO_STAMP, Capture, Reads
+from loadgen.compiled import VARIABLE, reader_name
 from loadgen.counters import Counters
 from loadgen.job import DriveReport, Job
 from loadgen.spool import read_captures
@@ -59,8 +60,11 @@ class Result:
     kernel_lag: tuple[float, float]
     errors: dict[str, float]
     events_per_s: float
+    reads_per_event: float
     rss_mb: float = 0.0
     late: float = 0.0
+    max_pass_ms: float = 0.0
+    n_resent: int = 0
 
 
 def build(name: str) -> Path:
@@ -106,9 +110,8 @@ def _child(job: Job, conn: object) -> None:
     drive.run(job, conn)
 
 
-def ours(
-    port: int, n_streams: int, body_bytes: int, concurrency: int | None = None
-) -> tuple[Result, DriveReport]:
+def ours(reader: str, port: int, n_streams: int, body_bytes: int, concurrency: int | None = None) -> Result:
+    os.environ[VARIABLE] = reader
     requests = tuple(Request(i, None, "x" * body_bytes, 512, 128) for i in range(n_streams))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -140,7 +143,8 @@ def ours(
     result = judged(captures, report.t0_ns or 0, report.cpu_s)
     result.rss_mb = report.peak_rss_bytes / 1e6
     result.late = report.late.p99_ns / 1e3 if report.late else 0.0
-    return result, report
+    result.max_pass_ms, result.n_resent = report.max_pass_ns / 1e6, report.n_resent
+    return result
 
 
 def _heard(pipe: Any, process: Any) -> tuple[Any, ...]:
@@ -154,7 +158,7 @@ def _heard(pipe: Any, process: Any) -> tuple[Any, ...]:
 def judged(captures: list[Capture], t0_ns: int, cpu_s: float) -> Result:
     """Hold the stamps of every read against the server's own, event by event."""
     lags, kernel_lags, arrivals, ttft, e2e, itl, itl_true = [], [], [], [], [], [], []
-    n_events, first, last = 0, [], []
+    n_events, n_reads, first, last = 0, 0, [], []
     for capture in captures:
         reads = Reads.of(capture.reads)
         found = list(_STAMPS.finditer(reads.data))
@@ -163,6 +167,7 @@ def judged(captures: list[Capture], t0_ns: int, cpu_s: float) -> Result:
         at, kernel = reads.at_ns[read], reads.kernel_ns[read]
         stamp = np.where(kernel == NO_STAMP, at, kernel)
         n_events += len(found)
+        n_reads += len(reads)
         lags.append(at - written)
         kernel_lags.append(stamp - written)
         arrivals.append(int(found[0][2]) - t0_ns)
@@ -188,6 +193,7 @@ def judged(captures: list[Capture], t0_ns: int, cpu_s: float) -> Result:
             "E2E mean": float(np.mean(e2e)) / 1e3,
         },
         n_events / (max(last) - min(first)) * 1e9,
+        n_reads / n_events,
     )
 
 
@@ -210,12 +216,29 @@ def ratio(own: list[float], floors: list[float]) -> str:
 def show(name: str, r: Result) -> None:
     errors = ", ".join(f"{k} {v:+.0f}" for k, v in r.errors.items())
     print(
-        f"{name:6} CPU {r.cpu_per_event:5.2f} us/event",
+        f"{name:8} CPU {r.cpu_per_event:5.2f} us/event ({r.reads_per_event:.2f} reads)",
         f"burst spread {r.spread / 1e3:5.1f} ms",
         f"read lag p50 {r.lag[0]:4.0f} p99 {r.lag[1]:6.0f} us",
         f"kernel stamp - write p50 {r.kernel_lag[0]:4.1f} p99 {r.kernel_lag[1]:5.1f} us",
         f"{r.events_per_s:7.0f} events/s",
         f"error vs truth, us: {errors}",
+        sep=" | ",
+        flush=True,
+    )
+
+
+def conclude(reader: str, own: list[Result], floors: list[Result]) -> None:
+    """What stands of one reader after all repeats."""
+    against = ""
+    if floors:
+        cpu = ratio([r.cpu_per_event for r in own], [r.cpu_per_event for r in floors])
+        spread = ratio([r.spread for r in own], [r.spread for r in floors])
+        against = f"of the floor's, median of pairs (least ... most): CPU {cpu}, burst spread {spread} | "
+    print(
+        f"{reader:8} {against}peak RSS {max(r.rss_mb for r in own):.0f} MB",
+        f"fully sent {min(r.late for r in own) / 1e3:.1f} ms after due at p99",
+        f"longest pass {min(r.max_pass_ms for r in own):.2f} ms, resent {sum(r.n_resent for r in own)}",
+        f"sustained {max(r.events_per_s for r in own):,.0f} events/s",
         sep=" | ",
     )
 
@@ -229,9 +252,16 @@ def main() -> None:
     parser.add_argument("--body-bytes", type=int, default=3000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=None)
+    parser.add_argument("--reader", choices=("python", "compiled"), help="one of the two (both in turn)")
     parser.add_argument("--skip-floor", action="store_true")
     args = parser.parse_args()
-    floors, own, reports = [], [], []
+    if args.reader:
+        readers = [args.reader]
+    else:
+        os.environ.pop(VARIABLE, None)
+        readers = sorted({"python", reader_name()})
+    floors: list[Result] = []
+    own: dict[str, list[Result]] = {reader: [] for reader in readers}
     start, busy = time.monotonic(), busy_s()
     used = os.times()
     for _ in range(args.repeats):
@@ -239,28 +269,15 @@ def main() -> None:
             if not args.skip_floor:
                 floors.append(floor(port, args.streams, args.body_bytes))
                 show("floor", floors[-1])
-            result, report = ours(port, args.streams, args.body_bytes, args.concurrency)
-            own.append(result)
-            reports.append(report)
-            show("ours", result)
+            for reader in readers:
+                own[reader].append(ours(reader, port, args.streams, args.body_bytes, args.concurrency))
+                show(reader, own[reader][-1])
     ended = os.times()
+    for reader in readers:
+        conclude(reader, own[reader], floors)
     our_s = sum(ended[:4]) - sum(used[:4])
     wall_s = time.monotonic() - start
     others = (busy_s() - busy - our_s) / wall_s / (os.cpu_count() or 1)
-    report = min(reports, key=lambda r: r.max_pass_ns)
-    if floors:
-        print(
-            "ours/floor, median of pairs (least ... most):",
-            f"CPU {ratio([r.cpu_per_event for r in own], [r.cpu_per_event for r in floors])},",
-            f"burst spread {ratio([r.spread for r in own], [r.spread for r in floors])}",
-        )
-    print(
-        f"ours: peak RSS {max(r.rss_mb for r in own):.0f} MB",
-        f"fully sent {min(r.late for r in own) / 1e3:.1f} ms after due at p99",
-        f"longest pass {report.max_pass_ns / 1e6:.2f} ms, resent {report.n_resent}",
-        f"sustained {max(r.events_per_s for r in own):,.0f} events/s",
-        sep=" | ",
-    )
     print(f"other processes had {100 * others:.0f} % of the machine's CPU meanwhile")
 
 

@@ -1,12 +1,17 @@
-"""The wire over real sockets: barrier, schedule, reuse, and every way in which an exchange can fail."""
+"""The wire over real sockets: barrier, schedule, reuse, and every way in which an exchange can fail.
+
+Every test runs with both readers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import subprocess
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -16,15 +21,22 @@ from loadgen import http1
 from loadgen.capture import Capture
 from loadgen.exchange import Exchange
 from loadgen.transport import Transport
+from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 
 MS = 1_000_000
 Shot = tuple[list[Capture], Transport, Scripted]
 
 
+@pytest.fixture(params=["python", "compiled"], autouse=True)
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The reader's name."""
+    return use_reader(request.param, monkeypatch)
+
+
 @pytest.fixture(autouse=True)
 def _connections_are_opened_just_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.wire._OPEN_AHEAD_NS", 50 * MS)
+    monkeypatch.setattr("loadgen.traffic._OPEN_AHEAD_NS", 50 * MS)
 
 
 def shoot(
@@ -71,7 +83,7 @@ async def fire_at(
             await meanwhile(transport, server)
         await asyncio.gather(*tasks, return_exceptions=True)
     assert transport.wire.error is None
-    assert transport.wire.n_done + transport.wire.n_failed == len(exchanges)
+    assert transport.wire.traffic.n_done + transport.wire.traffic.n_failed == len(exchanges)
     return [e.capture(t0_ns, transport.wire.offsets) for e in exchanges]
 
 
@@ -148,7 +160,7 @@ def test_a_connection_closed_while_idle_is_replaced_and_nothing_fails() -> None:
     captures, transport, server = shoot(closes_soon, [0.0, 120.0, 230.0])
     assert [c.failure for c in captures] == [None] * 3
     assert server.n_connections == 3
-    assert transport.wire.n_resent == 0
+    assert transport.wire.traffic.n_resent == 0
 
 
 def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_more() -> None:
@@ -160,7 +172,7 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
 
     captures, transport, server = shoot(closes_on_second, [0.0, 120.0])
     assert [c.failure for c in captures] == [None, None]
-    assert transport.wire.n_resent == 1
+    assert transport.wire.traffic.n_resent == 1
     assert len(server.asked) == 3
 
 
@@ -174,7 +186,7 @@ def test_a_request_that_lost_an_idle_connection_gets_a_fresh_one_though_others_a
 
     captures, transport, server = shoot(only_first, [0.0, 0.0, 0.0, 120.0], deadline_s=2)
     assert [c.failure for c in captures] == [None] * 4
-    assert transport.wire.n_resent == 1
+    assert transport.wire.traffic.n_resent == 1
     assert server.n_connections == 4
 
 
@@ -333,6 +345,120 @@ def test_a_broken_exchange_names_its_failure_and_keeps_what_came(
         assert capture.closed_ns is not None
 
 
+SOME = [b"data: %d\n\n" % i for i in range(5)]
+
+
+async def some_events(writer: asyncio.StreamWriter) -> None:
+    writer.write(STREAM_HEAD)
+    for event in SOME:
+        writer.write(chunk(event))
+        await asyncio.sleep(0.005)
+
+
+async def hangs_after_some(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    await some_events(writer)
+    await asyncio.sleep(5)
+
+
+async def resets_after_some(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    await some_events(writer)
+    await asyncio.sleep(0.02)  # a reset takes away what has not been read
+    reset(writer)
+
+
+async def closes_after_some(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    await some_events(writer)
+    writer.close()
+
+
+async def sends_no_chunks_after_some(writer: asyncio.StreamWriter, asked: Asked) -> None:
+    await some_events(writer)
+    writer.write(b"no chunk\r\n")
+
+
+CUT_SHORT = [
+    (hangs_after_some, "timeout"),
+    (resets_after_some, "reset"),
+    (closes_after_some, "truncated"),
+    (sends_no_chunks_after_some, "truncated"),
+]
+
+
+@pytest.mark.parametrize(("script", "failure"), CUT_SHORT, ids=lambda x: getattr(x, "__name__", ""))
+def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failure: str, reader: str) -> None:
+    captures, transport, _ = shoot(script, [0.0] * 3, deadline_s=0.15)
+    assert transport.wire.reader.name == reader
+    assert transport.wire.reader.n_reads > 0
+    for capture in captures:
+        assert capture.failure == failure
+        data = b"".join(read.data for read in capture.reads)
+        assert data.startswith(STREAM_HEAD + b"".join(map(chunk, SOME)))
+    assert transport.wire.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
+
+
+def test_every_event_of_a_stream_that_is_stopped_is_kept() -> None:
+    async def stop(transport: Transport, server: Scripted) -> None:
+        while not server.asked:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        transport.stop()
+
+    [capture], _, _ = shoot(hangs_after_some, [0.0], meanwhile=stop)
+    assert capture.failure == "cancelled"
+    assert b"".join(read.data for read in capture.reads) == STREAM_HEAD + b"".join(map(chunk, SOME))
+
+
+def test_a_stream_of_megabytes_arrives_whole() -> None:
+    events = [b"data: %s\n\n" % (b"%d" % i * 40_000) for i in range(30)]
+
+    async def long(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        writer.write(STREAM_HEAD)
+        for event in events:
+            writer.write(chunk(event))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    captures, _, _ = shoot(long, [0.0, 0.0], deadline_s=10)
+    for capture in captures:
+        assert capture.failure is None, capture.detail
+        assert body_of(capture) == b"".join(events)
+        assert max(len(read.data) for read in capture.reads) <= 1 << 17
+
+
+def test_no_stream_gets_bytes_of_the_one_whose_descriptor_it_took_over() -> None:
+    """Connections come and go in mid-stream, so that their numbers are used again at once."""
+
+    async def says_who(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        writer.write(STREAM_HEAD)
+        for _ in range(6):
+            writer.write(chunk(b"data: %s\n\n" % asked.body))
+            await asyncio.sleep(0.001)
+        if int(asked.body) % 2:
+            reset(writer)
+        else:
+            writer.write(b"0\r\n\r\n")
+
+    async def scenario() -> None:
+        async with serving(says_who) as server:
+            transport = Transport(server.url, concurrency=4, deadline_s=5)
+            exchanges = [Exchange(i) for i in range(40)]
+            async with httpx.AsyncClient(transport=transport) as client:
+
+                async def ask(exchange: Exchange) -> None:
+                    with suppress(httpx.TransportError):
+                        body = b"%d" % exchange.index
+                        await client.post(server.url, content=body, extensions={"exchange": exchange})
+
+                await asyncio.gather(*map(ask, exchanges))
+            for exchange in exchanges:
+                assert exchange.failure == ("reset" if exchange.index % 2 else None)
+                said = set(re.findall(rb"data: (\d+)", exchange.data))
+                assert said <= {b"%d" % exchange.index}
+                assert said or exchange.failure
+
+    asyncio.run(scenario())
+
+
 def test_a_refused_connection_is_a_failure_with_address_and_cause() -> None:
     async def scenario() -> list[Capture]:
         async with serving(stream) as server:
@@ -421,7 +547,7 @@ def test_httpx_users_get_responses_auth_and_hooks_as_they_know_them() -> None:
                 response = await client.post(f"{server.url}/path?q=1", json={"a": 1})
                 assert response.text == STREAMED.decode()
                 assert response.headers["content-type"] == "text/event-stream"
-                assert len(response.extensions["exchange"].at) >= 1
+                assert len(response.extensions["exchange"].reads) >= 1
                 with pytest.raises(httpx.UnsupportedProtocol):
                     await client.get("http://elsewhere.invalid/")
             assert seen == [200]
@@ -502,7 +628,7 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
     def breaks(self: object, *_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("loadgen.wire.Wire._check", breaks)
+    monkeypatch.setattr("loadgen.traffic.Traffic.check", breaks)
 
     async def scenario() -> None:
         async with serving(stream) as server:

@@ -1,0 +1,252 @@
+"""The two readers side by side: whatever comes in whatever pieces, both make the same exchange of it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen import compiled
+from loadgen.exchange import READ as ROW
+from loadgen.exchange import Exchange
+from loadgen.poller import IN, new_poller
+from loadgen.pool import Connection
+from loadgen.reader import LOST, READ
+from loadgen.wire import Wire
+from tests.loadgen.readers import use_reader
+from tests.loadgen.scripted import STREAM_HEAD, chunk
+
+LATER = 2**62
+GOES_ON = b"data: 1\n\n\r\n"
+
+
+class Bench:
+    """A reader, and pairs of sockets of which it follows one end each."""
+
+    def __init__(self) -> None:
+        self.poller = new_poller()
+        self.reader = compiled.new_reader(self.poller)
+        self._socks: list[socket.socket] = []
+
+    def follow(self, ours: socket.socket) -> Connection:
+        self._socks.append(ours)
+        ours.setblocking(False)
+        connection = Connection(ours, 0)
+        connection.exchange = Exchange()
+        self.poller.register(connection.fd, IN)
+        self.reader.follow(connection)
+        return connection
+
+    def pair(self, fd: int | None = None) -> tuple[Connection, socket.socket]:
+        """A connection, of this number if given, and the peer's end of it."""
+        ours, theirs = socket.socketpair()
+        self._socks.append(theirs)
+        if fd is not None:
+            ours = socket.socket(fileno=os.dup2(ours.detach(), fd))
+        return self.follow(ours), theirs
+
+    def reports(self, due_ns: int = LATER) -> list[tuple[int, int]]:
+        """What the reader says within seconds."""
+        return self.reader.wait(due_ns, time.monotonic_ns() + 5_000_000_000)
+
+    def collected(self, connection: Connection) -> tuple[bytes, list[int]]:
+        """The exchange's bytes, and how many each read brought."""
+        self.reader.collect(connection)
+        assert connection.exchange is not None
+        rows = ROW.iter_unpack(connection.exchange.reads)
+        return bytes(connection.exchange.data), [n for _, _, n in rows]
+
+    def close(self) -> None:
+        self.reader.close()
+        self.poller.close()
+        for sock in self._socks:
+            sock.close()
+
+
+@pytest.fixture(params=["python", "compiled"])
+def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    use_reader(request.param, monkeypatch)
+    bench = Bench()
+    assert bench.reader.name == request.param
+    yield bench
+    bench.close()
+
+
+def test_a_stream_that_goes_on_troubles_nobody(bench: Bench) -> None:
+    reader, (connection, peer) = bench.reader, bench.pair()
+    for event in (GOES_ON, b"data: 22\n\n\r\n"):
+        peer.send(event)
+        assert reader.wait(LATER, 0) == []
+    peer.send(b"0\r\n\r\n")
+    assert bench.reports() == [(connection.fd, READ)]
+    assert bench.collected(connection) == (b"data: 1\n\n\r\ndata: 22\n\n\r\n0\r\n\r\n", [11, 12, 5])
+    assert (reader.n_reads, reader.n_bytes) == (3, 28)
+    peer.send(b"more")
+    assert bench.reports() == [(connection.fd, READ)]
+    assert bench.collected(connection)[1] == [11, 12, 5, 4]
+
+
+def test_stamps_are_taken_between_the_sending_and_the_return(bench: Bench) -> None:
+    reader, (connection, peer) = bench.reader, bench.pair()
+    bounds = []
+    for _ in range(3):
+        before = time.monotonic_ns()
+        peer.send(GOES_ON)
+        reader.wait(LATER, 0)
+        bounds.append((before, time.monotonic_ns()))
+    reader.collect(connection)
+    assert connection.exchange is not None
+    stamps = [at for at, _, _ in ROW.iter_unpack(connection.exchange.reads)]
+    assert all(low <= at <= high for at, (low, high) in zip(stamps, bounds, strict=True))
+    assert 0 < reader.max_pass_ns < time.monotonic_ns() - bounds[0][0]
+    assert bounds[-1][0] < reader.woken_ns < bounds[-1][1]
+
+
+@pytest.mark.parametrize("kind", ["closed", "reset"])
+def test_the_end_of_a_connection_is_told_and_what_came_before_is_kept(bench: Bench, kind: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connection = bench.follow(socket.create_connection(listener.getsockname()))
+        peer, _ = listener.accept()
+    peer.send(GOES_ON)
+    while bench.reader.n_reads == 0:
+        bench.reader.wait(LATER, 0)
+    if kind == "reset":
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+    [(fd, what)] = bench.reports()
+    assert fd == connection.fd
+    # epoll calls a reset an error; then the wire reads for itself.
+    assert what == LOST if kind == "closed" else what not in (IN, READ)
+    assert bench.collected(connection)[0] == GOES_ON
+
+
+def test_sockets_that_nobody_follows_are_left_alone_and_told(bench: Bench) -> None:
+    connection, peer = bench.pair()
+    bench.reader.leave(connection)
+    peer.send(GOES_ON)
+    assert bench.reports() == [(connection.fd, IN)]
+    assert connection.sock.recv(100) == GOES_ON
+
+
+@pytest.mark.parametrize(("due_ns", "tick_ns"), [(3_000_000, LATER), (LATER, 3_000_000), (50_000, LATER)])
+def test_a_wait_ends_when_something_is_due_and_not_before(bench: Bench, due_ns: int, tick_ns: int) -> None:
+    start = time.monotonic_ns()
+    assert bench.reader.wait(start + due_ns, start + tick_ns) == []
+    assert time.monotonic_ns() - start >= min(due_ns, tick_ns)
+
+
+def test_where_something_is_always_due_everybody_is_still_read(bench: Bench) -> None:
+    pairs = [bench.pair() for _ in range(20)]
+    for _, peer in pairs:
+        peer.send(b"x")
+    assert sorted(bench.reports(0)) == sorted((c.fd, READ) for c, _ in pairs)
+
+
+def test_a_descriptor_used_again_begins_with_nothing(bench: Bench) -> None:
+    reader, (connection, peer) = bench.reader, bench.pair()
+    peer.send(GOES_ON)
+    reader.wait(LATER, 0)
+    reader.leave(connection)
+    assert connection.exchange is not None
+    assert connection.exchange.data == GOES_ON
+    connection.exchange = Exchange()
+    reader.follow(connection)
+    peer.send(b"new")
+    bench.reports()
+    assert bench.collected(connection) == (b"new", [3])
+
+
+def test_descriptors_far_apart_are_told_apart(bench: Bench) -> None:
+    near, far = bench.pair(), bench.pair(900)
+    for connection, peer in (near, far):
+        peer.send(b"%d" % connection.fd)
+    assert sorted(bench.reports()) == [(near[0].fd, READ), (900, READ)]
+    assert bench.collected(far[0]) == (b"900", [3])
+
+
+# Pieces of a reply as no server would choose them.
+
+PARTS = [b"data: 1\n\n", b"x", b"\n\n\r\n", b"0\r\n\r\n", b"data: \r\n\r\n", b"y" * 300]
+TAILS = [b"0\r\n\r\n", b"0\r\nX: 1\r\n\r\n", b"0\r\n\r\nmore", b"5\r\nab", b"zz\r\n", b""]
+
+
+@given(
+    st.lists(st.sampled_from(PARTS), max_size=8),
+    st.sampled_from(TAILS),
+    st.lists(st.integers(1, 80), max_size=40),
+    st.booleans(),
+)
+def test_any_split_of_any_reply_makes_the_same_exchange_with_both(
+    events: list[bytes], tail: bytes, sizes: list[int], closes: bool
+) -> None:
+    reply = STREAM_HEAD + b"".join(map(chunk, events)) + tail
+    cuts = [0, *accumulate(sizes), len(reply)]
+    pieces = [reply[start:end] for start, end in pairwise(cuts) if reply[start:end]]
+    found = []
+    for name in ("python", "compiled"):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            use_reader(name, monkeypatch)
+            found.append(exchanged(pieces, closes))
+    assert found[0] == found[1]
+    assert b"".join(pieces).startswith(found[0].data)
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """All of an exchange but its stamps, and what the wire made of its connection."""
+
+    data: bytes
+    lengths: list[int]
+    n_reads: int
+    failure: str | None
+    detail: str | None
+    is_closed: bool
+    is_reused: bool
+
+
+def exchanged(pieces: list[bytes], closes: bool) -> Exchanged:
+    """What a wire makes of these pieces, each in a read of its own; its thread is ours."""
+    ended: list[Exchange] = []
+    wire = Wire([], ended.extend)
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    connection = Connection(ours, 0)
+    connection.connected_ns = 0
+    wire.pool.by_fd[connection.fd] = connection
+    wire._poller.register(connection.fd, IN)
+    exchange = Exchange()
+    wire.traffic._send(connection, exchange)
+
+    def one_pass() -> None:
+        for _, what in wire.reader.wait(LATER, 0):
+            wire._take(connection, what)
+
+    for piece in pieces:
+        if connection.exchange is exchange:
+            theirs.send(piece)
+            one_pass()
+    if closes and connection.exchange is exchange:
+        theirs.shutdown(socket.SHUT_WR)
+        one_pass()
+    wire._stop()
+    wire._closed = True
+    wire._run()
+    theirs.close()
+    assert ended == [exchange]
+    return Exchanged(
+        bytes(exchange.data),
+        [n for _, _, n in ROW.iter_unpack(exchange.reads)],
+        wire.n_reads,
+        exchange.failure,
+        exchange.detail,
+        exchange.closed_ns is not None,
+        connection.used,
+    )
