@@ -8,7 +8,7 @@ import resource
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,20 +43,37 @@ N_CLIMBS: Final = 3
 def certificate_for(load: Load) -> Certificate:
     """The certificate of this host for loads of this shape: the one that is kept, else a new, short one.
 
-    Only a clean one is kept: what a busy moment spoilt must not speak against later runs.
+    Only a clean one is kept: what a busy moment spoilt must not speak against later runs. Its limit is what
+    the last `burstline certify` found on this host, None where nobody asked.
     """
-    path = _kept_at(load)
+    path = _kept_at(_shape_of(load))
     try:
-        return Certificate.from_json(orjson.loads(path.read_bytes()))
+        found = Certificate.from_json(orjson.loads(path.read_bytes()))
     except (OSError, KeyError, TypeError, ValueError):
         found = certified(drill(load, SHORT_S))
-    if found.is_clean:
-        with suppress(OSError):  # a home that cannot be written to costs some seconds each time, no more
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".{os.getpid()}")
-            partial.write_bytes(orjson.dumps(found.to_json()))
-            partial.replace(path)
-    return found
+        if found.is_clean:
+            _keep(path, found.to_json())
+    return found if found.limit else replace(found, limit=_known_limit())
+
+
+def remember(found: Limit) -> None:
+    """Keep the limit for the certificates of later runs on this host."""
+    _keep(_kept_at("limit"), asdict(found))
+
+
+def _known_limit() -> Limit | None:
+    try:
+        return Limit(**orjson.loads(_kept_at("limit").read_bytes()))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _keep(path: Path, row: dict[str, Any]) -> None:
+    with suppress(OSError):  # a home that cannot be written to costs some seconds each time, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(orjson.dumps(row))
+        partial.replace(path)
 
 
 def certified(drill: Drill) -> Certificate:
@@ -167,9 +184,9 @@ def _pin(pids: Sequence[int | None], cores: Sequence[int]) -> None:
                 os.sched_setaffinity(pid, cores)
 
 
-def _kept_at(load: Load) -> Path:
+def _kept_at(what: object) -> Path:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    key = orjson.dumps([_host(), _shape_of(load), __version__], default=str, option=orjson.OPT_SORT_KEYS)
+    key = orjson.dumps([_host(), what, __version__], default=str, option=orjson.OPT_SORT_KEYS)
     return Path(home, "burstline", "certificates", f"{hashlib.sha256(key).hexdigest()[:32]}.json")
 
 

@@ -22,13 +22,14 @@ def run(args: argparse.Namespace) -> int:
     import orjson
 
     from burstline import exit_codes
-    from burstline.certification import certified, climbed
+    from burstline.certification import certified, climbed, remember
     from burstline.drill import drill
     from burstline.load import checked
 
     load = checked(wish_of(args))
     planned = drill(load, LONG_S)
-    found = replace(certified(planned), limit=climbed())
+    found = replace(certified(planned), limit=(limit := climbed()))
+    remember(limit)
     if args.json:
         print(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
     else:

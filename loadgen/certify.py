@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.columns import Columns, Floats
 from loadgen.job import DriveReport
-from loadgen.stats import Absent, Figure, measured
+from loadgen.stats import Absent, Estimate, Figure, measured
 from servers.truth.journal import Served
 from workloads import achieved
 
@@ -145,7 +145,15 @@ def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
     n = certificate.n_events
     found["certified_events_per_s"] = measured(certificate.events_per_s, "1/s", "too few events", n)
     found["certified_cpu_per_event_s"] = measured(certificate.cpu_per_event_s, "s", "no event arrived", n)
+    found["certified_limit_per_s"] = _published(certificate.limit)
     return found
+
+
+def _published(found: Limit | None) -> Figure:
+    if found is None:
+        return Absent("nobody looked how far this host can follow: `burstline certify` does")
+    whose = "the client's limit" if found.by == "client" else f"at least this: {found.by} ended the climb"
+    return Estimate(found.events_per_s, None, None, None, 1, "1/s", whose)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -215,7 +215,8 @@ def _dechunk(data: bytes, at: int) -> tuple[bytes, list[int], list[int], bool]:
 
 def _body_ends(read_ends: NDArray[np.int64], starts: list[int], filled: list[int]) -> NDArray[np.int64]:
     """How much of the body is there after each read. `filled[k]` and `filled[k + 1]` bound piece k."""
-    start, fill = np.array(starts), np.array(filled)
+    start, fill = np.array(starts, np.int64), np.array(filled, np.int64)
     piece = start.searchsorted(read_ends, side="right") - 1
     before = fill[piece]
-    return before + np.minimum(read_ends - start[piece], fill[piece + 1] - before)
+    there: NDArray[np.int64] = before + np.minimum(read_ends - start[piece], fill[piece + 1] - before)
+    return there

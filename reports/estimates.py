@@ -53,6 +53,7 @@ TITLES = {
     "steal_fraction": "CPU stolen by the hypervisor",
     "cpu_waiting_fraction": "Time some task waited for a CPU",
     "certified_events_per_s": "Certified at events",
+    "certified_limit_per_s": "ITL p99 within 5 % up to events",
     "throttled_fraction": "Time the client was throttled",
     "attainment": "Share of all planned requests",
     "planned_per_s": "Rate planned",

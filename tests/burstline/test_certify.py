@@ -155,6 +155,18 @@ def test_what_a_busy_moment_spoilt_and_what_is_torn_is_not_kept(
     assert orjson.loads(path.read_bytes())["n_events"] == 640
 
 
+def test_what_certify_finds_of_the_hosts_limit_stands_in_the_certificates_of_later_runs(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    counted(monkeypatch, replace(CLEAN, limit=None))
+    load, knee = checked(Wish(requests=50)), Limit(9_000.0, "client")
+    assert certificate_for(load).limit is None
+    monkeypatch.setattr(certification, "climbed", lambda: knee)
+    assert cli.main(["certify", "--requests", "10"]) == 0
+    assert "within 5% up to 9,000 events a second" in capfd.readouterr().out
+    assert certificate_for(load).limit == knee
+
+
 def test_a_home_that_cannot_be_written_to_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +206,7 @@ def test_a_certificate_is_told_with_whose_limit_it_was() -> None:
 
 
 def test_the_verb_prints_json_on_request_and_fails_where_it_is_not_clean(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     counted(monkeypatch, replace(CLEAN, n_unmatched=1))
     monkeypatch.setattr(certification, "climbed", lambda: Limit(1.0, "search"))

@@ -9,6 +9,7 @@ import pytest
 
 from loadgen.certify import (
     Certificate,
+    Limit,
     certificate,
     certificate_of,
     certified,
@@ -165,6 +166,42 @@ def test_the_limit_is_the_last_rung_that_the_client_followed() -> None:
     assert blurred.events_per_s == pytest.approx(1000, rel=0.1)
 
 
+def read_one_by_one(sent_s: np.ndarray, read_s: float) -> np.ndarray:
+    """When each token (a row a stream) is said to have come by a reader of which every read takes `read_s`.
+
+    On virtual time, as in the wire: round after round over the streams that have something; a read takes all
+    that is there, and the kernel's one stamp is that of the last.
+    """
+    n_streams, n_tok = sent_s.shape
+    said_s, done, now_s = np.empty_like(sent_s), [0] * n_streams, 0.0
+    next_s = sent_s[:, 0].copy()
+    while np.isfinite(next_s).any():
+        now_s = max(now_s, next_s.min())
+        for i in np.flatnonzero(next_s <= now_s):
+            now_s += read_s
+            begin, done[i] = done[i], int(np.searchsorted(sent_s[i], now_s, side="right"))
+            said_s[i, begin : done[i]] = sent_s[i, done[i] - 1]
+            next_s[i] = sent_s[i, done[i]] if done[i] < n_tok else np.inf
+    return said_s
+
+
+@pytest.mark.parametrize(
+    ("reads_per_s", "knee_per_s", "by"),
+    [(1500, 1000, "client"), (6000, 4000, "client"), (50_000, 8000, "search")],
+)
+def test_the_knee_is_found_where_the_reader_has_its_own(reads_per_s: int, knee_per_s: int, by: str) -> None:
+    """Ten streams climb from 1000 to 8000 events a second; a reader follows as many as it can read."""
+    rungs = [(1000.0 * 2**k, 20 * 2**k) for k in range(4)]
+    gaps_s = [10 / rate for rate, n_tok in rungs for _ in range(n_tok)]
+    sent_s = 0.2 + np.arange(10)[:, None] * 1e-3 + np.cumsum([0.0, *gaps_s[1:]])
+    said_s = read_one_by_one(sent_s, 1 / reads_per_s)
+    c = columns(*(ok(i, float(row[0]), np.diff(row).tolist()) for i, row in enumerate(said_s)))
+    rows = [served(i, (row * 1e9).round().astype(int).tolist()) for i, row in enumerate(sent_s)]
+    found = limit(c, rows, T0_NS, rungs)
+    assert found.by == by
+    assert found.events_per_s == pytest.approx(knee_per_s, rel=0.05)
+
+
 def test_where_no_stream_came_through_nothing_was_followed() -> None:
     c, _ = streams(10, [0.01] * 39, 0.0)
     assert limit(c, [], T0_NS, [(1000.0, 20), (2000.0, 20)]).events_per_s == 0
@@ -205,6 +242,18 @@ def test_every_headline_metric_carries_the_instruments_error() -> None:
     assert summary["metrics"]["ttft"]["instrument_error"]["point"] == pytest.approx(0.0015)
     assert summary["instrument"]["certified_ttft_bias_s"]["point"] == pytest.approx(0.0015)
     assert summary["instrument"]["certified_itl_p99_s"]["point"] == pytest.approx(0, abs=1e-9)
+
+
+def test_the_knee_is_published_among_the_summarys_figures_and_says_whose_it_is() -> None:
+    found = reported_late(0.0015)
+
+    def published(knee: Limit | None) -> dict:
+        return certified(replace(found, limit=knee))["certified_limit_per_s"].to_json()
+
+    assert published(Limit(9_000.0, "client"))["point"] == 9_000
+    assert "client" in published(Limit(9_000.0, "client"))["note"]
+    assert published(Limit(40_000.0, "truth server"))["note"].startswith("at least")
+    assert "burstline certify" in published(None)["absent"]
 
 
 def test_a_run_that_was_not_certified_says_why_and_one_older_than_certificates_says_nothing() -> None:
