@@ -88,6 +88,11 @@ def records_of(table: pa.Table) -> Iterator[Record]:
         yield Record(**row)
 
 
+def without_lists(records: pa.Table) -> pa.Table:
+    """The records without what they hold for each token."""
+    return records.drop_columns([field.name for field in records.schema if pa.types.is_list(field.type)])
+
+
 def telemetry_table(rows: Iterable[Row], t0_ns: int = 0) -> pa.Table:
     """One row per sampled value, in the order of time; `t0_ns` is taken off every `at_ns`."""
     rows = sorted(rows, key=lambda row: row.at_ns)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from reports import estimates, figures, series
+from reports import estimates, figures
 from reports.blocks import Block, Command, Folded, Note, Side
 from reports.numbers import count, number, scale_for
+from reports.shown import Shown
 from reports.tables import Cell, Column, Row, Table, table
 from reports.view import View
 
@@ -47,15 +48,19 @@ def requests(view: View) -> list[Block]:
     if c.ok.any():
         share = float(np.median(view.latency("ttft")[c.ok] / view.latency("e2e")[c.ok]))
         finding = f"{n:,} requests; for the median one, {share * 100:.0f} % of its time is queue and prefill."
-    slowest = np.argsort(-np.nan_to_num(view.latency("e2e"), nan=-1.0), kind="stable")
+    shown = view.shown
+    evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = figures.request_rows(
-        c, series.sending_order(c), "rows", "In the order of sending", finding, ALL_REQUESTS
+        c, shown.even, "rows", f"In the order of sending{evenly}", finding, ALL_REQUESTS
     )
-    slow = figures.request_rows(c, slowest, "rows-slow", "Slowest first", finding, ALL_REQUESTS)
-    listing = Folded(f"All {n:,} requests as a table", (_request_table(view),))
+    most = "Slowest first" if shown.all else f"The {len(shown.slowest):,} slowest of {n:,}"
+    slow = figures.request_rows(c, shown.slowest, "rows-slow", most, finding, ALL_REQUESTS)
+    many = f"All {n:,}" if shown.all else f"{len(shown.listed):,} of {n:,}"
+    listing = Folded(f"{many} requests as a table", (_request_table(view),))
     if sent is None or slow is None:
         return [Note("No request was sent and ended."), listing]
-    return [sent, Folded("The same, slowest first", (slow,)), listing]
+    slow_title = "The same, slowest first" if shown.all else most
+    return [sent, Folded(slow_title, (slow,)), listing]
 
 
 def _request_table(view: View) -> Table:
@@ -70,7 +75,7 @@ def _request_table(view: View) -> Table:
     ]
     titles += ["Prompt (tok)", "Output (tok)", "Finish"]
     rows = []
-    for k in series.sending_order(c):
+    for k in view.shown.listed:
         times = (c.due_s[k], (c.sent_s[k] - c.due_s[k]) * 1e3)
         spans = (values[k] / scale.divisor for values, scale in zip(latency, scales, strict=True))
         texts = [f"#{k}", outcomes[k], *map(_number, times), *map(_number, spans)]
@@ -78,12 +83,24 @@ def _request_table(view: View) -> Table:
         rows.append(Row(tuple(map(Cell, texts)), id=f"r{k}"))
     words = {0, 1, len(titles) - 1}
     return Table(
-        "Every planned request in the order of sending; ∞ stands for a failed one",
+        _listed(view.shown),
         tuple(Column(title, k not in words) for k, title in enumerate(titles)),
         tuple(rows),
         sortable=True,
         id=ALL_REQUESTS,
     )
+
+
+def _listed(shown: Shown) -> str:
+    """The caption of the table of requests: which are in it, and where the others are."""
+    said = "Every planned request in the order of sending"
+    if not shown.all:
+        said = (
+            f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
+            f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest and those named elsewhere"
+            " on this page; `burstline export` writes all of them as CSV and Parquet"
+        )
+    return f"{said}; ∞ stands for a failed one"
 
 
 def failures(view: View) -> list[Block]:
@@ -96,7 +113,7 @@ def failures(view: View) -> list[Block]:
         example = int(first["index"])
         rows.append([
             Cell(kind), Cell(MEANING.get(kind, "the server refused it")), count(kinds[kind]),
-            f"{kinds[kind] / len(records) * 100:.1f} %", Cell(f"#{example}", href=f"#r{example}"),
+            f"{kinds[kind] / len(records) * 100:.1f} %", Cell(f"#{example}", href=view.shown.href(example)),
             Cell(_words(first["error"])[:300], tone="wrap"),
         ])  # fmt: skip
     lost = len(records) - int(kinds.get("ok", 0))

@@ -8,17 +8,13 @@ import pandas as pd
 from loadgen.columns import columns_of
 from loadgen.metrics import METRICS
 from loadgen.rundir import Run
-from loadgen.tables import RECORDS
-
-LISTS = ("token_ns", "token_n", "read_lag_ns")
+from loadgen.tables import without_lists
 
 
 def records_csv(run: Run) -> bytes:
     """Every plain field of the records, and each request's latencies in seconds; empty where undefined."""
     c = columns_of(run.record_table)
-    frame = run.record_table.drop_columns([name for name in LISTS if name in RECORDS.names]).to_pandas(
-        integer_object_nulls=True
-    )
+    frame = without_lists(run.record_table).to_pandas(integer_object_nulls=True)
     latencies = {
         f"{name}_s": np.where(c.ok, metric.of(c), np.nan)
         for name, metric in METRICS.items()

@@ -76,8 +76,8 @@ class Hover:
     """Where an axis lies in the SVG, for reading values off the figure's own table.
 
     `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values
-    stand in the first column of the figure's table, "log" where it is logarithmic, or "y", which counts the
-    table's rows.
+    stand in the first column of the figure's table, "log" where it is logarithmic, or "y", which counts
+    the table's rows, or from 1 the figure's own `rows`.
     """
 
     axis: str
@@ -106,7 +106,8 @@ class Plot:
     """A figure of the page: what it shows, what was found in words, how to read it, and its numbers.
 
     `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
-    table elsewhere on the page where the figure has none of its own.
+    table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand
+    along the figure's y axis, from 1.
     """
 
     kind: ClassVar[str] = "plot"
@@ -116,6 +117,7 @@ class Plot:
     explained: str
     drawings: tuple[Drawing, ...]
     table: Table | str
+    rows: tuple[int, ...] = ()
 
 
 WIDE, NARROW = 960.0, 380.0

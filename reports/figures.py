@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
@@ -31,6 +31,8 @@ from reports.tables import Cell, Table, table
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
+MOST_POINTS = 2000
+"""Of longer series `outline` says which points are drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,22 +120,30 @@ def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Sca
     return table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
 
 
-def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> Plot | None:
+def drain(
+    ttft_s: Floats,
+    index: Ints,
+    slope_s: float | None,
+    finding: str,
+    href: Callable[[int], str] = "#r{}".format,
+) -> Plot | None:
     """TTFT in the order of sending, with the line of the slope; None where no first token came.
 
-    +inf is a failed request; `index` names each one's record.
+    +inf is a failed request; `index` names each one's record, `href` where that is listed.
     """
     kept = np.isfinite(ttft_s)
     if not kept.any():
         return None
     scale = scale_for("s", ttft_s.tolist())
     place, y = np.arange(1.0, len(ttft_s) + 1), ttft_s / scale.divisor
+    came, lost = np.flatnonzero(kept), np.flatnonzero(~kept)
+    came, lost = came[outline(y[came])], lost[evenly(len(lost), MOST_POINTS)]
     top, dot = float(y[kept].max()) * 1.06, len(place) * 2e-4
 
     def draw(name: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 345)
         # Very short strokes with round caps: a thousand points as one path.
-        dots = _segments(place[kept] - dot, place[kept] + dot, y[kept])
+        dots = _segments(place[came] - dot, place[came] + dot, y[came])
         panel.plot(
             *dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="one request"
         )
@@ -143,9 +153,14 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
             label = f"{duration(slope_s)} for each place"
             panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
         if not kept.all():
-            lost = place[~kept]
             panel.plot(
-                lost, np.full(len(lost), top), "x", color=BAD, markersize=5, label="failed", clip_on=False
+                place[lost],
+                np.full(len(lost), top),
+                "x",
+                color=BAD,
+                markersize=5,
+                label="failed",
+                clip_on=False,
             )
         panel.set_ylim(0, top)
         panel.set_xlim(0, len(place) + 1)
@@ -161,16 +176,40 @@ def drain(ttft_s: Floats, index: Ints, slope_s: float | None, finding: str) -> P
         "A straight line means a server that takes requests in at a steady rate: its slope is what each "
         "request ahead in the queue costs, the inverse of the prefill rate; steps are waves that wait for "
         "room in the batch or the KV cache, and points far from the line were served out of order. The "
-        "horizontal axis is the order in which requests left the client, not time.",
+        f"horizontal axis is the order in which requests left the client, not time.{_thinned(len(place))}",
         in_both_widths("drain", draw),
-        _drain_table(place, index, y, scale),
+        _drain_table(place, index, y, scale, href),
     )
 
 
-def _drain_table(place: Floats, index: Ints, ttft: Floats, scale: Scale) -> Table:
-    picked = np.unique(np.linspace(0, len(place) - 1, min(len(place), 41)).round().astype(int))
+def outline(y: Floats) -> Ints:
+    """Positions of the least, the middle and the greatest of each few neighbours, all where y is short."""
+    if len(y) <= MOST_POINTS:
+        return np.arange(len(y))
+    parts = np.array_split(np.arange(len(y)), MOST_POINTS // 3)
+    ranked = (part[np.argsort(y[part], kind="stable")] for part in parts)
+    return np.sort(np.concatenate([part[[0, len(part) // 2, -1]] for part in ranked]))
+
+
+def evenly(n: int, most: int) -> Ints:
+    """At most `most` of n positions, evenly spaced."""
+    found: Ints = np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(np.int64))
+    return found
+
+
+def _thinned(n: int) -> str:
+    if n <= MOST_POINTS:
+        return ""
+    return (
+        f" Of each {n / (MOST_POINTS // 3):.0f} neighbours among the {n:,} requests the least, the middle and"
+        " the greatest are drawn."
+    )
+
+
+def _drain_table(place: Floats, index: Ints, ttft: Floats, scale: Scale, href: Callable[[int], str]) -> Table:
+    picked = evenly(len(place), 41)
     rows: list[list[str | Cell]] = [
-        [count(place[k]), Cell(f"#{index[k]}", href=f"#r{index[k]}"), _finite(ttft[k])] for k in picked
+        [count(place[k]), Cell(f"#{index[k]}", href=href(int(index[k]))), _finite(ttft[k])] for k in picked
     ]
     columns = ["Place", "Request", f"TTFT ({scale.unit})"]
     return table(f"TTFT at {len(picked)} places in the queue", columns, rows, text=())
@@ -209,6 +248,7 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
         "are thinner than a pixel where there are many.",
         in_both_widths(name, draw),
         numbers,
+        tuple(order.tolist()),
     )
 
 

@@ -92,7 +92,7 @@ def _evidence(view: View) -> Table:
 
 def _evidence_row(view: View, key: str, p: str, estimate: Mapping[str, Any]) -> Row:
     around = nearest(view.counted(key), QUANTILES[p]) if is_per_request(key) and p in QUANTILES else []
-    links = [Cell(f"#{k}", href=f"#r{k}") for k in around]
+    links = [Cell(f"#{k}", href=view.shown.href(k)) for k in around]
     level = f"{estimate['level'] * 100:.0f} %" if estimate.get("level") else "–"
     return Row(
         (
@@ -176,7 +176,8 @@ def burst(view: View) -> list[Block]:
     group = view.summary.get("burst", {})
     slope_s = group.get("ttft_slope_s_per_request", {}).get("point")
     ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
-    plot = figures.drain(ttft_s[order], order, slope_s, _drain_finding(ttft_s[np.isfinite(ttft_s)], slope_s))
+    finding = _drain_finding(ttft_s[np.isfinite(ttft_s)], slope_s)
+    plot = figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
         return [Note("No request has a first token: there is nothing to drain.")]
     return [plot, group_table("The burst in numbers", group)] if group else [plot]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,11 +15,18 @@ from loadgen.columns import Columns, Floats, columns_of
 from loadgen.metrics import METRICS, latencies
 from loadgen.rundir import Run
 from loadgen.summary import summarize_run
+from loadgen.tables import without_lists
+from reports.estimates import HEADLINE, QUANTILES, is_per_request, nearest
+from reports.series import sending_order
+from reports.shown import Shown, shown_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class View:
-    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows."""
+    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows.
+
+    `records` lacks the lists of tokens, which `columns` has.
+    """
 
     name: str
     status: str
@@ -35,6 +44,20 @@ class View:
         """The same, NaN too for what was due in the warm-up: what the summary's numbers are made of."""
         due_s = self.columns.due_s
         return np.where(due_s < self.warm_up_end_s, np.nan, self.latency(metric)) if len(due_s) else due_s
+
+    @cached_property
+    def shown(self) -> Shown:
+        """Which requests the page shows one by one."""
+        slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
+        _, first_of_each_kind = np.unique(self.records["outcome"].to_numpy(dtype=str), return_index=True)
+        at_quantiles = (
+            nearest(self.counted(key), p)
+            for key in HEADLINE
+            if is_per_request(key)
+            for p in QUANTILES.values()
+        )
+        named = [*first_of_each_kind.tolist(), *chain.from_iterable(at_quantiles)]
+        return shown_of(sending_order(self.columns), slowest, named)
 
     @property
     def warm_up_end_s(self) -> float:
@@ -64,7 +87,7 @@ def view_of(run: Run) -> View:
         status=run.status,
         manifest=run.manifest,
         summary=summary_of(run),
-        records=run.records,
+        records=without_lists(run.record_table).to_pandas(),
         telemetry=telemetry,
         columns=columns_of(run.record_table),
     )

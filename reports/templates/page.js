@@ -63,7 +63,9 @@ for (const svg of document.querySelectorAll("svg[data-range]")) {
   const [start, end, first, last] = svg.dataset.range.split(",").map(Number);
   const horizontal = svg.dataset.axis === "x";
   const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
-  const rows = [...table.tBodies[0].rows].map((row, k) => [horizontal ? valueOf(row.cells[0]) : k, row]);
+  const named = figure.dataset.rows?.split(" ").map((k) => document.getElementById(`r${k}`));
+  const place = (row, k) => (horizontal ? valueOf(row.cells[0]) : named ? k + 1 : k);
+  const rows = (named ?? [...table.tBodies[0].rows]).map((row, k) => [place(row, k), row]);
   const readout = document.createElement("p");
   readout.className = "readout";
   svg.after(readout);

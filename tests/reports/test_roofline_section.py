@@ -1,6 +1,7 @@
 """The section on the hardware, from the summary's own `roofline`."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -74,9 +75,7 @@ def test_the_waterfall_goes_back_where_a_part_was_faster_than_predicted():
 def test_a_run_that_cannot_be_held_against_its_hardware_says_why(metal):
     view = view_of(metal)
     summary = {**view.summary, "roofline": {"absent": "name the device with --device"}}
-    (note,) = section(
-        type(view)(**{name: getattr(view, name) for name in view.__slots__} | {"summary": summary})
-    )
+    (note,) = section(replace(view, summary=summary))
     assert "--device" in note.text
 
 

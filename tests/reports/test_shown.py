@@ -1,0 +1,97 @@
+"""A page stays small however many requests a run has, says what it leaves out, and keeps its promises."""
+
+import re
+
+import numpy as np
+import pytest
+
+from reports import figures, shown
+from reports.page import render
+from reports.shown import shown_of
+from reports.view import view_of
+from tests.reports import synthetic
+from tests.reports.test_page import Page
+
+
+def test_a_small_run_is_shown_whole_and_a_large_one_in_parts():
+    sent, slowest = np.arange(5000)[::-1], np.roll(np.arange(5000), 7)
+    whole = shown_of(sent[-2000:], np.arange(2000), [])
+    assert whole.all
+    assert whole.listed.tolist() == sent[-2000:].tolist()
+    part = shown_of(sent, slowest, [17, 18])
+    assert not part.all
+    assert len(part.even) == len(part.slowest) == 1000
+    assert (part.even[0], part.even[-1]) == (4999, 0)
+    assert set(np.abs(np.diff(part.even)).tolist()) <= {5, 6}
+    assert part.listed.tolist() == sorted({*part.even, *part.slowest, 17, 18}, reverse=True)
+    assert (part.href(17), part.href(2000)) == ("#r17", "")
+
+
+def test_the_outline_of_many_points_keeps_both_ends_of_each_few():
+    y = np.random.default_rng(0).normal(size=20_000)
+    kept = figures.outline(y)
+    assert len(kept) <= figures.MOST_POINTS
+    assert (np.diff(kept) > 0).all()
+    for part in np.array_split(np.arange(20_000), figures.MOST_POINTS // 3):
+        inside = set(part.tolist()) & set(kept.tolist())
+        assert {int(part[y[part].argmin()]), int(part[y[part].argmax()])} <= inside
+    assert figures.outline(y[:2000]).tolist() == list(range(2000))
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """A thousand requests, thirty failed, on a page that shows at most a hundred whole."""
+    return synthetic.finished_run(tmp_path_factory.mktemp("crowded"), synthetic.records(n=1000, n_failed=30))
+
+
+@pytest.fixture(scope="module")
+def html(crowded):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shown, "ALL_UP_TO", 100)
+        patch.setattr(shown, "EACH", 60)
+        patch.setattr(figures, "MOST_POINTS", 90)
+        return render(crowded)
+
+
+def test_what_is_drawn_and_listed_is_bounded(crowded, html):
+    listed = re.findall(r'<tr id="r(\d+)">', html)
+    assert len(listed) <= 60 + 60 + 100
+    assert len(html) < len(render(crowded)) * 0.6
+    drains = re.findall(r'd="([^"]+)"[^>]*--c0', html.split('id="drain"')[1].split("</figure>")[0])
+    assert max(path.count("L") for path in drains) < 100
+
+
+def test_a_large_page_says_what_it_leaves_out(html):
+    assert "In the order of sending: 60 of 1,000, evenly spaced" in html
+    assert "The 60 slowest of 1,000" in html
+    assert re.search(r"\d+ of 1,000 planned requests in the order of sending: 60 evenly spaced, the 60", html)
+    assert "among the 1,000 requests the least, the middle and the greatest are drawn" in html
+
+
+def test_every_link_on_a_large_page_leads_somewhere(html):
+    page = Page(html)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    targets = {a["href"][1:] for a in page.all("a") if a.get("href", "").startswith("#")}
+    assert {target for target in targets if re.fullmatch(r"r\d+", target)}
+    assert targets <= set(ids)
+    rows = {f"r{k}" for a in page.all("figure") for k in a.get("data-rows", "").split()}
+    assert rows
+    assert rows <= set(ids)
+
+
+def test_each_number_and_each_kind_of_failure_keeps_its_evidence(crowded, html):
+    evidence = re.findall(r'<tr id="ev-(?:ttft|tpot|e2e)-p(?:50|90|95)">.*?</tr>', html, re.DOTALL)
+    assert len(evidence) == 9
+    assert all(row.count('href="#r') == 2 for row in evidence)
+    failures = html.split('id="failures"')[1].split("</section>")[0]
+    kinds = view_of(crowded).records["outcome"].nunique()
+    assert failures.count('href="#r') == kinds
+
+
+@pytest.mark.slow
+def test_the_page_of_20_000_requests_is_hardly_larger_than_that_of_2_000(tmp_path):
+    pages = [
+        render(synthetic.finished_run(tmp_path, synthetic.records(n=n, output_tok=4))) for n in (2000, 20_000)
+    ]
+    assert len(pages[1].encode()) < 1.2 * len(pages[0].encode()) < 3_000_000
