@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy import stats as sps
 
 from loadgen.blocks import block_length
-from loadgen.columns import Columns, Floats, Ints
+from loadgen.columns import Columns, Floats, Ints32
 from loadgen.metrics import Metric, latencies
 from loadgen.stats import LEVEL, Absent, Estimate, Figure, early_stopping_bound, label
 
@@ -37,20 +37,20 @@ class Timed:
     """
 
     value: Floats
-    weight: Floats
-    owner: Ints
+    weight: Ints32
+    owner: Ints32
     n_requests: int
 
 
 def timed(metric: Metric, c: Columns) -> Timed:
     """The metric's samples with their requests' places in time; what is undefined is left out."""
-    place = np.empty(len(c), dtype=np.int64)
+    place = np.empty(len(c), dtype=np.int32)
     place[np.argsort(c.due_s, kind="stable")] = np.arange(len(c))
     if metric.pooled is not None:
         samples = metric.pooled(c)
         value, weight, owner = samples.value, samples.weight, place[samples.owner]
     else:
-        value, weight, owner = latencies(metric, c), np.ones(len(c)), place
+        value, weight, owner = latencies(metric, c), np.ones(len(c), np.int32), place
     order = np.argsort(value, kind="stable")[: len(value) - int(np.isnan(value).sum())]  # NaN sorts last
     return Timed(value[order], weight[order], owner[order], len(c))
 

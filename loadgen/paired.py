@@ -1,62 +1,84 @@
-"""Two runs of the same plan held against each other: is one faster, are they the same, or can nobody tell?"""
+"""Two single runs of one plan held against each other, request by request."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-from scipy import stats as sps
 
+from loadgen.blocks import block_length
 from loadgen.columns import Floats, Ints
-from loadgen.stats import LEVEL, Absent, Estimate, interval
+from loadgen.contrast import Difference
+from loadgen.dependent import LEAST_BLOCKS, LONGER
+from loadgen.stats import Absent, early_stopping_floor, label
 
-MARGIN = 0.03
-N_DRAWS = 2000
+N_DRAWS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """`ratio` is b over a. `p` is two-sided, for no difference; `equivalent`: within the margin, by TOST.
+def paired_percentiles(
+    a: Floats, b: Floats, ps: Sequence[float], rng: np.random.Generator
+) -> dict[float, Difference | Absent]:
+    """The percentiles `ps` of b over those of a; request k of both is the same, in the order of time.
 
-    `detectable` is the relative difference that a comparison of this size finds four times out of five.
+    +inf is a failed request, NaN in either leaves the pair out. Runs of neighbouring pairs are resampled
+    together: what makes a request long makes it long in both, what slows a server slows neighbours.
     """
+    known = ~(np.isnan(a) | np.isnan(b))
+    a, b = a[known], b[known]
+    n = len(a)
+    enough = [p for p in ps if n >= early_stopping_floor(p)]
+    found: dict[float, Difference | Absent] = {
+        p: Absent(f"{label(p)} needs {early_stopping_floor(p):,} pairs of requests, there are {n:,}")
+        for p in ps
+    }
+    if not enough:
+        return found
+    block = _block(a, b)
+    draws = np.array([_log_ratios(a[k], b[k], enough) for k in moving_blocks(n, block, _n_draws(n), rng)])
+    for p, point, drawn in zip(enough, _log_ratios(a, b, enough), draws.T, strict=True):
+        found[p] = _difference(point, drawn, n, n / block)
+    return found
 
-    ratio: Estimate
-    p: float
-    equivalent: bool
-    detectable: float
+
+def _block(a: Floats, b: Floats) -> int:
+    """How many neighbours stay together: as the ratios of the pairs depend on each other, failures apart."""
+    both = np.isfinite(a) & np.isfinite(b) & (a > 0) & (b > 0)
+    n = len(a)
+    longest = max(1, n // LEAST_BLOCKS)
+    return min(LONGER * block_length(np.log(b[both] / a[both])), longest) if both.any() else longest
 
 
-def compare_means(
-    a: Floats, b: Floats, block: int, rng: np.random.Generator, margin: float = MARGIN
-) -> Comparison | Absent:
-    """The ratio of two means, pair by pair (the same request, or the same block of time, under both).
+def _n_draws(n: int) -> int:
+    return int(np.clip(5_000_000 // n, 200, N_DRAWS))
 
-    Moving blocks of `block` successive pairs are resampled together, so that neighbours stay neighbours.
-    Equivalence is that the 90 % interval lies within 1/(1 + margin) .. 1 + margin (Schuirmann 1987).
-    """
-    both = np.isfinite(a) & np.isfinite(b)
-    n = int(both.sum())
-    if n < 2 * block or n < 8:
-        return Absent(f"a comparison needs 8 pairs and two blocks of {block}, there are {n} pairs")
-    a, b = a[both], b[both]
-    if a.min() <= 0 or b.min() <= 0:
-        return Absent("a ratio needs values above 0")
-    drawn = moving_blocks(n, block, N_DRAWS, rng)
-    logs = np.log(b[drawn].mean(axis=1) / a[drawn].mean(axis=1))
-    point = math.log(b.mean() / a.mean())
-    error = float(logs.std(ddof=1))
-    low, high = (math.exp(bound) for bound in interval(logs))
-    inner_low, inner_high = interval(logs, 0.90)
-    bound = math.log1p(margin)
-    return Comparison(
-        ratio=Estimate(math.exp(point), low, high, LEVEL, n, "1", f"moving blocks of {block} pairs"),
-        p=float(2 * sps.norm.sf(abs(point) / error)) if error else float(point == 0),
-        equivalent=-bound < inner_low and inner_high < bound,
-        detectable=math.expm1((sps.norm.ppf(0.975) + sps.norm.ppf(0.8)) * error),
-    )
+
+def _log_ratios(a: Floats, b: Floats, ps: Sequence[float]) -> list[float]:
+    """log(quantile of b / quantile of a) for each of `ps`; NaN where either lies among failures or is 0."""
+    ratios = []
+    for p in ps:
+        low, high = (_quantile(values, p) for values in (a, b))
+        known = 0 < low < math.inf and 0 < high < math.inf
+        ratios.append(math.log(high / low) if known else math.nan)
+    return ratios
+
+
+def _quantile(values: Floats, p: float) -> float:
+    """Linear interpolation as numpy's; +inf where the next rank up is a failure."""
+    at = (len(values) - 1) * p
+    below, above = math.floor(at), math.ceil(at)
+    parted = np.partition(values, [below, above])
+    low, high = float(parted[below]), float(parted[above])
+    return low if low == high else low + (at - below) * (high - low)
+
+
+def _difference(point: float, drawn: Floats, n: int, n_blocks: float) -> Difference | Absent:
+    if not math.isfinite(point) or not np.isfinite(drawn).all():
+        return Absent("so many requests failed, which count as infinitely late, that it may lie among them")
+    error = float(drawn.std(ddof=1)) * math.sqrt(n_blocks / (n_blocks - 1))
+    note = f"one run each, {n:,} pairs of requests: how far runs of one system lie apart is not known"
+    return Difference(point, error, n_blocks - 1, None, (1, 1), n, note)
 
 
 def moving_blocks(n: int, block: int, n_draws: int, rng: np.random.Generator) -> Ints:
@@ -64,24 +86,3 @@ def moving_blocks(n: int, block: int, n_draws: int, rng: np.random.Generator) ->
     n_blocks = -(-n // block)
     starts = rng.integers(0, n - block + 1, (n_draws, n_blocks, 1))
     return (starts + np.arange(block)).reshape(n_draws, -1)[:, :n]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values adjusted for there being several (Holm 1979), in their own order."""
-    order = np.argsort(p_values)
-    factors = np.arange(len(p_values), 0, -1)
-    raised = np.maximum.accumulate(np.asarray(p_values, dtype=float)[order] * factors)
-    adjusted = np.empty(len(p_values))
-    adjusted[order] = np.minimum(raised, 1.0)
-    return [float(p) for p in adjusted]
-
-
-def survival(times_s: Floats, ended: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[Floats, Floats]:
-    """When requests end, where some still ran when we stopped looking (Kaplan and Meier 1958).
-
-    `times_s` is how long each was seen, `ended` whether it ended then. Returns the moments of ends,
-    ascending, and the share that still ran after each.
-    """
-    moments, ends = np.unique(times_s[ended], return_counts=True)
-    at_risk = len(times_s) - np.searchsorted(np.sort(times_s), moments, side="left")
-    return moments, np.cumprod(1 - ends / at_risk, dtype=np.float64)

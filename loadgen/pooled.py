@@ -103,7 +103,7 @@ def _resampled_quantiles(
         total = float(times @ group_weights)
         for k, (p, near) in enumerate(zip(ps, windows, strict=True)):
             cumulated = times @ near.below + np.cumsum(times[near.members] * near.weights)
-            row[k] = _quantile(near.values, cumulated, total, p)
+            row[k] = weighted_quantile(near.values, cumulated, total, p)
     return draws
 
 
@@ -119,7 +119,7 @@ def _window(values: Floats, weights: Weights, members: NDArray[np.int32], p: flo
     return _Window(values[near], weights[near], members[near], below)
 
 
-def _quantile(ordered: Floats, cumulated: Floats, total: float, p: float) -> float:
+def weighted_quantile(ordered: Floats, cumulated: Floats, total: float, p: float) -> float:
     """The weighted quantile as numpy interpolates it, each value standing as often as its weight says."""
     rank = (total - 1) * p
     below = math.floor(rank + 1e-9)
@@ -137,7 +137,7 @@ def _pooled_figure(values: Floats, weights: Weights, p: float, draws: Floats, un
     total, floor = int(weights.sum()), early_stopping_floor(p)
     if total < floor:
         return Absent(f"{label(p)} needs {floor:,} samples, there are {total:,}")
-    point = _quantile(values, np.cumsum(weights, dtype=np.float64), total, p)
+    point = weighted_quantile(values, np.cumsum(weights, dtype=np.float64), total, p)
     if math.isinf(point):
         share = weights[np.isinf(values)].sum() / total
         return Absent(

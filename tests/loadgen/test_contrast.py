@@ -1,0 +1,231 @@
+"""Different, the same, or nobody can tell: how often each is said of systems whose difference is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from loadgen.contrast import (
+    ASSUMED_NOISE,
+    Answer,
+    Contrast,
+    Difference,
+    between_estimates,
+    between_runs,
+    holm,
+    judged,
+)
+from loadgen.stats import Absent, Estimate
+
+N_NUMBERS = 6
+SLACK = 67
+"""Of 1,000 pairs 50 may be called different at 5 %; 67 is what chance alone exceeds once in a hundred."""
+
+
+def runs(k, random, *, ratio=1.0, noise=0.02):
+    """Six numbers of each of k runs that differ from run to run, and mostly together."""
+    shared, own = random.normal(size=(k, 1)), random.normal(size=(k, N_NUMBERS))
+    return ratio * np.exp(noise * (math.sqrt(0.7) * shared + math.sqrt(0.3) * own))
+
+
+def against(a, b, **how):
+    return judged({str(i): between_runs(a[:, i], b[:, i], **how) for i in range(a.shape[1])})
+
+
+def share(answer, contrasts):
+    found = [each.answer for each in contrasts]
+    return found.count(answer) / len(found)
+
+
+def simulated(k, ratio, noise, n_pairs, *, drift=0.0, interleaved=False, k_b=None):
+    """All contrasts of each of `n_pairs` simulated comparisons."""
+    random = np.random.default_rng(17)
+    found = []
+    for _ in range(n_pairs):
+        a, b = runs(k, random, noise=noise), runs(k_b or k, random, ratio=ratio, noise=noise)
+        heat = np.exp(drift * np.arange(max(k, k_b or k)))[:, None]
+        contrasts = against(a * heat[:k], b * heat[: k_b or k], interleaved=interleaved)
+        found.append(list(contrasts.values()))
+    return found
+
+
+def n_false_alarms(found):
+    return sum(any(each.answer == Answer.DIFFERENT for each in contrasts) for contrasts in found)
+
+
+def flat(found):
+    return [each for contrasts in found for each in contrasts]
+
+
+def test_a_tenth_more_is_different_where_runs_agree_to_a_hundredth():
+    random = np.random.default_rng(0)
+    found = against(runs(5, random, noise=0.01), runs(5, random, ratio=1.1, noise=0.01))["0"]
+    assert found.answer == Answer.DIFFERENT
+    assert 1.05 < found.ratio.low < 1.1 < found.ratio.high < 1.15
+    assert found.more_runs is None
+    assert found.detectable < 0.05
+
+
+def test_equal_systems_whose_runs_agree_are_the_same_within_three_percent():
+    random = np.random.default_rng(1)
+    found = against(runs(5, random, noise=0.005), runs(5, random, noise=0.005)).values()
+    assert {each.answer for each in found} == {Answer.SAME}
+
+
+def test_a_difference_of_one_percent_is_the_same_however_sure_it_is():
+    a = np.array([1.0, 1.0001, 0.9999])
+    found = judged({"x": between_runs(a, 1.01 * a)})["x"]
+    assert found.p < 0.001
+    assert found.answer == Answer.SAME
+
+
+def test_where_runs_scatter_nobody_can_tell_and_it_says_what_would_be_found_and_how_many_runs_would_tell():
+    found = judged({"x": between_runs(np.array([1.0, 1.1, 0.9]), np.array([1.1, 1.25, 1.0]))})["x"]
+    assert found.answer == Answer.CANNOT_TELL
+    assert found.detectable > 0.3
+    assert found.more_runs > 3
+    assert found.noise > 0.3
+
+
+def test_as_many_runs_as_were_said_to_tell_do_tell_four_times_out_of_five():
+    first = Difference(math.log(1.1), 0.06 * math.sqrt(2 / 3), 4, 0.06, (3, 3), 6, "")
+    (contrast,) = judged({"x": first}).values()
+    assert contrast.more_runs is not None
+    k, random, told = 3 + contrast.more_runs, np.random.default_rng(3), 0
+    for _ in range(300):
+        a, b = np.exp(0.06 * random.normal(size=(2, k))) * [[1.0], [1.1]]
+        told += judged({"x": between_runs(a, b)})["x"].answer == Answer.DIFFERENT
+    assert 0.72 <= told / 300 <= 0.90
+
+
+@pytest.mark.parametrize(("n_a", "n_b"), [(1, 1), (1, 2), (2, 1)])
+def test_too_few_runs_say_nothing_of_how_runs_scatter(n_a, n_b):
+    assert isinstance(between_runs(np.ones(n_a), np.ones(n_b)), Absent)
+
+
+@pytest.mark.parametrize(("n_a", "n_b", "freedom"), [(3, 1, 2), (2, 2, 2), (4, 2, 4)])
+def test_a_side_with_fewer_than_three_runs_borrows_the_others_scatter(n_a, n_b, freedom):
+    found = between_runs(np.linspace(1, 1.1, n_a), np.linspace(1, 1.1, n_b) if n_b > 1 else np.ones(1))
+    assert found.freedom == freedom
+    assert "taken to scatter alike" in found.note
+
+
+def test_pairing_takes_out_what_drifts_for_both():
+    heat = np.exp(0.1 * np.arange(6))
+    noise = np.exp(0.005 * np.random.default_rng(4).normal(size=(2, 6)))
+    alone = between_runs(heat * noise[0], 1.05 * heat * noise[1])
+    paired = between_runs(heat * noise[0], 1.05 * heat * noise[1], interleaved=True)
+    assert paired.error < alone.error / 5
+    assert paired.freedom == 5
+
+
+def test_readings_that_never_vary_differ_or_are_the_same():
+    a = np.full(3, 7.0)
+    assert judged({"x": between_runs(a, 2 * a)})["x"].answer == Answer.DIFFERENT
+    assert judged({"x": between_runs(a, a)})["x"].answer == Answer.SAME
+
+
+@pytest.mark.parametrize("k", [3, 6])
+def test_two_runs_of_one_system_exceed_the_noise_floor_once_in_twenty(k):
+    random, exceeded = np.random.default_rng(3), 0
+    for _ in range(500):
+        scattered = np.exp(0.05 * random.normal(size=(2, k)))
+        floor = judged({"x": between_runs(*scattered)})["x"].noise
+        assert floor is not None
+        a, b = np.exp(0.05 * random.normal(size=2))
+        exceeded += max(a / b, b / a) - 1 > floor
+    assert exceeded / 500 == pytest.approx(0.05, abs=0.03)
+
+
+def test_values_of_zero_have_no_ratio():
+    assert isinstance(between_runs(np.array([0.0, 1, 1]), np.ones(3)), Absent)
+
+
+# ---- one run each
+
+
+def single(ratio, error=0.001):
+    a = Estimate(1.0, math.exp(-1.96 * error), math.exp(1.96 * error), 0.95, 100, "s")
+    b = Estimate(ratio, ratio * math.exp(-1.96 * error), ratio * math.exp(1.96 * error), 0.95, 100, "s")
+    return judged({"x": between_estimates(a, b)})["x"]
+
+
+def test_one_run_each_is_different_only_beyond_what_runs_are_assumed_to_differ_by():
+    assert single(1 + ASSUMED_NOISE + 0.02).answer == Answer.DIFFERENT
+    assert single(1 / (1 + ASSUMED_NOISE + 0.02)).answer == Answer.DIFFERENT
+    near = single(1 + ASSUMED_NOISE - 0.01)
+    assert near.answer == Answer.CANNOT_TELL
+    assert near.more_runs == 2
+    assert near.noise is None
+    assert near.detectable > ASSUMED_NOISE
+
+
+def test_one_run_each_is_never_the_same_however_much_they_agree():
+    assert single(1.0, error=1e-6).answer == Answer.CANNOT_TELL
+
+
+def test_a_number_without_an_interval_proves_nothing_by_itself():
+    assert isinstance(between_estimates(*[Estimate(1.0, None, None, None, 1, "bytes")] * 2), Absent)
+
+
+# ---- several numbers
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+
+
+def test_what_is_absent_is_no_test_and_costs_the_others_nothing():
+    a, b = np.array([1.0, 1.01, 0.99]), np.array([1.1, 1.11, 1.09])
+    alone = judged({"x": between_runs(a, b)})["x"]
+    beside = judged({"x": between_runs(a, b), "y": Absent("why")})
+    assert isinstance(alone, Contrast)
+    assert beside["x"] == alone
+    assert beside["y"] == Absent("why")
+
+
+# ---- by simulation
+
+
+def test_equal_systems_are_rarely_called_different():
+    assert n_false_alarms(simulated(3, 1.0, 0.03, 60)) <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("k", "noise", "how"),
+    [
+        (3, 0.02, {}),
+        (5, 0.05, {}),
+        (5, 0.05, {"interleaved": True}),
+        (5, 0.03, {"interleaved": True, "drift": 0.02}),
+        (5, 0.03, {"drift": 0.02}),
+        (3, 0.03, {"k_b": 1}),
+        (3, 0.03, {"k_b": 6}),
+    ],
+)
+def test_of_1000_pairs_of_equal_systems_at_most_67_are_called_different_in_any_number(k, noise, how):
+    alarms = n_false_alarms(simulated(k, 1.0, noise, 1000, **how))
+    print(f"{k} runs of {noise:.0%} noise, {how}: {alarms} of 1,000 pairs")
+    assert alarms <= SLACK
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("k", "noise", "least"), [(3, 0.01, 0.95), (5, 0.02, 0.95), (5, 0.03, 0.7), (8, 0.05, 0.6)]
+)
+def test_a_tenth_more_is_found(k, noise, least):
+    power = share(Answer.DIFFERENT, flat(simulated(k, 1.1, noise, 300)))
+    print(f"{k} runs of {noise:.0%} noise: 10 % found in {power:.0%}")
+    assert power >= least
+
+
+@pytest.mark.slow
+def test_same_is_said_of_equal_systems_with_enough_runs_and_rarely_of_those_that_differ_by_the_margin():
+    equal, apart = (flat(simulated(5, ratio, 0.01, 500)) for ratio in (1.0, 1.03))
+    print(
+        f"same: {share(Answer.SAME, equal):.0%} of equal ones, {share(Answer.SAME, apart):.1%} at the margin"
+    )
+    assert share(Answer.SAME, equal) >= 0.9
+    assert share(Answer.SAME, apart) <= 0.06
