@@ -38,11 +38,12 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Something to copy."""
+    """Something to copy; `aligned` text keeps its lines, others may be broken."""
 
     kind: ClassVar[str] = "command"
     caption: str
     text: str
+    aligned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
