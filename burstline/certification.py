@@ -23,6 +23,7 @@ from burstline.load import Load, job_of
 from burstline.vocabulary import ASSUMED
 from loadgen.certify import Certificate, Limit, certificate, limit
 from loadgen.columns import Columns, columns_of
+from loadgen.compiled import reader_name
 from loadgen.decode import decoded_batches, with_cancelled
 from loadgen.job import DriveReport
 from loadgen.process import ensure_fd_limit
@@ -192,7 +193,8 @@ def _kept_at(what: object) -> Path:
 
 def _host() -> dict[str, Any]:
     host = machine.facts()["host"]
-    return {name: host[name] for name in ("platform", "cpu", "cores", "cores_allowed", "memory_bytes")}
+    names = ("platform", "cpu", "cores", "cores_allowed", "memory_bytes")
+    return {"reader": reader_name(), **{name: host[name] for name in names}}
 
 
 def _shape_of(load: Load) -> dict[str, Any]:

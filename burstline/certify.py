@@ -62,7 +62,10 @@ def _lines(title: str, notes: tuple[str, ...], found: Certificate) -> Iterator[s
     else:
         yield "Read lag        not known: the kernel stamped nothing"
     if found.cpu_per_event_s is not None:
-        yield f"Client CPU      {found.cpu_per_event_s * 1e6:.1f} us an event, requests and captures included"
+        yield (
+            f"Client CPU      {found.cpu_per_event_s * 1e6:.1f} us an event with the {found.reader} reader, "
+            "requests and captures included"
+        )
     if found.server_late_p99_s is not None:
         yield (
             f"Truth server    sent up to {found.server_late_p99_s * 1e3:.2f} ms late at p99; "

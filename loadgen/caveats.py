@@ -10,12 +10,15 @@ from loadgen.stats import Absent, Figure
 from loadgen.verdict import Reason
 
 NOTABLE = 0.01
+BEYOND = 1.1
+"""So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
 
 def caveats(
     counts: Mapping[str, int],
     lengths: Mapping[str, Any],
     conserved: Mapping[str, Figure],
+    instrument: Mapping[str, Figure],
     certificate: Certificate | Absent | None = None,
 ) -> tuple[Reason, ...]:
     """Every caveat that applies, out of the summary's own sections."""
@@ -26,6 +29,7 @@ def caveats(
         _cached(_point(lengths["cached_fraction"])),
         _conservation(_point(conserved["output_residual"])),
         _uncertified(certificate),
+        _beyond_certified(instrument),
     )
     return tuple(reason for reason in found if reason is not None)
 
@@ -74,6 +78,17 @@ def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
         return None
     text = f"The instrument was not certified before this run: {certificate.reason}."
     return Reason("not-certified", text, "Its own watch during the run is all that speaks for it.")
+
+
+def _beyond_certified(instrument: Mapping[str, Figure]) -> Reason | None:
+    names = ("certified_events_per_s", "certified_limit_per_s")
+    highest = max((_point(instrument[name]) for name in names if name in instrument), default=0.0)
+    peak = _point(instrument["peak_events_per_s"])
+    if not highest or peak <= BEYOND * highest:
+        return None
+    text = f"Up to {peak:,.0f} events came in a second; the instrument is certified up to {highest:,.0f}."
+    advice = "How far it can follow here, `burstline certify` finds out; --workers shares the load out."
+    return Reason("beyond-certified", text, advice)
 
 
 def _point(figure: Figure) -> float:

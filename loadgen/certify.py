@@ -78,7 +78,8 @@ class Certificate:
     which tokens came. `server_late_p99_s` is the truth server's own lateness against its script: part of the
     record, but of no error, which counts from when each event was really sent. `n_unmatched` requests failed
     or brought another number of events than were sent. `others_cpu_fraction` is what processes other than
-    client and truth server took of the machine's CPU meanwhile; None where that is not known.
+    client and truth server took of the machine's CPU meanwhile; None where that is not known. `reader` is the one
+    that the drivers used, "compiled" or "python".
     """
 
     errors: Mapping[str, MetricError]
@@ -94,6 +95,7 @@ class Certificate:
     server_late_p99_s: float | None
     others_cpu_fraction: float | None = None
     limit: Limit | None = None
+    reader: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -203,6 +205,7 @@ def certificate(
         cpu_per_event_s=sum(report.cpu_s for report in reports) / n_events if n_events else None,
         server_late_p99_s=_quantile(np.concatenate([[], *late_ns]) / 1e9, 0.99),
         others_cpu_fraction=others_cpu_fraction,
+        reader=" and ".join(sorted({report.reader for report in reports})) or None,
     )
 
 

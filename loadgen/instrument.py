@@ -14,6 +14,8 @@ from loadgen.watched import Watched
 NOT_SENT = "no request was sent"
 NO_STAMP = "the kernel stamped no read (TLS, or no Linux)"
 NO_REPORT = "no driver reported on itself"
+PEAK_S = 1.0
+"""Over how long the peak event rate is taken: an engine's steps, many a second, come in lumps."""
 
 
 def instrument(
@@ -24,7 +26,7 @@ def instrument(
     `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
     leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is how long after
     the kernel our code had an event; it is already taken out of every time. `read_error_*` bounds what cannot
-    be taken out.
+    be taken out. `compiled_reader` is the share of drivers that had it.
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
     lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
@@ -33,6 +35,7 @@ def instrument(
     max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
     error_s = read_error_s(c, max_pass_s)
     n = len(sent_s)
+    peak = _most_in(PEAK_S, c.event_s) / PEAK_S if len(c.event_s) else None
     return {
         "send_spread_s": measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
@@ -42,6 +45,13 @@ def instrument(
             float(stamped.mean()) if len(stamped) else None, "1", "no token arrived", len(stamped)
         ),
         "max_pass_s": measured(max_pass_s, "s", NO_REPORT),
+        "peak_events_per_s": measured(peak, "1/s", "no token arrived", len(c.event_s)),
+        "compiled_reader": measured(
+            float(np.mean([report.reader == "compiled" for report in reports])) if reports else None,
+            "1",
+            NO_REPORT,
+            len(reports),
+        ),
         "client_cpu_s": _sum(reports, lambda report: report.cpu_s, "s"),
         "client_peak_bytes": _sum(reports, lambda report: report.peak_rss_bytes, "bytes"),
         "involuntary_switches": _sum(reports, lambda report: report.n_involuntary_switches, "switches"),
@@ -81,6 +91,12 @@ def read_error_s(c: Columns, max_pass_s: float | None) -> Floats:
     error_s[np.isinf(error_s)] = np.nan
     error_s[np.isnan(lag_s)] = longest_s
     return error_s
+
+
+def _most_in(window_s: float, at_s: Floats) -> int:
+    """How many at most came within any window so long."""
+    at_s = np.sort(at_s)
+    return int((np.searchsorted(at_s, at_s + window_s) - np.arange(len(at_s))).max())
 
 
 def _quantiles(name: str, values: Floats, absent: str) -> dict[str, Figure]:

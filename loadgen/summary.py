@@ -130,7 +130,9 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     }
     verdict = judge(
         _evidence(sections, context, steady),
-        caveats(sections["counts"], sections["lengths"], sections["conservation"], context.certificate),
+        caveats(
+            sections["counts"], sections["lengths"], sections["conservation"], client, context.certificate
+        ),
     )
     targets = [judged.to_json() for judged in judge_goals(context.goals, sections, c, verdict)]
     return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}

@@ -58,6 +58,7 @@ class Report:
 
     t0_ns = T0_NS
     cpu_s = 0.001
+    reader = "compiled"
 
 
 def columns(*records) -> Columns:
@@ -254,6 +255,21 @@ def test_the_knee_is_published_among_the_summarys_figures_and_says_whose_it_is()
     assert "client" in published(Limit(9_000.0, "client"))["note"]
     assert published(Limit(40_000.0, "truth server"))["note"].startswith("at least")
     assert "burstline certify" in published(None)["absent"]
+
+
+def test_a_run_with_more_events_a_second_than_were_certified_says_so() -> None:
+    found = reported_late(0.0)
+
+    def warned(certified_per_s: float, knee: Limit | None = None) -> list[str]:
+        summary = summary_with(replace(found, events_per_s=certified_per_s, limit=knee))
+        assert summary["instrument"]["peak_events_per_s"]["point"] == 400
+        return [w["text"] for w in summary["verdict"]["warnings"] if w["code"] == "beyond-certified"]
+
+    assert warned(300.0) == ["Up to 400 events came in a second; the instrument is certified up to 300."]
+    assert warned(390.0) == []
+    assert warned(300.0, Limit(350.0, "client")) != []
+    assert warned(300.0, Limit(40_000.0, "truth server")) == []
+    assert warned(300.0, Limit(0.0, "client")) != []
 
 
 def test_a_run_that_was_not_certified_says_why_and_one_older_than_certificates_says_nothing() -> None:
