@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from burstline.workers import Workers, n_drivers
 from loadgen.job import Job
 from servers.engine import Identity
 from workloads import arrivals
@@ -33,7 +34,7 @@ class Wish:
     duration_s: float | None = None
     concurrency: int | None = None
     max_rate: float | None = None
-    workers: int = 1
+    workers: Workers = 1
     seed: int = 0
     salt: str = "0"
     deadline_s: float = 600.0
@@ -115,7 +116,7 @@ def checked(wish: Wish) -> Load:
         arrivals=wanted,
         concurrency=wish.concurrency,
         max_rate_per_s=wish.max_rate,
-        n_workers=wish.workers,
+        n_workers=n_drivers(wish.workers, wanted.due_s(rng(wish.seed, "arrivals")), wish.concurrency),
         seed=wish.seed,
         salt=wish.salt,
         deadline_s=wish.deadline_s,
@@ -126,7 +127,7 @@ def _check_numbers(wish: Wish) -> None:
     at_least_one = (
         ("--requests", wish.requests),
         ("--concurrency", wish.concurrency),
-        ("--workers", wish.workers),
+        ("--workers", None if wish.workers == "auto" else wish.workers),
     )
     for flag, number in at_least_one:
         if number is not None and number < 1:

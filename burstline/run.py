@@ -4,7 +4,7 @@ import argparse
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from burstline.hardware import Hints
@@ -87,7 +87,17 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--deadline-s", type=float, default=600.0, help="per request, from when it was due (600)"
     )
-    group.add_argument("--workers", type=int, default=1, metavar="N", help="load driver processes (1)")
+    group.add_argument(
+        "--workers",
+        type=number_or_auto,
+        default=1,
+        metavar="N|auto",
+        help="load driver processes (1); auto: one for every 2,000 requests in flight, at most half the cores",
+    )
+
+
+def number_or_auto(text: str) -> int | Literal["auto"]:
+    return "auto" if text == "auto" else int(text)
 
 
 def add_arrivals(group: argparse._ArgumentGroup) -> None:

@@ -78,8 +78,8 @@ class Certificate:
     which tokens came. `server_late_p99_s` is the truth server's own lateness against its script: part of the
     record, but of no error, which counts from when each event was really sent. `n_unmatched` requests failed
     or brought another number of events than were sent. `others_cpu_fraction` is what processes other than
-    client and truth server took of the machine's CPU meanwhile; None where that is not known. `reader` is the one
-    that the drivers used, "compiled" or "python".
+    client and truth server took of the machine's CPU meanwhile; None where that is not known. `reader` is the
+    one that the drivers used, "compiled" or "python".
     """
 
     errors: Mapping[str, MetricError]

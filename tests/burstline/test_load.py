@@ -1,8 +1,12 @@
 """The load's flags, checked before anything is started."""
 
+import argparse
+from dataclasses import replace
+
 import pytest
 
 from burstline.load import Wish, checked
+from burstline.run import add_arrivals, add_load, wish_of
 from servers.engine import Identity
 from workloads.request import WorkloadError
 
@@ -44,6 +48,39 @@ def test_a_closed_loop_needs_no_more_connections_than_its_concurrency():
 def test_a_silly_wish_is_refused_with_the_flag_that_made_it(wish, words):
     with pytest.raises(WorkloadError, match=words):
         checked(wish)
+
+
+@pytest.mark.parametrize(
+    ("wish", "n_workers"),
+    [
+        (Wish(), 1),
+        (Wish(requests=2000), 1),
+        (Wish(requests=2001), 2),
+        (Wish(requests=100_000), 8),
+        (Wish(requests=100_000, concurrency=2000), 1),
+        (Wish(requests=100_000, concurrency=6000), 3),
+        (Wish(requests=10, concurrency=6000), 1),
+        (Wish(requests=100_000, rate=100), 1),
+        (Wish(requests=100_000, rate=500), 3),
+        (Wish(requests=50, rate=1), 1),
+    ],
+    ids=lambda x: checked(x).name if isinstance(x, Wish) else "",
+)
+def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(wish, n_workers, monkeypatch):
+    monkeypatch.setattr("burstline.workers._n_cores", lambda: 16)
+    assert checked(replace(wish, workers="auto")).n_workers == n_workers
+    monkeypatch.setattr("burstline.workers._n_cores", lambda: 1)
+    assert checked(replace(wish, workers="auto")).n_workers == 1
+
+
+def test_workers_are_a_number_or_auto():
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_load(parser)
+    add_arrivals(parser)
+    given = [["--workers", "auto"], ["--workers", "4"], []]
+    assert [wish_of(parser.parse_args(argv)).workers for argv in given] == ["auto", 4, 1]
+    with pytest.raises(argparse.ArgumentError):
+        parser.parse_args(["--workers", "many"])
 
 
 def test_a_request_beyond_the_models_limit_says_the_limit():
