@@ -92,7 +92,7 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         type=number_or_auto,
         default=1,
         metavar="N|auto",
-        help="load driver processes (1); auto: one for every 2,000 requests in flight, at most half the cores",
+        help="load driver processes (1); auto: one for 2,000 requests in flight, on half the cores at most",
     )
 
 
