@@ -29,7 +29,7 @@ def write_report(run: RunDir) -> dict[str, Any]:
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
     run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"])})
-    concluded = open_run(run.path)
-    run.save_report(render(concluded))
-    assert concluded.summary is not None
-    return concluded.summary
+    opened = open_run(run.path)
+    run.save_report(render(opened))
+    assert opened.summary is not None
+    return opened.summary

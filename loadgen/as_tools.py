@@ -78,8 +78,8 @@ def _ratio(above: Floats, below: Floats) -> Floats:
 def _chunk_gaps(c: Columns, ended: NDArray[np.bool_]) -> Floats:
     inner = np.zeros(len(c.event_s), dtype=bool)
     inner[1:] = c.owner[1:] == c.owner[:-1]
-    later = np.flatnonzero(inner & ended[c.owner])
-    return c.event_s[later] - c.event_s[later - 1]
+    inner &= ended[c.owner]
+    return (c.event_s[1:] - c.event_s[:-1])[inner[1:]]
 
 
 def _rates(tokens: Floats, n: int, start_s: float, end_s: float) -> tuple[float | Absent, float | Absent]:

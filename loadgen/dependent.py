@@ -48,11 +48,10 @@ def timed(metric: Metric, c: Columns) -> Timed:
     place[np.argsort(c.due_s, kind="stable")] = np.arange(len(c))
     if metric.pooled is not None:
         samples = metric.pooled(c)
-        value, weight, owner = samples.value, samples.weight, place[samples.owner]
-    else:
-        value, weight, owner = latencies(metric, c), np.ones(len(c), np.int32), place
+        return Timed(samples.value, samples.weight, place[samples.owner], len(c))
+    value = latencies(metric, c)
     order = np.argsort(value, kind="stable")[: len(value) - int(np.isnan(value).sum())]  # NaN sorts last
-    return Timed(value[order], weight[order], owner[order], len(c))
+    return Timed(value[order], np.ones(len(order), np.int32), place[order], len(c))
 
 
 def mean_in_time(mean: Figure, samples: Timed) -> Figure:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.columns import Columns, Floats, Ints, Ints32
+from loadgen.columns import Columns, Floats, Ints32
 
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
@@ -21,7 +22,7 @@ STALL_FACTOR: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One value per token or gap: sample i counts `weight[i]` times and is of request `owner[i]`."""
+    """One value per token or gap, ascending; value i counts `weight[i]` times, of request `owner[i]`."""
 
     value: Floats
     weight: Ints32
@@ -91,27 +92,27 @@ def ntpot(c: Columns) -> Floats:
 
 
 def icl(c: Columns) -> Samples:
-    gap_s, event = _gaps(c)
-    return _with_failures(c, gap_s, np.ones(len(gap_s), np.int32), c.owner[event])
+    gap_s, ends_one = _gaps(c)
+    return _samples(c, gap_s, np.ones(len(gap_s), np.int32), c.owner[ends_one])
 
 
 def itl(c: Columns) -> Samples:
     """The rate view: a gap before n tokens is n samples of a n-th of it."""
-    gap_s, event = _gaps(c, counted=True)
-    n = c.event_n[event]
-    return _with_failures(c, gap_s / n, n, c.owner[event])
+    gap_s, ends_one = _gaps(c, counted=True)
+    n = c.event_n[ends_one]
+    return _samples(c, gap_s / n, n, c.owner[ends_one])
 
 
 def itl_delivery(c: Columns) -> Samples:
     """The delivery view: the first token of an event waited the whole gap, the others not at all."""
-    gap_s, event = _gaps(c, counted=True)
-    n = c.event_n[event]
+    gap_s, ends_one = _gaps(c, counted=True)
+    n, owner = c.event_n[ends_one], c.owner[ends_one]
     with_more = n > 1
-    return _with_failures(
+    return _samples(
         c,
         np.concatenate([gap_s, np.zeros(with_more.sum())]),
         np.concatenate([np.ones(len(gap_s), np.int32), n[with_more] - 1]),
-        np.concatenate([c.owner[event], c.owner[event[with_more]]]),
+        np.concatenate([owner, owner[with_more]]),
     )
 
 
@@ -122,20 +123,22 @@ def latencies(metric: Metric, c: Columns) -> Floats:
     return values if metric.failures == "kept" else np.where(c.ok, values, np.inf)
 
 
-def _gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, Ints]:
-    """The gaps between successive events of each request that succeeded, and which event ends each.
+def _gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
+    """The gaps between successive events of each request that succeeded, and which events end one.
 
     `counted` leaves out requests of which nobody said how many tokens they brought.
     """
     use = c.ok & ~np.isnan(c.output_tok) if counted else c.ok
     inner = np.zeros(len(c.event_s), dtype=bool)
     inner[1:] = c.owner[1:] == c.owner[:-1]
-    event = np.flatnonzero(inner & use[c.owner])
-    return c.event_s[event] - c.event_s[event - 1], event
+    inner &= use[c.owner]
+    return (c.event_s[1:] - c.event_s[:-1])[inner[1:]], inner
 
 
-def _with_failures(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
-    """Adds the tokens that a failed request was planned to bring, infinitely late."""
+def _samples(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
+    """The samples of successes in order, then the tokens that failures were to bring, infinitely late."""
+    order = np.argsort(value, kind="stable")
+    value, weight, owner = value[order], weight[order], owner[order]
     failed = np.flatnonzero(~c.ok).astype(np.int32)
     if not len(failed):
         return Samples(value, weight, owner)

@@ -42,9 +42,10 @@ def pooled_percentiles(
     together, so an interval that took them for independent would be far too narrow; fewer than 11 groups
     give none.
     """
-    order = np.argsort(values, kind="stable")
     members, n_groups = _dense(groups)
-    values, weights, members = values[order], weights[order], members[order]
+    if (values[1:] < values[:-1]).any():
+        order = np.argsort(values, kind="stable")
+        values, weights, members = values[order], weights[order], members[order]
     draws = np.empty((0, len(ps)))
     if n_groups >= MIN_GROUPS:
         draws = _resampled_quantiles(values, weights, members, n_groups, ps, rng)

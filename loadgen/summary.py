@@ -20,7 +20,7 @@ from loadgen.goals import NO_CRITERION, Goal, attainment, good, judge_goals, par
 from loadgen.instrument import instrument
 from loadgen.job import DriveReport
 from loadgen.memory import memory
-from loadgen.metrics import METRICS, Metric, latencies
+from loadgen.metrics import METRICS, Metric, Samples, latencies
 from loadgen.pacing import pacing
 from loadgen.pooled import pooled_mean, pooled_percentiles
 from loadgen.rundir import SCHEMA, Run
@@ -162,10 +162,7 @@ def figures(metric: Metric, c: Columns, seed: int, steady: Steady | None = None)
         return dict.fromkeys([*map(label, QUANTILES), "mean"], totals.NO_SUCCESS)
     random = rng(seed, metric.title)
     if metric.pooled is not None:
-        samples = metric.pooled(c)
-        of = (samples.value, samples.weight, samples.owner)
-        quantiles = pooled_percentiles(*of, QUANTILES, metric.unit, random)
-        average = pooled_mean(*of, metric.unit, random)
+        quantiles, average = _pooled(metric.pooled(c), metric.unit, random)
     else:
         values = latencies(metric, c)
         if not np.isfinite(values).any():
@@ -178,6 +175,11 @@ def figures(metric: Metric, c: Columns, seed: int, steady: Steady | None = None)
         quantiles = {p: percentile_in_time(figure, in_time, p) for p, figure in quantiles.items()}
         average = mean_in_time(average, in_time)
     return {label(p): quantiles[p] for p in QUANTILES} | {"mean": average}
+
+
+def _pooled(samples: Samples, unit: str, random: np.random.Generator) -> tuple[dict[float, Figure], Figure]:
+    of = (samples.value, samples.weight, samples.owner)
+    return pooled_percentiles(*of, QUANTILES, unit, random), pooled_mean(*of, unit, random)
 
 
 def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]:
