@@ -105,7 +105,7 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
             missing.append(f"{slot['engine']}, {slot['cell']}, repeat {slot['repeat']}")
             continue
         href = f"{slot['id']}/{run.name}/report.html"
-        members.setdefault(slot["cell"], []).append(Member(slot["engine"], run, href))
+        members.setdefault(slot["cell"], []).append(Member(slot["engine"], run, href, slot["repeat"]))
     if not members:
         return None
     order = list(dict.fromkeys(slot["engine"] for slot in suite["slots"]))

@@ -138,11 +138,17 @@ def pooled_spread(groups: Sequence[Floats]) -> float:
 
 
 def judged(differences: Mapping[str, Difference | Absent]) -> dict[str, Contrast | Absent]:
-    """Every number's contrast; that any of equal ones is called different happens once in twenty (Holm)."""
+    """Every number's contrast; that any of equal ones is called different happens once in twenty (Holm).
+
+    Readings that never vary are no matter of chance, and none of the several.
+    """
     known = {name: each for name, each in differences.items() if isinstance(each, Difference)}
-    adjusted = dict(zip(known, holm([each.p for each in known.values()]), strict=True))
+    uncertain = {name: each.p for name, each in known.items() if each.error}
+    adjusted = dict(zip(uncertain, holm(list(uncertain.values())), strict=True))
     return {
-        name: each if isinstance(each, Absent) else _judged(each, adjusted[name], len(known))
+        name: each
+        if isinstance(each, Absent)
+        else _judged(each, adjusted.get(name, each.p), max(1, len(uncertain)))
         for name, each in differences.items()
     }
 

@@ -10,14 +10,16 @@ from loadgen.metrics import METRICS
 from loadgen.stats import Absent, Figure
 from loadgen.verdict import State
 from reports import tradeoff
-from reports.blocks import Block, Folded, Note, Side
+from reports.blocks import Block, Findings, Folded, Note, Side
+from reports.contrasts import to_json as contrast_json
 from reports.numbers import interval, point, scale_for
 from reports.overlay import EXPLAINED, overlay
 from reports.page import STATES, Banner, document
+from reports.side_by_side import findings, side_by_side
 from reports.sweeps import Sweep, sweeps_in
 from reports.tables import Cell as TableCell
-from reports.tables import Column, Row, Table, table
-from reports.versus import HEADLINES, Cell, Comparison, Headline, Node
+from reports.tables import Table, table
+from reports.versus import HEADLINES, TITLES, Cell, Comparison, Node
 
 SWEEP = "SWEEP"
 SENTENCES = {
@@ -26,7 +28,6 @@ SENTENCES = {
     ALONE: ("warn", "!", "There is one contender only: its runs are shown, and nothing is compared."),
     State.NOT_COMPARABLE: ("bad", "✕", "These runs cannot be held against each other: no ranking is shown."),
 }
-ARROWS = {"lower": "↓", "higher": "↑"}
 
 
 def render(comparison: Comparison) -> str:
@@ -116,7 +117,7 @@ def _of_sweep(
 
 def _numbers(cell: Cell, _: str) -> list[Block]:
     if cell.gate.comparable or cell.gate.state == ALONE:
-        return [side_by_side(cell)]
+        return [*_findings(cell), side_by_side(cell)]
     folded = Folded("Each engine's own numbers, which are no ranking", (side_by_side(cell),))
     if cell.gate.state != State.NOT_COMPARABLE:
         return [Note(f"Not all runs can be believed ({cell.gate.state}): nothing is ranked."), folded]
@@ -125,42 +126,9 @@ def _numbers(cell: Cell, _: str) -> list[Block]:
     return [_matched(cell), folded]
 
 
-def side_by_side(cell: Cell) -> Table:
-    """One row a number, one column a contender; what is best beyond doubt is marked."""
-    rows = tuple(_row(cell, headline) for headline in HEADLINES if _is_known(cell, headline))
-    columns = (Column("Number", numeric=False), Column("Unit", numeric=False), *map(Column, cell.labels))
-    n_runs = {len(views) for views in cell.views.values()}
-    shown = "95 % intervals" if n_runs == {1} else "all runs' 95 % intervals, above them the middle run"
-    notes = ["★ is best and its interval overlaps no other's; where nothing is marked, nothing is."]
-    if n_runs == {1}:
-        notes.append("One run each: another run may differ by more than these intervals say.")
-    return Table(
-        f"{cell.name or 'Side by side'}: in brackets {shown}",
-        columns,
-        rows,
-        notes=tuple(notes) if cell.gate.comparable else (),
-    )
-
-
-def _is_known(cell: Cell, headline: Headline) -> bool:
-    return any(cell.figure(label, headline)["point"] is not None for label in cell.labels)
-
-
-def _row(cell: Cell, headline: Headline) -> Row:
-    figures = {label: cell.figure(label, headline) for label in cell.labels}
-    known = [figure for figure in figures.values() if figure["point"] is not None]
-    scale = scale_for(known[0]["unit"], [figure["point"] for figure in known])
-    best = cell.best(headline)
-    values = []
-    for label, figure in figures.items():
-        if figure["point"] is None:
-            values.append(TableCell("–", detail=str(figure.get("absent", ""))))
-            continue
-        mark = "★ " if label == best else ""
-        tone = "best" if label == best else ""
-        values.append(TableCell(f"{mark}{point(figure, scale)}", detail=interval(figure, scale), tone=tone))
-    title = f"{headline.title} {ARROWS.get(headline.better, '')}".strip()
-    return Row((TableCell(title), TableCell(scale.unit), *values))
+def _findings(cell: Cell) -> list[Block]:
+    found = findings(cell)
+    return [Findings(tuple(found))] if found else []
 
 
 def _matched(cell: Cell) -> Table:
@@ -231,15 +199,15 @@ def _shape(cell: Cell, prefix: str) -> list[Block]:
 
 
 def _runs(cell: Cell, _: str) -> list[Block]:
+    runs = [*((label, view) for label in cell.labels for view in cell.views[label]), *cell.left_out]
     rows = [
         (
             TableCell(label),
             TableCell(view.name, href=cell.hrefs[view.name], tone="code"),
-            TableCell(str(view.summary["verdict"]["state"])),
+            TableCell(f"{view.summary['verdict']['state']}{', left out' * ((label, view) in cell.left_out)}"),
             TableCell(f"{view.summary['counts']['ok']:,} of {view.summary['counts']['planned']:,}"),
         )
-        for label in cell.labels
-        for view in cell.views[label]
+        for label, view in runs
     ]
     columns = ["Contender", "Run", "Verdict", "Served as asked"]
     return [table("Every run, with its own report", columns, rows, text=(0, 1, 2))]
@@ -274,6 +242,8 @@ def _cell_json(cell: Cell) -> dict[str, Any]:
             for label, means in cell.matched.means.items()
         },
         "numbers": figures,
+        "contrasts": [contrast_json(pair, each, TITLES) for pair, each in cell.contrasts.items()],
+        "left_out": [view.name for _, view in cell.left_out],
         "best": {headline.title: cell.best(headline) for headline in HEADLINES},
         "runs": {label: [view.name for view in views] for label, views in cell.views.items()},
     }

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from loadgen.comparable import ALONE
 from loadgen.stats import Absent
 from loadgen.verdict import State
-from reports.compare import SENTENCES, banner, side_by_side
+from reports.compare import SENTENCES, banner
 from reports.page import STATES
+from reports.side_by_side import findings, side_by_side
 from reports.sweep_words import told
 from reports.sweeps import sweeps_in
 from reports.tables import Table
@@ -26,11 +27,12 @@ def text(comparison: Comparison) -> str:
     for cell in comparison.cells:
         parts.append("\n".join([_state(cell), *_reasons(cell, "  - ")]))
         if _may_rank(cell):
-            parts.append(columns(_rows(side_by_side(cell)), words=(0, 1)))
+            table = side_by_side(cell)
+            parts += ["\n".join(findings(cell)), columns(_rows(table), words=(0, 1)), "\n".join(table.notes)]
         elif cell.gate.state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
             parts.append(f"No estimate over matched work either: {cell.matched.reason}.")
     parts += [f"No finished run: {what}." for what in comparison.missing]
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, parts))
 
 
 def markdown(comparison: Comparison) -> str:
@@ -45,7 +47,9 @@ def markdown(comparison: Comparison) -> str:
             parts.append(f"### {cell.name}: {cell.gate.state}")
         parts.append("\n".join(_reasons(cell, "- ")))
         if _may_rank(cell):
-            parts.append(_markdown_table(_rows(side_by_side(cell))))
+            table = side_by_side(cell)
+            parts.append("\n".join(f"- {sentence}" for sentence in findings(cell)))
+            parts += [_markdown_table(_rows(table)), " ".join(table.notes)]
     parts += [f"No finished run: {what}." for what in comparison.missing]
     return "\n\n".join(part for part in parts if part) + "\n"
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import numpy as np
 
+from loadgen.admitted import admitted
 from loadgen.columns import Floats
 from loadgen.comparable import ALONE, Comparability, comparability
 from loadgen.matched import Matched, matched
@@ -17,13 +17,12 @@ from loadgen.rundir import Run
 from loadgen.stats import Absent
 from loadgen.verdict import Reason
 from loadgen.work import Work, work_of
+from reports.contrasts import Contrasts, Pair, better, contrasts_of
 from reports.loads import differ_in_load_alone
+from reports.several import Node as Node
+from reports.several import Path, figure_of
 from reports.view import View, view_of
 from workloads.seeds import rng
-
-Node = Mapping[str, Any]
-
-LEAST_RUNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +55,29 @@ HEADLINES: Final = (
 )
 
 
+TITLES: Final = {headline.path: (headline.title, headline.better) for headline in HEADLINES}
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One run, under the name of its contender; `href` is where its own page lies, "" if nowhere."""
+    """One run, under the name of its contender; `href` is where its own page lies, "" if nowhere.
+
+    Runs of several contenders with the same `repeat` were neighbours in time; None where nobody knows.
+    """
 
     label: str
     run: Run
     href: str = ""
+    repeat: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cell:
-    """Runs of one model and workload; `labels` are the contenders, in order, each with one run or more."""
+    """Runs of one model and workload; `labels` are the contenders, in order, each with one run or more.
+
+    `contrasts` hold the second of every pair of contenders against the first, none where they did not do the
+    same work. `left_out` are runs that the client spoilt, with their contenders; nothing else knows of them.
+    """
 
     name: str
     labels: tuple[str, ...]
@@ -76,28 +86,27 @@ class Cell:
     gate: Comparability
     matched: Matched | Absent
     hrefs: Mapping[str, str]
+    contrasts: Mapping[Pair, Contrasts] = field(default_factory=dict)
+    left_out: tuple[tuple[str, View], ...] = ()
+    _figures: dict[tuple[str, Path], Node] = field(default_factory=dict)
 
     def figure(self, label: str, headline: Headline) -> Node:
-        """The contender's number: its one run's estimate, or the middle run's with all their intervals."""
-        return over_runs([_at(view.summary, headline.path) for view in self.views[label]])
+        """The contender's number out of its one run, or out of all."""
+        key = (label, headline.path)
+        if key not in self._figures:
+            self._figures[key] = figure_of(self.views[label], headline.path)
+        return self._figures[key]
 
     def best(self, headline: Headline) -> str | None:
-        """Who is best beyond doubt: only where the work was the same and no interval overlaps its own.
+        """Who is different from every other contender, and better; None where nobody is beyond doubt."""
 
-        A plain reading has no interval; the range of three runs stands for one.
-        """
-        figures = {label: self.figure(label, headline) for label in self.labels}
-        if not self.gate.comparable or any(figure["point"] is None for figure in figures.values()):
-            return None
-        if any(
-            figures[label].get("level") is None and len(self.views[label]) < LEAST_RUNS for label in figures
-        ):
-            return None
-        sign = -1.0 if headline.better == "higher" else 1.0
-        ends = {label: sorted(sign * end for end in _ends(figure)) for label, figure in figures.items()}
-        first = min(ends, key=lambda label: ends[label][1])
-        others = [low for label, (low, _) in ends.items() if label != first]
-        return first if others and ends[first][1] < min(others) else None
+        def beats(one: str, other: str) -> bool:
+            if (other, one) in self.contrasts:
+                return better(self.contrasts[other, one].get(headline.path), headline.better) is True
+            return better(self.contrasts.get((one, other), {}).get(headline.path), headline.better) is False
+
+        winners = (one for one in self.labels if all(beats(one, o) for o in self.labels if o != one))
+        return next(winners, None) if len(self.labels) > 1 else None
 
     def latencies(self, label: str, metric: str) -> Floats:
         """Every planned request of all the contender's runs; +inf where it failed."""
@@ -126,55 +135,27 @@ class Comparison:
 
 def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ()) -> Cell:
     """The runs of one workload, judged; the same runs give the same cell."""
-    labels = tuple(dict.fromkeys(member.label for member in members))
-    works = tuple(work_of(member.run, member.label) for member in members)
+    all_works = [work_of(member.run, member.label) for member in members]
+    works, left_out = admitted(all_works)
+    kept = [member for member, work in zip(members, all_works, strict=True) if work in works]
+    labels = tuple(dict.fromkeys(member.label for member in kept))
+    of = {label: sorted((m for m in kept if m.label == label), key=_in_time) for label in labels}
+    views = {label: tuple(view_of(member.run) for member in own) for label, own in of.items()}
+    repeats = {label: [m.repeat for m in own if m.repeat is not None] for label, own in of.items()}
     gate = comparability(works, unlike)
+    gate = replace(gate, warnings=(*left_out, *gate.warnings))
     return Cell(
         name=name,
         labels=labels,
-        views={label: tuple(view_of(m.run) for m in members if m.label == label) for label in labels},
+        views=views,
         works=works,
         gate=gate,
         matched=matched(works, gate, rng(0, "matched work")),
         hrefs={member.run.name: member.href for member in members},
+        contrasts=contrasts_of(views, repeats) if gate.comparable else {},
+        left_out=tuple((member.label, view_of(member.run)) for member in members if member not in kept),
     )
 
 
-def over_runs(figures: Sequence[Node]) -> Node:
-    """One figure out of those of several runs; absent where one run lacks it.
-
-    The point is the middle run's (the lower of two): percentiles are never averaged. The interval holds the
-    intervals of all runs, because restarts differ by more than a single run knows.
-    """
-    lacking = next((figure for figure in figures if figure["point"] is None), None)
-    if lacking is not None:
-        return lacking
-    if len(figures) == 1:
-        return figures[0]
-    points = sorted(float(figure["point"]) for figure in figures)
-    lows, highs = zip(*map(_ends, figures), strict=True)
-    low, high = min(lows), max(highs)
-    return {
-        "point": points[(len(points) - 1) // 2],
-        "low": low if math.isfinite(low) else None,
-        "high": high if math.isfinite(high) else None,
-        "level": figures[0].get("level"),
-        "n": len(points),
-        "unit": figures[0]["unit"],
-        "note": f"the middle of {len(points)} runs; the interval holds those of all",
-    }
-
-
-def _ends(figure: Node) -> tuple[float, float]:
-    """Both ends of the interval, infinite where there is no bound; of a plain reading the reading itself."""
-    low, high = figure.get("low"), figure.get("high")
-    if figure.get("level") is None:
-        low, high = (figure["point"] if end is None else end for end in (low, high))
-    return (-math.inf if low is None else float(low), math.inf if high is None else float(high))
-
-
-def _at(summary: Node, path: Sequence[str]) -> Node:
-    node: Any = summary
-    for key in path:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node if isinstance(node, Mapping) else {"point": None, "absent": "this run's summary lacks it"}
+def _in_time(member: Member) -> int:
+    return member.repeat or 0

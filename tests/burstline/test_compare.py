@@ -6,16 +6,22 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import orjson
 import pytest
 
 from burstline import cli
 from burstline.compare import labels_of
+from loadgen import tables
+from loadgen.rundir import RunDir, open_run
+from loadgen.summary import summarize_run
 from servers.truth.desk import House
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script
+from tests.reports import synthetic
 
 
 @pytest.fixture
@@ -97,7 +103,7 @@ def test_a_comparison_is_written_as_a_page_as_markdown_and_as_json(two_runs, tmp
     ids = set(re.findall(r' id="([^"]+)"', page))
     assert set(re.findall(r'href="#([^"]+)"', page)) <= ids
     assert not re.search(r'(?:src|href)="https?://', page)
-    assert "| Number | Unit | vllm | reference |" in (tmp_path / "markdown").read_text()
+    assert "| Number | Unit | vllm | reference | reference / vllm |" in (tmp_path / "markdown").read_text()
     (cell,) = orjson.loads((tmp_path / "json").read_bytes())["cells"]
     assert cell["numbers"]["TTFT p50"]["vllm"]["unit"] == "s"
 
@@ -118,6 +124,120 @@ def test_contenders_are_named_by_engine_and_by_a_letter_only_where_command_lines
     other = manifest("vllm", "--port", "3", "--enforce-eager")
     assert labels_of([plain, again, manifest("tgi")]) == ["vllm", "vllm", "tgi"]
     assert labels_of([plain, other, again]) == ["vllm A", "vllm B", "vllm A"]
+
+
+# ---- repeats
+
+
+@pytest.fixture(scope="module")
+def repeated(burst_run, tmp_path_factory):
+    """Four runs of `vllm`, three of `tgi` which takes a quarter longer; every run a little different."""
+    parent, random = tmp_path_factory.mktemp("repeats"), np.random.default_rng(5)
+    found: dict[str, list[Path]] = {}
+    for engine, slower, n in (("vllm", 1.0, 4), ("tgi", 1.25, 3)):
+        for k in range(n):
+            folder = parent / f"{engine}-{k}"
+            shutil.copytree(burst_run.path, folder)
+            run = RunDir(folder)
+            facts = json.loads((folder / "manifest.json").read_text())
+            (folder / "manifest.json").write_text(json.dumps({**facts, "engine": engine}))
+            factor = slower * float(np.exp(0.01 * random.normal()))
+            rows = [stretched(row, factor) for row in synthetic.records(n=60, output_tok=8, seed=k)]
+            run.save_records(tables.record_table(rows))
+            run.save_summary(summarize_run(open_run(folder)))
+            found.setdefault(engine, []).append(folder)
+    return found
+
+
+def stretched(record, factor: float):
+    times = {name: int(getattr(record, name) * factor) for name in ("headers_ns", "answer_ns", "closed_ns")}
+    return replace(record, token_ns=[int(at * factor) for at in record.token_ns], **times)
+
+
+def numbers(capsys, folders) -> tuple[dict, dict]:
+    """The cell of the comparison, and its first contrast by title."""
+    code, out, _ = compare(capsys, folders, "--format", "json")
+    assert code == 0
+    (cell,) = json.loads(out)["cells"]
+    return cell, cell["contrasts"][0]["numbers"]
+
+
+def test_repeats_that_agree_tell_who_is_faster_with_the_ratio_and_its_interval(repeated, capsys):
+    cell, found = numbers(capsys, [*repeated["vllm"], *repeated["tgi"]])
+    for title in ("TTFT p50", "E2E p50", "Output"):
+        ratio = found[title]["ratio"]
+        assert found[title]["answer"] == "different"
+        assert ratio["low"] < (1 / 1.25 if title == "Output" else 1.25) < ratio["high"]
+        assert cell["best"][title] == "vllm"
+        assert 0 < found[title]["noise"] < 0.15
+    assert found["TTFT p99"] == {"answer": None, "absent": "p99 needs 662 samples, there are 60"}
+    assert "two-level bootstrap, 4 repeats" in cell["numbers"]["TTFT p50"]["vllm"]["note"]
+
+
+def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
+    folders = [*repeated["vllm"][:2], *(shutil.copytree(f, tmp_path / f.name) for f in repeated["vllm"][2:4])]
+    for folder in folders[2:]:
+        facts = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**facts, "engine": "tgi"}))
+    cell, found = numbers(capsys, folders)
+    assert {found[title]["answer"] for title in ("TTFT p50", "E2E p50", "Output")} == {"cannot tell"}
+    assert not any(cell["best"].values())
+    assert found["TTFT p50"]["more_runs"] > 0
+
+
+def test_one_run_each_says_that_it_assumes_how_far_runs_lie_apart(repeated, capsys):
+    code, out, _ = compare(capsys, [repeated["vllm"][0], repeated["tgi"][0]])
+    assert code == 0
+    assert "tgi against vllm: worse in TTFT p50 (1.2" in out
+    assert "10% is assumed" in out
+    assert "A/A noise" not in out
+
+
+def test_text_markdown_and_page_say_it_in_one_sentence_and_one_table(repeated, capsys):
+    folders = [*repeated["vllm"], *repeated["tgi"]]
+    for shape in ("text", "markdown", "html"):
+        _, out, _ = compare(capsys, folders, "--format", shape)
+        assert "tgi against vllm: worse in TTFT p50 (1.2" in out
+        assert "tgi / vllm" in out
+        assert "A/A noise" in out
+        assert "different" in out
+
+
+def spoil(folder: Path, state: str) -> None:
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["verdict"] = {
+        "state": state,
+        "reasons": [{"code": "x", "text": "So.", "advice": ""}],
+        "warnings": [],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
+@pytest.mark.parametrize(
+    ("state", "n_runs", "ranked"),
+    [
+        ("CLIENT-BOUND", 4, True),
+        ("CLIENT-BOUND", 3, False),  # two of them would remain
+        ("NOT-STATIONARY", 4, False),  # that was the server
+        ("INSUFFICIENT", 4, False),
+    ],
+)
+def test_a_run_that_the_client_spoilt_is_left_out_by_name_where_three_remain(
+    repeated, tmp_path, capsys, state, n_runs, ranked
+):
+    spoilt = shutil.copytree(repeated["vllm"][0], tmp_path / "spoilt")
+    spoil(spoilt, state)
+    folders = [spoilt, *repeated["vllm"][1:n_runs], *repeated["tgi"]]
+    code, out, _ = compare(capsys, folders)
+    assert code == (0 if ranked else 4)
+    assert (f"spoilt (vllm) is left out: it is {state}. So." in out) == ranked
+    assert ("★" in out) == ranked
+    if ranked:
+        page = compare(capsys, folders, "--format", "html")[1]
+        assert "CLIENT-BOUND, left out" in page
+        cell, _ = numbers(capsys, folders)
+        assert cell["left_out"] == ["spoilt"]
+        assert len(cell["runs"]["vllm"]) == 3
 
 
 # ---- engines that cheat, live: each is run beside an honest one and found out

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from loadgen.comparable import COMPARABLE, Comparability
-from loadgen.stats import Absent
+from loadgen.contrast import Answer, Contrast
+from loadgen.stats import Absent, Estimate
 from reports.compare import banner, render
 from reports.compare_text import markdown, text
+from reports.contrasts import finding, remarks
 from reports.overlay import overlay
-from reports.versus import Cell, Comparison, Headline, over_runs
+from reports.several import envelope
+from reports.versus import Cell, Comparison, Headline
 
 
 def figure(point: float, low: float | None = None, high: float | None = None, level: float | None = 0.95):
@@ -18,26 +21,26 @@ def figure(point: float, low: float | None = None, high: float | None = None, le
 
 
 def test_one_run_is_its_own_estimate():
-    assert over_runs([figure(2, 1, 3)]) == figure(2, 1, 3)
+    assert envelope([figure(2, 1, 3)]) == figure(2, 1, 3)
 
 
-def test_several_runs_are_the_middle_one_with_the_intervals_of_all():
-    shown = over_runs([figure(5, 4, 6), figure(1, 0.5, 2), figure(3, 2, 9)])
-    assert (shown["point"], shown["low"], shown["high"], shown["n"]) == (3, 0.5, 9, 3)
+def test_two_runs_are_the_lower_one_with_the_intervals_of_both():
+    shown = envelope([figure(5, 4, 6), figure(1, 0.5, 2)])
+    assert (shown["point"], shown["low"], shown["high"], shown["n"]) == (1, 0.5, 6, 2)
 
 
 def test_a_bound_that_one_run_lacks_is_lacking():
-    assert over_runs([figure(5, 4, None), figure(1, 0.5, 2)])["high"] is None
+    assert envelope([figure(5, 4, None), figure(1, 0.5, 2)])["high"] is None
 
 
 def test_plain_readings_have_their_range_for_an_interval():
-    shown = over_runs([figure(5, level=None), figure(1, level=None), figure(3, level=None)])
-    assert (shown["point"], shown["low"], shown["high"]) == (3, 1, 5)
+    shown = envelope([figure(5, level=None), figure(1, level=None)])
+    assert (shown["point"], shown["low"], shown["high"]) == (1, 1, 5)
 
 
 def test_what_one_run_lacks_all_lack():
     lacking = {"point": None, "absent": "not said"}
-    assert over_runs([figure(1), lacking]) is lacking
+    assert envelope([figure(1), lacking]) is lacking
 
 
 class View:
@@ -48,39 +51,77 @@ class View:
         self.summary = {"x": number}
 
 
-def cell(numbers: dict[str, list], *, comparable: bool = True) -> Cell:
+def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> Cell:
     gate = Comparability(COMPARABLE if comparable else "NOT-COMPARABLE", (), (), ())
     views = {label: tuple(View(number) for number in values) for label, values in numbers.items()}
-    return Cell("", tuple(numbers), views, (), gate, Absent(""), {})  # type: ignore[arg-type]
+    return Cell("", tuple(numbers), views, (), gate, Absent(""), {}, contrasts or {})  # type: ignore[arg-type]
 
 
 FASTER, MORE = Headline("x", ("x",), "lower"), Headline("x", ("x",), "higher")
 
 
+def test_three_runs_and_more_are_their_geometric_mean_with_an_interval_that_knows_how_they_differ():
+    shown = cell({"A": [figure(5, 4.9, 5.1), figure(4, 3.9, 4.1), figure(6, 5.9, 6.1)]}).figure("A", FASTER)
+    assert shown["point"] == pytest.approx(120 ** (1 / 3))
+    assert shown["low"] < 4
+    assert shown["high"] > 6
+    assert "over 3 repeats" in shown["note"]
+
+
+def contrast(ratio: float, answer: Answer = Answer.DIFFERENT) -> dict:
+    estimate = Estimate(ratio, ratio / 1.05, ratio * 1.05, 0.95, 6, "1")
+    more = 4 if answer == Answer.CANNOT_TELL else None
+    return {("x",): Contrast(answer, estimate, 0.01, 0.07, 0.02, more)}
+
+
+UNTOLD = Answer.CANNOT_TELL
+
+
 @pytest.mark.parametrize(
-    ("a", "b", "headline", "best"),
+    ("contrasts", "headline", "best"),
     [
-        ([figure(1, 0.9, 1.1)], [figure(2, 1.9, 2.1)], FASTER, "A"),
-        ([figure(1, 0.9, 1.1)], [figure(2, 1.9, 2.1)], MORE, "B"),
-        ([figure(1, 0.5, 1.95)], [figure(2, 1.9, 2.1)], FASTER, None),  # they overlap
-        ([figure(1, 0.9, None)], [figure(2, 1.9, 2.1)], FASTER, None),  # A has no upper bound
-        ([figure(1, level=None)], [figure(2, level=None)], FASTER, None),  # readings without intervals
-        ([figure(1, level=None)] * 3, [figure(2, level=None)] * 3, FASTER, "A"),  # but of three runs
-        ([figure(1, 0.9, 1.1)], [{"point": None, "absent": "x"}], FASTER, None),
-        ([figure(1, 0.9, 1.1), figure(3, 2.9, 3.1)], [figure(2, 1.9, 2.1)] * 2, FASTER, None),
+        ({("A", "B"): contrast(2)}, FASTER, "A"),
+        ({("A", "B"): contrast(2)}, MORE, "B"),
+        ({("A", "B"): contrast(0.5)}, FASTER, "B"),
+        ({("A", "B"): contrast(2, UNTOLD)}, FASTER, None),
+        ({("A", "B"): contrast(1.01, Answer.SAME)}, FASTER, None),
+        ({("A", "B"): {("x",): Absent("why")}}, FASTER, None),
+        ({("A", "B"): {}}, FASTER, None),
+        ({}, FASTER, None),
+        ({("A", "B"): contrast(2), ("A", "C"): contrast(3), ("B", "C"): contrast(1, UNTOLD)}, FASTER, "A"),
+        ({("A", "B"): contrast(2), ("A", "C"): contrast(3), ("B", "C"): contrast(1, UNTOLD)}, MORE, None),
+        ({("A", "B"): contrast(2), ("A", "C"): contrast(3), ("B", "C"): contrast(1.5)}, MORE, "C"),
     ],
 )
-def test_best_is_who_is_best_beyond_doubt(a, b, headline, best):
-    assert cell({"A": a, "B": b}).best(headline) == best
-
-
-def test_nobody_is_best_where_the_work_differed():
-    numbers = {"A": [figure(1, 0.9, 1.1)], "B": [figure(2, 1.9, 2.1)]}
-    assert cell(numbers, comparable=False).best(FASTER) is None
+def test_best_is_who_is_different_from_every_other_and_better(contrasts, headline, best):
+    labels = dict.fromkeys(label for pair in contrasts for label in pair) or ("A", "B")
+    assert cell({label: [figure(1)] for label in labels}, contrasts).best(headline) == best
 
 
 def test_nobody_is_best_alone():
     assert cell({"A": [figure(1, 0.9, 1.1)]}).best(FASTER) is None
+
+
+def test_a_pair_is_told_in_one_sentence():
+    names = ("t", "same", "f", "g")
+    answers = (Answer.DIFFERENT, Answer.SAME, UNTOLD, Answer.DIFFERENT)
+    found = {(n,): contrast(1.25, answer)[("x",)] for n, answer in zip(names, answers, strict=True)}
+    titles = {(n,): (n, "lower" if n == "t" else "higher") for n in names}
+    assert finding(("A", "B"), found, titles) == (
+        "B against A: better in g (1.25×); worse in t (1.25×); the same in same; cannot tell in f."
+    )
+    assert "nothing can be compared" in finding(("A", "B"), {("t",): Absent("")}, titles)
+
+
+def test_what_the_words_rest_on_is_said_beside_them():
+    known = " ".join(remarks([contrast(2, UNTOLD)]))
+    assert "same: within 3%" in known
+    assert "4 more runs of each" in known
+    assert "assumed" not in known
+    (single,) = contrast(2, UNTOLD).values()
+    unknown = " ".join(remarks([{("x",): replace(single, noise=None)}]))
+    assert "10% is assumed" in unknown
+    assert not list(remarks([{("x",): Absent("")}]))
 
 
 def test_the_worst_cell_stands_in_the_banner_and_says_which_it_is():
