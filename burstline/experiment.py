@@ -1,4 +1,7 @@
-"""One run, told as a paragraph: choose, serve, plan, watch, fire, decode, summarise, report."""
+"""One run, told as a paragraph: choose, serve, plan, watch, fire, decode, summarise, report.
+
+What only the end of a run needs (figures, statistics: a second of imports) is imported there.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,8 @@ from typing import Any
 import pyarrow as pa
 
 from burstline import exit_codes, machine
-from burstline.certification import certificate_for
-from burstline.conclude import conclude
 from burstline.fire import fire
-from burstline.hardware import Hints, check_hints, note_hardware
+from burstline.hints import Hints
 from burstline.interrupt import terminable
 from burstline.live import Live
 from burstline.load import Load, Wish, checked, job_of
@@ -26,12 +27,10 @@ from burstline.progress import Progress, Snapshot, progress_for
 from burstline.site import Site, Where, check_where, choose_engine, serving
 from burstline.vocabulary import ASSUMED
 from loadgen.capture import Capture
-from loadgen.goals import parse_goal
 from loadgen.job import DriveReport
 from loadgen.process import ensure_fd_limit
 from loadgen.rundir import RunDir, Status, open_run
 from loadgen.spool import Spool
-from reports.text import headline
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
@@ -76,10 +75,8 @@ class Fired:
 def run_experiment(settings: Settings) -> int:
     """The whole run; its exit code. From the first moment on, every planned request is accounted for."""
     load = checked(settings.wish)
-    for target in settings.targets:
-        parse_goal(target)
+    _check_what_comes_after(settings)
     check_where(settings.where)
-    check_hints(settings.hints)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
     run = RunDir.create(settings.out, engine.name, load.name, _facts(settings, load))
@@ -99,6 +96,8 @@ def run_experiment(settings: Settings) -> int:
             progress.close()
         _note_hardware(run, fired, settings.hints, progress)
         progress.phase("Decoding what was captured, and writing the report")
+        from burstline.conclude import conclude
+
         summary = conclude(run, engine, fired.status, fired.reports)
     return _told(run, summary, fired)
 
@@ -107,6 +106,8 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str
     """What the manifest says of the instrument's own error under this load, or why it says nothing."""
     if not settings.certify:
         return {"absent": "--no-certify"}
+    from burstline.certification import certificate_for
+
     progress.phase("Certifying the instrument at a server of known truth")
     try:
         return certificate_for(load).to_json()
@@ -114,8 +115,23 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str
         return {"absent": str(error)}
 
 
+def _check_what_comes_after(settings: Settings) -> None:
+    """A target or a device that nobody knows is the user's slip, and found before anything is started."""
+    if settings.targets:
+        from loadgen.goals import parse_goal
+
+        for target in settings.targets:
+            parse_goal(target)
+    if settings.hints != Hints():
+        from burstline.hardware import check_hints
+
+        check_hints(settings.hints)
+
+
 def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) -> None:
     """What it ran on; a CPU is measured only now, when neither load nor server is there to be disturbed."""
+    from burstline.hardware import note_hardware
+
     if fired.status != "complete":
         hints = replace(hints, calibrate=False)
     try:
@@ -210,12 +226,16 @@ def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: Ba
         for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
             spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
         spool.close()
+    from burstline.conclude import conclude
+
     conclude(run, engine, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", [])
     print(f"What there is: {run.path}", file=sys.stderr)
 
 
 def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
     """Say in a few lines how it went and where the page is; the exit code."""
+    from reports.text import headline
+
     print(headline(open_run(run.path)))
     print(f"Report: {run.report}")
     if fired.engine_error:

@@ -7,7 +7,6 @@ the model after the load has ended and the server is gone (`burstline/cpu.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from burstline.cpu import Cpu, Say, cpu_of, kept, measured
+from burstline.hints import Hints
 from loadgen.files import write_bytes
 from loadgen.rundir import RunDir, open_run
 from roofline.calibrate import device_toml
@@ -29,19 +29,6 @@ LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 class UnknownHardwareError(Exception):
     """Why something about the hardware is not known, and which flag helps."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What the user says of the hardware.
-
-    `device` is an id, a driver's name, a file of `burstline calibrate`, or "cpu": this machine's, to be
-    measured. `model_config` is a bundled model's name, or a folder or file with a config.json.
-    """
-
-    device: str | None = None
-    model_config: str | None = None
-    calibrate: bool = True
 
 
 def check_hints(hints: Hints) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from burstline.hardware import Hints
+    from burstline.hints import Hints
     from burstline.load import Wish
 
 API_KEY_VARIABLE = "BURSTLINE_API_KEY"
@@ -68,7 +68,7 @@ def add_hints(group: argparse._ActionsContainer) -> None:
 
 
 def hints_of(args: argparse.Namespace) -> "Hints":
-    from burstline.hardware import Hints
+    from burstline.hints import Hints
 
     return Hints(args.device, args.model_config, not args.no_calibrate)
 

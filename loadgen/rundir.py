@@ -1,7 +1,7 @@
 """A run on disk: one folder that holds what was asked, what came back and what was made of it.
 
 `RunDir` writes it, file by file, each as `*.partial` first and renamed when whole; `Run` reads it, also where
-the run was killed half-way. Not for the process that drives the load: this imports pandas and pyarrow.
+the run was killed half-way. Not for the process that drives the load: this imports pyarrow.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import orjson
-import pandas as pd
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +33,9 @@ from servers.host.telemetry import Row
 from servers.registry import ENGINES
 from workloads.plan import Plan
 from workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    import pandas as pd  # pyarrow imports it where a frame is asked for: a run that begins asks for none
 
 SCHEMA: Final = 1
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""

@@ -95,3 +95,10 @@ def test_a_reader_who_leaves_is_not_complained_of_when_python_ends(argv):
         assert process.stderr is not None
         process.stdout.close()
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
+
+
+def test_a_run_begins_without_what_only_its_end_needs():
+    code = "import sys, burstline.experiment; print(*sys.modules)"
+    loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
+    assert "loadgen.drive" in loaded
+    assert not {"matplotlib", "pandas", "scipy"} & loaded

@@ -3,15 +3,20 @@
 import json
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from burstline import cpu, hardware
 from burstline.conclude import write_report
-from burstline.hardware import DEVICE_FILE, Hints, check_hints, note_hardware
-from burstline.metal import reconciled
+from burstline.hardware import DEVICE_FILE, check_hints, note_hardware
+from burstline.hints import Hints
+from burstline.metal import reconciled, seen_in
 from loadgen import tables
 from loadgen.rundir import RunDir, open_run
 from reports.text import show
+from roofline.calibrate import device_toml
+from roofline.calibration import HostFit, load_calibration
+from roofline.device import load_device
 from roofline.errors import RooflineError
 from tests.reports import synthetic
 
@@ -160,19 +165,51 @@ def test_a_cpu_is_measured_once_and_kept_unless_others_were_in_the_way(
     run, tmp_path, monkeypatch, others, n_measured
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    asked, said = [], []
+    asked, hosts, said = [], [], []
 
     def measured(config, out, **how):
         asked.append((json.loads(config.read_text())["hidden_size"], how))
         out.write_text(hardware._file_of("h100-sxm5-80g"))
 
     monkeypatch.setattr(cpu, "calibrate_pinned", measured)
+    monkeypatch.setattr(cpu, "add_host", lambda _, *shape: hosts.append(shape))
     monkeypatch.setattr(cpu._CpuTime, "others_until", lambda *_: others)
     first = on_cpu(run, Hints(), said.append)
     assert on_cpu(run, Hints(), said.append) == first
     assert asked == [(64, {"threads": 1, "quick": True, "torch_python": None, "dtype": "fp32"})] * n_measured
+    assert hosts == [(512, 1)] * n_measured
     assert "Measuring this CPU" in said[0]
+    assert "host failed" in said[1]
     assert ("while others used 50%" in (run.path / DEVICE_FILE).read_text()) == (others > 0)
+
+
+def test_only_the_engine_whose_host_was_measured_is_charged_for_it(run, tmp_path):
+    path, device = tmp_path / "here.toml", load_device("h100")
+    host = HostFit("reference", 0.01, 1e-4, 1e-6, "measured by hand")
+    path.write_text(device_toml(device, replace(load_calibration(device), host=host)))
+    found = {
+        name: noted(run, replace(ON_H100, device=str(path)), engine=name) for name in ("reference", "vllm")
+    }
+    assert found["reference"]["device"]["host"]["token_s"] == pytest.approx(1e-4)
+    assert found["vllm"]["device"]["host"] is None
+    assert found["reference"]["predicted_s"] > found["vllm"]["predicted_s"]
+    assert "host time: 100 µs a token" in " ".join(found["reference"]["assumed"])
+    assert "host time is not included" in " ".join(found["vllm"]["assumed"])
+
+
+def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
+    gemms = [f"{name}_proj_ns" for name in ("qkv", "o", "gate_up", "down")] + ["lm_head_ns", "attention_ns"]
+    rows = [  # start, end, prefill_tok, decode_tok, n_waiting
+        (0, 10, 8, 0, 1), (12, 20, 8, 1, 0), (21, 30, 0, 2, 0), (90, 100, 8, 0, 0),
+    ]  # fmt: skip
+    steps = [
+        {"start_ns": 10**9 * start, "end_ns": 10**9 * end, "prefill_tok": prefill, "decode_tok": decode,
+         "n_waiting": waiting, "new_tok": [1] * decode + [8] * (prefill > 0), "n_logits": decode + (prefill > 0),
+         "context_tok": [9] * decode + [8] * (prefill > 0), **dict.fromkeys(gemms, 1)}
+        for start, end, prefill, decode, waiting in rows
+    ]  # fmt: skip
+    run.save_steps(pa.Table.from_pylist(steps))
+    assert [seen.seconds for seen in seen_in(open_run(run.path), []).steps] == [12, 9, 9, 10]
 
 
 def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):

@@ -3,7 +3,8 @@
 import pytest
 
 from burstline.conclude import write_report
-from burstline.hardware import Hints, note_hardware
+from burstline.hardware import note_hardware
+from burstline.hints import Hints
 from loadgen.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 
