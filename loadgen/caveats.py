@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from loadgen.agreement import disagreement
 from loadgen.certify import Certificate
 from loadgen.stats import Absent, Figure
 from loadgen.verdict import Reason
@@ -15,21 +16,19 @@ BEYOND = 1.1
 
 
 def caveats(
-    counts: Mapping[str, int],
-    lengths: Mapping[str, Any],
-    conserved: Mapping[str, Figure],
-    instrument: Mapping[str, Figure],
-    certificate: Certificate | Absent | None = None,
+    sections: Mapping[str, Any], certificate: Certificate | Absent | None = None
 ) -> tuple[Reason, ...]:
     """Every caveat that applies, out of the summary's own sections."""
+    lengths = sections["lengths"]
     found = (
-        _failures(counts),
+        _failures(sections["counts"]),
         _prompt_lengths(_point(lengths["prompt_mismatches"])),
         _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
         _cached(_point(lengths["cached_fraction"])),
-        _conservation(_point(conserved["output_residual"])),
+        _conservation(_point(sections["conservation"]["output_residual"])),
         _uncertified(certificate),
-        _beyond_certified(instrument),
+        _beyond_certified(sections["instrument"]),
+        disagreement(sections["agreement"]),
     )
     return tuple(reason for reason in found if reason is not None)
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from loadgen import totals
 from loadgen.accounts import conservation, counts, lengths
+from loadgen.agreement import agreement
 from loadgen.caveats import caveats
 from loadgen.certify import Certificate, certificate_of, certified, errors_of
 from loadgen.columns import Columns, columns_of
@@ -127,12 +128,11 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
         "instrument": client,
         "memory": memory(watched, context.reports, context.identity),
         "conservation": conservation(whole, watched),
+        "agreement": agreement(whole, watched),
     }
     verdict = judge(
         _evidence(sections, context, steady),
-        caveats(
-            sections["counts"], sections["lengths"], sections["conservation"], client, context.certificate
-        ),
+        caveats(sections, context.certificate),
     )
     targets = [judged.to_json() for judged in judge_goals(context.goals, sections, c, verdict)]
     return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}

@@ -54,6 +54,25 @@ class Watched:
             return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
         return measured(float(after[-1] - before[-1]), unit, "", len(values))
 
+    def grown_together(self, source: str, prefix: str) -> dict[str, float] | Absent:
+        """How much each counter of this prefix grew over the load, by the rest of its name.
+
+        They are taken from the same two readings: the last before the load and the last after it.
+        """
+        if self.rows is None or self.rows.empty:
+            return Absent("nothing was watched on this run")
+        mine = self.rows[(self.rows["source"] == source) & self.rows["name"].str.startswith(prefix)]
+        before, after = mine[mine["at_ns"] <= 0], mine[mine["at_ns"] >= self.length_s * 1e9]
+        if before.empty or after.empty:
+            why = (
+                f"{source} gave no {prefix.rstrip('_')}" if mine.empty else "it was not read before and after"
+            )
+            return Absent(why)
+        first, last = (
+            part[part["at_ns"] == part["at_ns"].max()].set_index("name")["value"] for part in (before, after)
+        )
+        return {str(name).removeprefix(prefix): float(n) for name, n in (last - first).dropna().items()}
+
     def time_fraction(self, source: str, name: str) -> Figure:
         """The share of the watched time that a counter of seconds took."""
         return self._fraction(source, name, 1.0)

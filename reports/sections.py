@@ -201,6 +201,7 @@ def trust(view: View) -> list[Block]:
     groups = [
         ("The instrument's own error on this run", "instrument"),
         ("Tokens, counted twice", "conservation"),
+        ("Latencies, by the server's own clock too", "agreement"),
     ]
     if not is_burst(view):
         groups += [

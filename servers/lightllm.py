@@ -38,6 +38,10 @@ _GAUGES = {
     "prompt_tokens": ("lightllm_prompt_tokens_total",),
     "generation_tokens": ("lightllm_generation_tokens_total",),
 }
+_LATENCIES = {
+    "ttft": "lightllm_request_first_token_duration",
+    "e2e": "lightllm_request_inference_duration",
+}
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 
@@ -141,7 +145,7 @@ class Lightllm:
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
 
     def root_cause(self, log: str) -> str | None:
         """The first exception, else what a sub-process told the launcher before both ended."""

@@ -39,6 +39,11 @@ _GAUGES = {
     "prompt_tokens": ("sglang:prompt_tokens_total",),
     "generation_tokens": ("sglang:generation_tokens_total",),
 }
+_LATENCIES = {
+    "ttft": "sglang:time_to_first_token_seconds",
+    "itl": "sglang:inter_token_latency_seconds",
+    "e2e": "sglang:e2e_request_latency_seconds",
+}
 _CAUSE = re.compile(
     r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+)$", re.MULTILINE
 )
@@ -141,7 +146,7 @@ class Sglang:
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
 
     def root_cause(self, log: str) -> str | None:
         found = _CAUSE.search(log)

@@ -33,8 +33,12 @@ def first_model(models: Mapping[str, Any]) -> dict[str, Any]:
     return model if isinstance(model, dict) else {}
 
 
-def gauges_in(metrics: str, names: Mapping[str, Sequence[str]]) -> Gauges:
+def gauges_in(
+    metrics: str, names: Mapping[str, Sequence[str]], latencies: Mapping[str, str] | None = None
+) -> Gauges:
     """The common gauges out of Prometheus text; `names` are an engine's own, the first that is there counts.
+
+    `latencies` names its histograms by what they measure (see `Gauges`).
 
     Several samples of one name (data-parallel ranks, kinds) add up; of `kv_used_fraction` it is the mean.
     """
@@ -46,7 +50,17 @@ def gauges_in(metrics: str, names: Mapping[str, Sequence[str]]) -> Gauges:
         values = next((seen[name] for name in own if name in seen), None)
         if values:
             totals[gauge] = sum(values) / (len(values) if gauge in _AVERAGED else 1)
-    return Gauges(**totals)
+    return Gauges(**totals, latencies=_histograms(metrics, latencies or {}) or None)
+
+
+def _histograms(metrics: str, names: Mapping[str, str]) -> dict[str, float]:
+    rows = {f"{own}_{end}": what for what, own in names.items() for end in ("bucket", "count", "sum")}
+    found: dict[str, float] = {}
+    for sample in samples(metrics, list(rows)):
+        end = f"le_{sample.labels['le']}" if "le" in sample.labels else sample.name.rpartition("_")[2]
+        name = f"{rows[sample.name]}_{end}"
+        found[name] = found.get(name, 0.0) + sample.value
+    return found
 
 
 def samples(metrics: str, names: Sequence[str]) -> list[Any]:

@@ -54,6 +54,7 @@ _GAUGES = {
     "prompt_tokens": ("tgi_request_input_length_sum",),
     "generation_tokens": ("tgi_request_generated_tokens_sum",),
 }
+_LATENCIES = {"e2e": "tgi_request_duration"}
 
 
 class Tgi:
@@ -174,7 +175,7 @@ class Tgi:
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
 
     def root_cause(self, log: str) -> str | None:
         """The last exception of a shard, else a panic, else the first line that is an error."""

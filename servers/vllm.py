@@ -52,6 +52,11 @@ _GAUGES = {
     "prompt_tokens": ("vllm:prompt_tokens_total",),
     "generation_tokens": ("vllm:generation_tokens_total",),
 }
+_LATENCIES = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
 _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
@@ -150,7 +155,7 @@ class Vllm:
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
 
     def root_cause(self, log: str) -> str | None:
         """The first exception: those that follow are other processes of the engine saying that it failed."""

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from servers.engine import Engine, EngineError, Get, Target
 from servers.host.ready import getter
-from servers.host.telemetry import Row, missing
+from servers.host.telemetry import Row, missing, rows_of
 
 PERIOD_S = 1.0
 """Rarely: an engine renders its metrics on the very thread that serves requests."""
@@ -47,8 +47,9 @@ def _gauge_rows(engine: Engine, get: Get, path: str) -> list[Row]:
     at_ns = time.monotonic_ns()
     if reply.status != 200:
         return [missing("engine", f"{path} answers {reply.status}")]
-    values: dict[str, float | None] = asdict(engine.gauges(reply.body.decode(errors="replace")))
+    values = asdict(engine.gauges(reply.body.decode(errors="replace")))
+    latencies: dict[str, float] = values.pop("latencies") or {}
     rows = [Row(at_ns, "engine", "scrape_s", (at_ns - began_ns) / 1e9)]
     for name, value in values.items():
         rows.append(Row(at_ns, "engine", name, value, "not provided" if value is None else None))
-    return rows
+    return rows + rows_of("engine", latencies, at_ns)

@@ -18,13 +18,15 @@ from servers.engine import (
     Target,
 )
 from servers.openai import decode_completion, encode_completion
+from servers.telling import gauges_in
+from servers.truth.desk import LATENCIES
 from workloads.request import Request
 
 _GAUGES = {
-    "truth:requests_running": "running",
-    "truth:prefix_cache_hit_tokens_total": "prefix_hit_tokens",
-    "truth:prompt_tokens_total": "prompt_tokens",
-    "truth:generation_tokens_total": "generation_tokens",
+    "running": ("truth:requests_running",),
+    "prefix_hit_tokens": ("truth:prefix_cache_hit_tokens_total",),
+    "prompt_tokens": ("truth:prompt_tokens_total",),
+    "generation_tokens": ("truth:generation_tokens_total",),
 }
 
 # One token at once, whatever the server's own script would do; it uses up none of a list of scripts.
@@ -85,8 +87,7 @@ class Truth:
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        values = dict(line.split() for line in metrics.splitlines() if not line.startswith("#"))
-        return Gauges(**{_GAUGES[name]: float(value) for name, value in values.items() if name in _GAUGES})
+        return gauges_in(metrics, _GAUGES, LATENCIES)
 
     def root_cause(self, log: str) -> str | None:
         lines = [line for line in log.splitlines() if "Error" in line or "error:" in line]

@@ -1,9 +1,12 @@
 """The desk: decides which scene a request gets, and remembers what that decision rests on. No sockets."""
 
+import math
 import time
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -16,6 +19,8 @@ from servers.truth.queue import Queue
 from servers.truth.scene import Pace, Scene, Scenes, error_reply, plain_reply
 from servers.truth.script import Script, script_from_header
 from workloads.request import WorkloadError
+
+LATENCIES = {"ttft": "truth:time_to_first_token_seconds", "e2e": "truth:e2e_request_latency_seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +60,31 @@ class Answer:
     departure_ns: int | None = None
 
 
+AT_MOST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, math.inf)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Latencies by bucket, as engines keep them."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * len(AT_MOST_S))
+    sum_s: float = 0.0
+
+    def observe(self, latency_ns: int) -> None:
+        self.counts[bisect_left(AT_MOST_S, latency_ns / 1e9)] += 1
+        self.sum_s += latency_ns / 1e9
+
+    def lines(self, name: str) -> str:
+        """In Prometheus's text format."""
+        buckets = zip(AT_MOST_S, accumulate(self.counts), strict=True)
+        rows = [f'{name}_bucket{{le="{at_most_s}"}} {n}' for at_most_s, n in buckets]
+        rows += [f"{name}_count {sum(self.counts)}", f"{name}_sum {self.sum_s}"]
+        return "\n".join([f"# TYPE {name} histogram", *rows, ""]).replace('"inf"', '"+Inf"')
+
+
 @dataclass(slots=True)
 class Counters:
-    """What `/metrics` tells; all counted since the start."""
+    """What `/metrics` tells; all counted since the start. Latencies count from the request's arrival."""
 
     arrived: int = 0
     refused: int = 0
@@ -66,6 +93,8 @@ class Counters:
     cached_tok: int = 0
     output_tok: int = 0
     events: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    e2e: Histogram = field(default_factory=Histogram)
 
 
 @dataclass(slots=True)
@@ -180,4 +209,5 @@ def metrics(counters: Counters, cpu_s: float) -> str:
         ("truth:events_total", "counter", counters.events),
         ("process_cpu_seconds_total", "counter", cpu_s),
     ]
-    return "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
+    text = "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
+    return text + counters.ttft.lines(LATENCIES["ttft"]) + counters.e2e.lines(LATENCIES["e2e"])

@@ -51,6 +51,7 @@ class Exchange:
         "read_ns",
         "stamp",
         "stamps_ns",
+        "token_ns",
     )
 
     def __init__(self, connection: Connection, answer: Answer, number: int, call: Call) -> None:
@@ -66,6 +67,7 @@ class Exchange:
         self.kernel_stamps = connection.kernel_stamps
         self.stamps_ns = array("q")
         self.stamp = b""
+        self.token_ns = 0  # when the latest token was sent
         self.ended: str | None = None
         self.ended_ns: int | None = None
 

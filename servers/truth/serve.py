@@ -113,7 +113,11 @@ class TruthServer:
         exchange.stamps_ns.append(now_ns)
         counters = self.desk.counters
         for mark in write.marks:
-            counters.output_tok += mark.n_tok
+            if mark.n_tok:
+                if not exchange.token_ns:
+                    counters.ttft.observe(now_ns - exchange.arrival_ns)
+                exchange.token_ns = now_ns
+                counters.output_tok += mark.n_tok
             counters.events += 1
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
@@ -142,6 +146,8 @@ class TruthServer:
         if end == "stall":
             return
         exchange.ended, exchange.ended_ns = end, time.monotonic_ns()
+        if end == "done" and exchange.token_ns:
+            self.desk.counters.e2e.observe(exchange.token_ns - exchange.arrival_ns)
         if end != "half_close":
             self._part(connection)
         if end == "reset":

@@ -2,20 +2,27 @@
 
 import hashlib
 import shutil
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import orjson
-import pandas as pd
 import pytest
 
 from burstline.conclude import write_report
 from loadgen.rundir import RunDir, open_run
-from servers.truth.rig import truth_server
+from loadgen.tables import telemetry_table
+from servers.engine import Target
+from servers.host.ready import getter
+from servers.host.scrape import _gauge_rows
+from servers.registry import ENGINES
+from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script
 from tests.pitfalls.chain import fired, play, requests
+from tests.pitfalls.proxy import late_proxy
 from workloads.seeds import rng
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"
@@ -35,22 +42,18 @@ def test_18_percentiles_are_those_of_the_times_the_server_sent() -> None:
 
 def test_28_tokens_that_others_take_from_the_server_are_seen() -> None:
     """The server's counter over the load against what we received: with and without another client."""
-    script = Script(ttft_s=0.1, gaps_s=(0.002,))
 
     def residual_and_codes(n_others: int) -> tuple[float, set[str]]:
-        with truth_server(script, thread=True) as truth:
+        with truth_server(SCRIPT, thread=True) as truth:
 
             def ask_too(conn: object) -> None:
                 for _ in range(n_others):
                     body = {"prompt": [1], "max_tokens": 40, "stream": True}
                     httpx.post(f"{truth.url}/v1/completions", json=body, trust_env=False)
 
-            before = truth.metrics()
-            played = fired(truth, requests(20, 8), meanwhile=ask_too)
-            after = truth.metrics()
-        summary = played.summary(telemetry=_telemetry(before, after))
+            summary = _watched(truth, meanwhile=ask_too)
         codes = {warning["code"] for warning in summary["verdict"]["warnings"]}
-        return summary["conservation"]["output_residual"]["point"], codes
+        return summary["conservation"]["output_residual"]["point"], codes & {"conservation"}
 
     assert residual_and_codes(0) == (0.0, set())
     residual, codes = residual_and_codes(1)
@@ -58,11 +61,33 @@ def test_28_tokens_that_others_take_from_the_server_are_seen() -> None:
     assert codes == {"conservation"}
 
 
-def _telemetry(before: Any, after: Any) -> pd.DataFrame:
-    name = "truth:generation_tokens_total"
-    rows = [(-1, before[name]), (60_000_000_000, after[name])]
-    columns = {"source": "engine", "name": "generation_tokens", "note": None}
-    return pd.DataFrame([{"at_ns": at_ns, "value": value, **columns} for at_ns, value in rows])
+def test_28_the_servers_own_histogram_and_the_client_agree_unless_something_stands_between() -> None:
+    with truth_server(SCRIPT, thread=True) as truth:
+        direct = _watched(truth)
+        with late_proxy(truth.url, 0.06) as url:
+            behind = _watched(truth, url)
+    assert direct["agreement"]["ttft_server_p50_s"]["low"] == 0.1
+    assert direct["agreement"]["ttft_gap_s"]["point"] == pytest.approx(0, abs=0.03)
+    # It was late by 60 ms at least, and the server knows nothing of it.
+    gap_s = behind["agreement"]["ttft_gap_s"]["point"]
+    assert 0.06 <= gap_s < 0.12
+    (warning,) = (row for row in behind["verdict"]["warnings"] if row["code"] == "server-view")
+    assert warning["text"] == f"{gap_s * 1e3:.3g} ms lie between the server's own TTFT and the client's."
+    assert "proxy" in warning["advice"]
+
+
+SCRIPT = Script(ttft_s=0.1, gaps_s=(0.002,))
+
+
+def _watched(truth: TruthRig, url: str | None = None, **options: Any) -> dict[str, Any]:
+    """The summary of 20 requests, at `url` where that is not the server's own, watched as a run is."""
+    read = partial(
+        _gauge_rows, ENGINES["truth"], getter(Target(truth.url, "truth"), timeout_s=5.0), "/metrics"
+    )
+    before = read()
+    played = fired(replace(truth, url=url or truth.url), requests(20, 8), **options)
+    rows = telemetry_table([*before, *read()], played.report.t0_ns or 0)
+    return played.summary(telemetry=rows.to_pandas())
 
 
 def test_29_a_stored_event_log_gives_the_same_records_for_ever_and_the_same_bytes_each_time(

@@ -133,6 +133,9 @@ def test_gauges_come_from_recorded_metrics_and_what_is_not_provided_is_none() ->
     gauges = asdict(ENGINE.gauges(golden_reply("lightllm/metrics.http").body.decode()))
     assert gauges.pop("generation_tokens") == 66
     assert gauges.pop("prompt_tokens") == 739
+    latencies = gauges.pop("latencies")
+    assert (latencies["ttft_count"], latencies["e2e_count"]) == (6, 6)
+    assert latencies["ttft_sum"] < latencies["e2e_sum"]
     assert set(gauges.values()) == {None}
     running = 'lightllm_num_running_reqs{model_name="m"} 3.0\nlightllm_queue_size{model_name="m"} 2.0\n'
     assert (ENGINE.gauges(running).running, ENGINE.gauges(running).waiting) == (3, 2)

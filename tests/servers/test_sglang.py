@@ -120,6 +120,7 @@ def test_gauges_count_all_retractions_and_hits_of_every_source() -> None:
         "prefix_hit_tokens": 15,
         "prompt_tokens": 100,
         "generation_tokens": 200,
+        "latencies": None,
     }
     assert ENGINE.gauges("").waiting is None
 

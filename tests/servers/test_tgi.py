@@ -173,6 +173,7 @@ def test_gauges_that_it_gives_and_those_it_does_not() -> None:
     text = (
         "tgi_queue_size 4\ntgi_batch_current_size 8\ntgi_request_generated_tokens_sum 90\n"
         "tgi_request_input_length_sum 170\n"
+        'tgi_request_duration_bucket{le="0.5"} 3\ntgi_request_duration_count 4\n'
     )
     gauges = asdict(ENGINE.gauges(text))
     assert {name for name, value in gauges.items() if value is None} == {
@@ -180,6 +181,7 @@ def test_gauges_that_it_gives_and_those_it_does_not() -> None:
         "preemptions",
         "prefix_hit_tokens",
     }
+    assert gauges["latencies"] == {"e2e_le_0.5": 3, "e2e_count": 4}
     assert (gauges["waiting"], gauges["running"], gauges["generation_tokens"]) == (4, 8, 90)
 
 

@@ -125,6 +125,14 @@ def test_an_attached_server_that_tells_nothing_is_identified_as_unknown_not_as_z
 
 def test_gauges_come_from_recorded_metrics() -> None:
     gauges = asdict(ENGINE.gauges(metrics()))
+    latencies = gauges.pop("latencies")
+    assert {name: latencies[f"{name}_count"] for name in ("ttft", "itl", "e2e")} == {
+        "ttft": 9,
+        "itl": 441,
+        "e2e": 9,
+    }
+    assert (latencies["ttft_le_0.02"], latencies["ttft_le_+Inf"]) == (6, 9)
+    assert latencies["e2e_sum"] == pytest.approx(1.404, abs=1e-3)
     assert gauges == {
         "running": 0,
         "waiting": 0,

@@ -1,0 +1,111 @@
+"""The server's histograms against the client's records."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from loadgen.agreement import agreement, disagreement
+from loadgen.columns import Columns, columns_of
+from loadgen.stats import Absent, Estimate
+from loadgen.tables import record_table
+from loadgen.watched import Watched
+from tests.loadgen.making import failed, ok
+
+EDGES_S = (0.01, 0.1, 0.25, 0.5, 1.0, np.inf)
+SENT_S = 0.001
+"""When `ok` sends."""
+
+
+def client(ttft_s: float = 0.2, gap_s: float = 0.03, n: int = 20) -> Columns:
+    """n requests of four tokens, the first so long after it was sent."""
+    return columns_of(record_table([ok(i, SENT_S + ttft_s, [gap_s] * 3) for i in range(n)]))
+
+
+def server(
+    ttft_s: float = 0.2, gap_s: float = 0.03, n: int = 20, before: int = 7, at_ns=(-1, 2 * 10**9)
+) -> Watched:
+    """What its histograms were before and after the load, `before` requests of 0.9 s among the earlier."""
+    seen = {"ttft": [ttft_s] * n, "itl": [gap_s] * 3 * n, "e2e": [ttft_s + 3 * gap_s] * n}
+    rows = []
+    for at, now in zip(at_ns, (False, True), strict=False):
+        for name, values in seen.items():
+            all_s = np.array([0.9] * before + (values if now else []))
+            for edge_s in EDGES_S:
+                rows.append((at, f"{name}_le_{edge_s}".replace("inf", "+Inf"), (all_s <= edge_s).sum()))
+            rows += [(at, f"{name}_count", len(all_s)), (at, f"{name}_sum", all_s.sum())]
+    frame = pd.DataFrame(rows, columns=["at_ns", "name", "value"]).astype({"value": float})
+    return Watched(frame.assign(source="engine", note=None), 1.0)
+
+
+def point(figure: Estimate | Absent) -> float:
+    assert isinstance(figure, Estimate), figure
+    return figure.point
+
+
+def test_two_sides_that_agree_say_so_and_nothing_is_flagged() -> None:
+    found = agreement(client(), server())
+    assert [point(found[f"{name}_gap_s"]) for name in ("ttft", "itl", "e2e")] == pytest.approx([0, 0, 0])
+    assert point(found["ttft_client_p50_s"]) == pytest.approx(0.2)
+    assert disagreement(found) is None
+
+
+def test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out() -> None:
+    figure = agreement(client(), server())["ttft_server_p50_s"]
+    assert isinstance(figure, Estimate)
+    assert (figure.low, figure.high, figure.level, figure.n) == (0.1, 0.25, 1.0, 20)
+    assert 0.1 < figure.point < 0.25
+    late = agreement(client(2.0), server(2.0))["ttft_server_p50_s"]
+    assert isinstance(late, Estimate)
+    assert (late.low, late.high) == (1.0, None)
+
+
+def test_what_lies_between_the_two_is_named_with_its_size() -> None:
+    reason = disagreement(agreement(client(0.23), server(0.2)))
+    assert reason is not None
+    assert reason.code == "server-view"
+    assert reason.text == "30 ms lie between the server's own TTFT and the client's."
+    slower = disagreement(agreement(client(gap_s=0.05), server(gap_s=0.02)))
+    assert slower is not None
+    assert "ITL" in slower.text
+
+
+def test_a_server_that_says_more_than_the_client_saw_cannot_be_right() -> None:
+    reason = disagreement(agreement(client(0.2), server(0.24)))
+    assert reason is not None
+    assert reason.text == "The server's own TTFT is 40 ms longer than the client saw."
+
+
+def test_five_percent_and_a_millisecond_are_borne() -> None:
+    assert disagreement(agreement(client(0.209), server(0.2))) is None
+    assert disagreement(agreement(client(0.0029, gap_s=0.5), server(0.002, gap_s=0.5))) is None
+
+
+def test_where_others_were_served_too_only_medians_are_held_against_each_other() -> None:
+    inside = agreement(client(0.15, n=10), server(0.2))["ttft_gap_s"]
+    assert point(inside) == 0, "the client's median lies in the bucket of the server's"
+    beyond = agreement(client(0.35, n=10), server(0.2))["ttft_gap_s"]
+    assert point(beyond) == pytest.approx(0.1)
+    assert isinstance(beyond, Estimate)
+    assert "counted 20" in (beyond.note or "")
+
+
+def test_what_was_not_watched_or_not_told_is_absent_and_not_flagged() -> None:
+    silent = Watched(None, 1.0)
+    others = Watched(pd.DataFrame([(0, "engine", "running", 1.0, None)], columns=[*"abcde"]), 1.0)
+    others.rows.columns = ["at_ns", "source", "name", "value", "note"]  # type: ignore[union-attr]
+    nobody = columns_of(record_table([failed(0)]))
+    late = server(at_ns=(10, 2 * 10**9))
+    cases = [
+        (client(), silent),
+        (client(), others),
+        (client(), late),
+        (nobody, server()),
+        (client(), server(n=0)),
+    ]
+    for c, watched in cases:
+        found = agreement(c, watched)
+        assert isinstance(found["ttft_gap_s"], Absent)
+        assert found["ttft_gap_s"].reason
+        assert disagreement(found) is None
