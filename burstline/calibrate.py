@@ -1,6 +1,7 @@
 """`burstline calibrate`: measures this machine for the roofline and keeps what it found."""
 
 import argparse
+import json
 from pathlib import Path
 
 from burstline import exit_codes
@@ -23,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
+    from burstline.host_cost import add_host
     from roofline.calibrate import cached_file, calibrate_pinned
+    from roofline.model import ModelShape
 
     if args.threads < 1:
         raise RooflineError(f"--threads must be at least 1, not {args.threads}")
@@ -31,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
     out = args.out or cached_file(args.model, args.device, args.threads, quick=args.quick)
     print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
     calibrate_pinned(config, out, device=args.device, threads=args.threads, quick=args.quick)
+    if args.device == "cpu":
+        add_host(out, ModelShape.from_config(json.loads(config.read_text())).vocab, args.threads)
     _show(out)
     print(f"Written to {out}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
@@ -60,4 +65,6 @@ def _show(out: Path) -> None:
         print(
             f"  {kind:<12}measured is {spread.low:.2f} to {spread.high:.2f} of predicted ({spread.n} points)"
         )
+    if host := calibration.host:
+        print(f"  {'host':<12}{host} (of the embedded engine)")
     print(f"  repeats of one measurement differ by {calibration.measured_spread or 0:.1%}")

@@ -91,6 +91,8 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     config, identity = hardware["model_config"], run.identity
     table = tomllib.loads(path.read_text())
     device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
+    if calibration.host and calibration.host.engine != run.manifest.get("engine"):
+        calibration = replace(calibration, host=None)
     model = ModelShape.from_config(config, str(identity.model if identity else "") or None)
     quant, assumed = _quant(
         config, identity.dtype if identity else None, identity.kv_dtype if identity else None
@@ -203,11 +205,16 @@ def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
     if run.steps is None:
         return None
     begin_ns = min(reply.sent_s for reply in replies) * 1e9
-    rows = run.steps[run.steps["end_ns"] > begin_ns].to_dict("records")
+    steps = run.steps[run.steps["end_ns"] > begin_ns]
+    # A request that decodes next was there already, and so was one that waits: the engine did not idle.
+    at_once = (steps["n_waiting"] > 0) | (steps["decode_tok"].shift(-1) > 0)
+    steps = steps.assign(until_ns=steps["start_ns"].shift(-1).where(at_once, steps["end_ns"]))
+    rows = steps.to_dict("records")
     return [_logged_step({str(name): value for name, value in row.items()}) for row in rows] or None
 
 
 def _logged_step(row: Mapping[str, Any]) -> StepSeen:
+    """A step lasts until the next begins, where that follows at once: the host's part is in it."""
     new_tok, context = list(row["new_tok"]), list(row["context_tok"])
     # Only the last request's chunk can have been cut by the budget, so that it has no logits yet.
     logits = [1] * (len(new_tok) - 1) + [int(row["n_logits"]) - len(new_tok) + 1]
@@ -216,7 +223,7 @@ def _logged_step(row: Mapping[str, Any]) -> StepSeen:
         for name, ns in row.items()
         if name.endswith("_proj_ns") or name == "lm_head_ns"
     }
-    seconds = (row["end_ns"] - row["start_ns"]) / 1e9
+    seconds = (row["until_ns"] - row["start_ns"]) / 1e9
     timed = gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
     return StepSeen(Step.of(zip(new_tok, context, logits, strict=True)), seconds, timed)
 
@@ -236,6 +243,7 @@ def _device_facts(setup: Setup) -> dict[str, Any]:
         "reached_flops_per_s": fit.eta_c * peak if fit else None,
         "reached_bytes_per_s": fit.eta_m * device.bytes_per_s if fit else None,
         "measured_spread": setup.calibration.measured_spread if setup.calibration else None,
+        "host": asdict(setup.calibration.host) if setup.calibration and setup.calibration.host else None,
     }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from roofline.device import Device
 from roofline.errors import RooflineError
+from roofline.step import Step
 
 TIERS = ("ceiling", "generic defaults", "device fit", "measured shape")
 
@@ -85,6 +86,28 @@ class LinkFit:
 
 
 @dataclass(frozen=True, slots=True)
+class HostFit:
+    """What one engine's host adds to the kernels: to a step, for each token that it samples and delivers, and
+    for each prompt token it computes, its share of the request's way in. `source`: how that was measured."""
+
+    engine: str
+    step_s: float
+    token_s: float
+    prompt_tok_s: float
+    source: str
+
+    def seconds(self, step: Step) -> float:
+        prompt_tok = int(step.new_tok[step.new_tok > 1].sum())
+        return self.step_s + self.token_s * step.n_logits + self.prompt_tok_s * prompt_tok
+
+    def __str__(self) -> str:
+        return (
+            f"{self.token_s * 1e6:.3g} µs a token, {self.prompt_tok_s * 1e6:.2g} µs a prompt token and"
+            f" {self.step_s * 1e6:.0f} µs a step"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Spread:
     """Measured over predicted time on rows the fit never saw: 10th, 50th, 90th percentile, and how many."""
 
@@ -110,10 +133,10 @@ class Calibration:
     """What is known of a device beyond its ceilings.
 
     `gemm` and `spread` go by dtype ("bf16") and by kind ("gemm bf16", "decode", "prefill", "all_reduce").
-    `mixed` multiplies attention where prefill and decode share a step; `host_s` is what a step waits for the
-    host (0 where nothing was measured). `measured_spread` is the share by which repeats of one measurement
-    differ, None for fits to published tables. `passes` go by what ends an op's name ("norm", "act", "rope",
-    "write") where they were measured one by one.
+    `mixed` multiplies attention where prefill and decode share a step; `host_s` is what a step of any engine
+    waits for the host (0 where nothing was measured), `host` what one engine's steps do. `measured_spread` is
+    the share by which repeats of one measurement differ, None for fits to published tables. `passes` go by
+    what ends an op's name ("norm", "act", "rope", "write") where they were measured one by one.
     """
 
     name: str
@@ -131,6 +154,11 @@ class Calibration:
     fitted_on: str = ""
     measured_spread: float | None = None
     passes: Mapping[str, PassFit] = field(default_factory=dict)
+    host: HostFit | None = None
+
+    def host_seconds(self, step: Step) -> float:
+        """What the host adds to `step`, as far as it is known."""
+        return self.host_s + (self.host.seconds(step) if self.host else 0.0)
 
     def pass_fit(self, op_name: str) -> PassFit:
         """The fit for an elementwise op."""
@@ -203,6 +231,7 @@ def read_calibration(table: Mapping[str, Any]) -> Calibration:
         ),
         measured_spread=table.get("measured_spread"),
         passes={kind: PassFit(**fit) for kind, fit in table.get("passes", {}).items()},
+        host=HostFit(**table["host"]) if "host" in table else None,
     )
 
 
@@ -221,6 +250,7 @@ def calibration_toml(calibration: Calibration, prefix: str = "") -> str:
         ("elementwise", calibration.elementwise),
         *((f"passes.{kind}", fit) for kind, fit in calibration.passes.items()),
         *((f'spread."{kind}"', spread) for kind, spread in calibration.spread.items()),
+        *((("host", calibration.host),) if calibration.host else ()),
     ]
     lists: list[tuple[str, object]] = [
         *(("all_reduce", fit) for fit in calibration.all_reduce),

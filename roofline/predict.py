@@ -198,5 +198,5 @@ class Clock:
 
     def _seconds(self, step: Step) -> float:
         found = ops(self.model, self.quant, self.parallel, step)
-        host_s = self.calibration.host_s if self.calibration else 0.0
+        host_s = self.calibration.host_seconds(step) if self.calibration else 0.0
         return step_seconds(predict_step(found, self.device, self.calibration), host_s)

@@ -1,13 +1,15 @@
 """Kernels on the CPU as an engine on numpy runs them, each returned as a function to be timed.
 
-All in fp32. Weights rotate over as many copies as the model has layers: what one step sweeps through.
+All in fp32. Weights rotate over as many copies as the model has layers: what one step sweeps through. So do
+activations, over as many as a layer has: a large batch's are out of the cache, a small one's in it.
 """
 
 import itertools
 import math
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ _MOST_BYTES = 1 << 30  # that one measurement may hold
 _QUERY_TILE = 64
 _BLOCK = 16  # tokens
 _GATHERED_BYTES = 1 << 21  # keys taken out of the cache at once
+_ACTIVATIONS = 8  # arrays of a layer: normed, projected, rotated, attended, ... down to its output
 
 
 class NumpyProbe:
@@ -84,49 +87,60 @@ class NumpyProbe:
         return run
 
     def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel:
-        """Causal attention of one prompt, a tile of queries at a time."""
-        keys, values = self._array(2, kv_heads, tok, dim)
-        q = self._array(kv_heads, heads // kv_heads, tok, dim)
+        """Causal attention of one prompt: queries scaled, blocks gathered, a tile of queries at a time."""
+        n_blocks = -(-tok // _BLOCK)
+        cache = self._array(2, kv_heads, n_blocks, _BLOCK * dim)
+        table = self._rng.permutation(n_blocks)
+        unscaled = self._swept(tok, kv_heads, heads // kv_heads, dim)
 
-        def run() -> None:
+        def run() -> object:
+            q = next(unscaled) * np.float32(dim**-0.5)
+            mixed = np.empty_like(q)
+            taken = [np.take(half, table, axis=1, mode="clip") for half in cache]
+            keys, values = (half.reshape(kv_heads, -1, dim) for half in taken)
             for low in range(0, tok, _QUERY_TILE):
                 high = min(low + _QUERY_TILE, tok)
-                tile = q[:, :, low:high].reshape(kv_heads, -1, dim)
+                tile = q[low:high].transpose(1, 2, 0, 3).reshape(kv_heads, -1, dim)
                 scores = tile @ keys[:, :high].transpose(0, 2, 1)
                 diagonal = scores.reshape(kv_heads, -1, high - low, high)[..., low:]
                 diagonal += np.triu(np.full((high - low, high - low), -np.inf, np.float32), 1)
                 np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
-                _ = (scores @ values[:, :high]) / scores.sum(axis=-1, keepdims=True)
+                out = (scores @ values[:, :high]) / scores.sum(axis=-1, keepdims=True)
+                mixed[low:high] = out.reshape(kv_heads, -1, high - low, dim).transpose(2, 0, 1, 3)
+            return mixed
 
         return run
 
     def norm(self, rows: int, width: int) -> Kernel:
         """An RMSNorm and the addition to the residual stream before it."""
-        x, more, weight = self._array(rows, width), self._array(rows, width), self._array(width)
+        streams, added, weight = self._swept(rows, width), self._swept(rows, width), self._array(width)
 
         def run() -> object:
-            np.add(x, more, out=more)
-            mean_square = np.einsum("ij,ij->i", more, more) / np.float32(width)
-            return more * (1 / np.sqrt(mean_square + np.float32(1e-5)))[:, None] * weight
+            stream = next(streams)
+            np.add(stream, next(added), out=stream)
+            mean_square = np.einsum("ij,ij->i", stream, stream) / np.float32(width)
+            return stream * (1 / np.sqrt(mean_square + np.float32(1e-5)))[:, None] * weight
 
         return run
 
     def activation(self, rows: int, width: int) -> Kernel:
         """SiLU of one half, times the other."""
-        both = self._array(rows, 2 * width)
+        both = self._swept(rows, 2 * width)
 
         def run() -> object:
-            gate, up = both[:, :width], both[:, width:]
+            gate, up = np.hsplit(next(both), 2)
             return gate / (1 + np.exp(-gate)) * up
 
         return run
 
     def rope(self, rows: int, heads: int, dim: int) -> Kernel:
         """Queries and keys turned by their position, the two halves of a head as pairs."""
-        x, angle = self._array(rows, heads, dim), self._array(rows, 1, dim // 2)
+        # Between one token's and the next one's lie values.
+        swept, angle = self._swept(rows, heads + heads // 3, dim), self._array(rows, 1, dim // 2)
         cos, sin = np.cos(angle), np.sin(angle)
 
         def run() -> object:
+            x = next(swept)[:, :heads]
             first, second = x[..., : dim // 2], x[..., dim // 2 :]
             turned = np.empty(x.shape, np.float32)
             np.multiply(first, cos, out=turned[..., : dim // 2])
@@ -155,6 +169,10 @@ class NumpyProbe:
         began = clock()
         kernel()
         return clock() - began
+
+    def _swept(self, *shape: int) -> "Iterator[np.ndarray[Any, np.dtype[np.float32]]]":
+        """Such arrays in turn, for ever."""
+        return itertools.cycle([self._array(*shape) for _ in range(_ACTIVATIONS)])
 
     def _array(self, *shape: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
         return self._rng.standard_normal(shape, dtype=np.float32) * np.float32(0.01)

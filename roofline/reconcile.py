@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roofline.calibration import TIERS
+from roofline.calibration import TIERS, Calibration
 from roofline.capacity import kv_bytes, weight_bytes
 from roofline.errors import RooflineError
 from roofline.ops import ops
@@ -37,10 +37,11 @@ _TOLERANCE = 0.02
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Looked:
-    """A step with its predictions; `weight` counts the steps it stands for."""
+    """A step with its predictions, the host's part among them; `weight` counts the steps it stands for."""
 
     seen: StepSeen
     predictions: list[Prediction]
+    host_s: float
     weight: float
     measured: bool
 
@@ -97,6 +98,7 @@ def _look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[_L
             predict_step(
                 ops(setup.model, setup.quant, setup.parallel, steps[i].step), setup.device, setup.calibration
             ),
+            setup.calibration.host_seconds(steps[i].step) if setup.calibration else 0.0,
             weight,
             measured,
         )
@@ -114,9 +116,8 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
     tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
     far = [abs(np.log(r[0] / tok)) + abs(np.log(r[2] / context)) for r in rows]
     nearest = [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
-    host_s = setup.calibration.host_s if setup.calibration else 0.0
     ideal_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in looked)
-    reachable_s = sum(one.weight * (host_s + sum(p.seconds for p in one.predictions)) for one in looked)
+    reachable_s = sum(one.weight * (one.host_s + sum(p.seconds for p in one.predictions)) for one in looked)
     measured_s = sum(one.weight * one.seen.seconds for one in looked) if looked[0].measured else None
 
     def share(amount: float, per_s: float) -> Utilisation:
@@ -213,24 +214,33 @@ def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float
             device_s += one.weight * p.seconds
             for name, seconds in _parts(p, mixed):
                 parts[name] += one.weight * seconds
-    host_s = busy_s - device_s
     yield Bar("ceiling", ideal_s, "every op at its bound, with a cache that holds every request")
     yield Bar("kernel efficiency", parts["kernels"], "kernels reach a share of peak and bandwidth")
     yield Bar("launch floors", parts["floors"], "what a launch costs however small the kernel")
     yield Bar("elementwise", parts["elementwise"], "norms, rotary embedding, activations: all could be fused")
     yield Bar("communication", parts["communication"], "collectives above their links' bound")
     yield Bar("mixed steps", parts["mixed"], "decode attention beside a prefill runs in a slower kernel")
-    if looked[0].measured:
-        yield Bar(
-            "host and unexplained", host_s, "the engine's own step times above the device's predicted part"
-        )
-    else:
-        yield Bar("host", host_s, "what each step waits for the engine's scheduler, as calibrated")
+    yield from _host_bars(looked, setup, busy_s - device_s)
     waves_s = bound_s - ideal_s
-    rest_s = run.makespan_s - bound_s - sum(parts.values()) - host_s
+    rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
     yield Bar("KV waves", waves_s, "more and smaller steps, because the cache does not hold every request")
     what = "queue and idle" if looked[0].measured else "queue and unexplained"
     yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
+
+
+def _host_bars(looked: Sequence[_Looked], setup: Setup, above_s: float) -> Iterator[Bar]:
+    """`above_s`, by which steps are longer than the device's part: as far as it is known, the host's."""
+    host_s = sum(one.weight * one.host_s for one in looked)
+    why = "what each step waits for the engine's scheduler"
+    if setup.calibration and setup.calibration.host:
+        why = f"schedule, sample, deliver: {setup.calibration.host}"
+    if not looked[0].measured:
+        yield Bar("host", above_s, why)
+    elif host_s:
+        yield Bar("host", host_s, why)
+        yield Bar("unexplained", above_s - host_s, "steps above what kernels and host are predicted to take")
+    else:
+        yield Bar("host and unexplained", above_s, "the engine's steps above the device's predicted part")
 
 
 def _parts(p: Prediction, mixed: float) -> Iterator[tuple[str, float]]:
@@ -287,11 +297,18 @@ def _assumed(run: Run, setup: Setup) -> Iterator[str]:
     else:
         known = setup.calibration
         yield f"calibration {known.name}, {TIERS[known.tier]}: {known.source}"
-        if known.tier == 1 and known.host_s:
-            yield f"{known.host_s * 1e3:g} ms of host time a step"
+        yield _host_said(known)
     quant = setup.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
+
+
+def _host_said(known: Calibration) -> str:
+    if known.host:
+        return f"host time: {known.host}, {known.host.source}"
+    if known.host_s:
+        return f"{known.host_s * 1e3:g} ms of host time a step"
+    return "host time is not included in predictions: it was not measured"
 
 
 _CAUSES = (

@@ -83,14 +83,15 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One step of the scheduler's choosing: logged, its tokens accepted and returned."""
-        start_ns, n_preempted = time.monotonic_ns(), self.scheduler.n_preemptions
+        start_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        n_preempted = self.scheduler.n_preemptions
         self.model.clear_clock()
         shares = self.scheduler.schedule()
         tokens = self._compute(shares)
         end_ns = time.monotonic_ns()
         if self._step_log:
-            n_preempted = self.scheduler.n_preemptions - n_preempted
-            self._step_log.write(self._logged(shares, start_ns, end_ns) | {"n_preempted": n_preempted})
+            beside = {"cpu_ns": cpu_ns, "n_preempted": self.scheduler.n_preemptions - n_preempted}
+            self._step_log.write(self._logged(shares, start_ns, end_ns) | beside)
         self._n_steps += 1
         return [self._accept(sequence, token, end_ns) for sequence, token in tokens]
 

@@ -7,6 +7,7 @@ The first line is the header: `schema` (1), `pid`, `gemms` (their names) and all
 |---|---|
 | step | counted from 0 |
 | start_ns, end_ns | time.monotonic_ns before scheduling, and after the new tokens were chosen |
+| cpu_ns | CPU time that the whole server had used at start_ns, of all its threads |
 | prefill_tok, decode_tok | tokens computed; decode: one new token of a sequence whose prompt is done |
 | new_tok, context_tok | per sequence: tokens computed; tokens the last of them attends to, itself included |
 | n_logits | rows of the lm_head GEMM: sequences that got a new token |

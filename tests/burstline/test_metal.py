@@ -203,10 +203,10 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
         (0, 10, 8, 0, 1), (12, 20, 8, 1, 0), (21, 30, 0, 2, 0), (90, 100, 8, 0, 0),
     ]  # fmt: skip
     steps = [
-        {"start_ns": 10**9 * start, "end_ns": 10**9 * end, "prefill_tok": prefill, "decode_tok": decode,
-         "n_waiting": waiting, "new_tok": [1] * decode + [8] * (prefill > 0), "n_logits": decode + (prefill > 0),
-         "context_tok": [9] * decode + [8] * (prefill > 0), **dict.fromkeys(gemms, 1)}
-        for start, end, prefill, decode, waiting in rows
+        {"start_ns": 10**9 * start, "end_ns": 10**9 * end, "prefill_tok": new, "decode_tok": decode,
+         "n_waiting": waiting, "new_tok": [1] * decode + [8] * (new // 8), "n_logits": decode + new // 8,
+         "context_tok": [9] * decode + [8] * (new // 8), **dict.fromkeys(gemms, 1)}
+        for start, end, new, decode, waiting in rows
     ]  # fmt: skip
     run.save_steps(pa.Table.from_pylist(steps))
     assert [seen.seconds for seen in seen_in(open_run(run.path), []).steps] == [12, 9, 9, 10]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -21,7 +22,7 @@ from roofline.predict import predict_step
 from roofline.simulate import simulate
 from tests.servers.tiny_model import make_tiny_model
 
-pytestmark = pytest.mark.bench
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 
 QUIET = 0.05
 TRIES = 4
@@ -88,12 +89,15 @@ def test_measured_dots_lie_under_the_ceiling(quiet_run):
 def test_the_simulator_knows_when_the_burst_ends_and_first_tokens_come(quiet_run):
     setup, assumed = setup_of(quiet_run)
     seen = seen_in(quiet_run, assumed)
-    found = simulate(seen.requests, seen.limits, setup.clock())
     ttft_s = quiet_run.summary["metrics"]["ttft"]["p50"]["point"]
-    makespan, ttft = found.makespan_s / seen.makespan_s - 1, float(np.median(found.ttft_s)) / ttft_s - 1
-    print(f"makespan {makespan:+.1%}, TTFT p50 {ttft:+.1%}")
-    assert abs(makespan) <= 0.15
-    assert abs(ttft) <= 0.15
+    kernels = replace(setup, calibration=replace(setup.calibration, host=None))
+    print(f"makespan {seen.makespan_s:.2f} s, TTFT p50 {ttft_s:.2f} s; host {setup.calibration.host}")
+    for what, each in (("kernels alone", kernels), ("with the host", setup)):
+        found = simulate(seen.requests, seen.limits, each.clock())
+        makespan, ttft = found.makespan_s / seen.makespan_s - 1, float(np.median(found.ttft_s)) / ttft_s - 1
+        print(f"{what}: makespan {found.makespan_s:.2f} s, {makespan:+.1%}; TTFT p50 {ttft:+.1%}")
+    assert abs(makespan) <= 0.1
+    assert abs(ttft) <= 0.1
 
 
 def test_the_wire_shows_the_steps_that_the_engine_logged(quiet_run):

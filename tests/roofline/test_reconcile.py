@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from roofline.accuracy_serving import bundled_model
-from roofline.calibration import load_calibration
+from roofline.calibration import HostFit, load_calibration
 from roofline.device import load_device
 from roofline.model import QUANTS
 from roofline.parallel import Parallel
@@ -61,6 +61,20 @@ def test_host_time_is_what_steps_take_above_the_devices_part():
     run = logged(1.3)
     assert found["host and unexplained"] == pytest.approx(run.makespan_s * 0.3 / 1.3, rel=0.02)
     assert found["queue and idle"] == pytest.approx(0, abs=0.02 * run.makespan_s)
+
+
+def test_a_measured_host_has_a_bar_of_its_own_that_says_what_it_costs():
+    host = HostFit("reference", 0.001, 4e-5, 1e-6, "measured")
+    setup = replace(SETUP, calibration=replace(SETUP.calibration, host=host))
+    run = logged(1.1, setup)
+    found = reconcile(run, setup)
+    bars = {bar.name: bar for bar in found.waterfall}
+    asked_tok = {"token": sum(r.output_tok for r in REQUESTS), "prompt": sum(r.prompt_tok for r in REQUESTS)}
+    expected_s = 0.001 * len(run.steps) + 4e-5 * asked_tok["token"] + 1e-6 * asked_tok["prompt"]
+    assert bars["host"].seconds == pytest.approx(expected_s, rel=0.02)
+    assert "40 µs a token" in bars["host"].why
+    assert bars["unexplained"].seconds == pytest.approx(run.makespan_s * 0.1 / 1.1, rel=0.02)
+    assert found.phases[0].mfu.measured == pytest.approx(found.phases[0].mfu.reachable / 1.1, rel=0.02)
 
 
 def test_without_a_log_nothing_is_called_measured_and_the_page_is_told():
