@@ -117,7 +117,7 @@ def concurrency(c: Columns) -> dict[str, Figure]:
     return {
         "mean": measured(mean, "requests", reason, n),
         "max": measured(float(in_flight.max()), "requests", reason, n),
-        "little_residual": measured(1 - by_little / mean if mean else None, "1", reason, n),
+        "little_residual": measured(round(1 - by_little / mean, 12) if mean else None, "1", reason, n),
     }
 
 

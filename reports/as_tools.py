@@ -44,7 +44,7 @@ def section(view: View) -> list[Block]:
     )
     if isinstance(text, Absent):
         return [*blocks, Note(f"vLLM's text block: {text.reason}.")]
-    return [*blocks, Command("As vllm bench serve prints it", text)]
+    return [*blocks, Command("As vllm bench serve prints it", text, aligned=True)]
 
 
 Value = float | Absent

@@ -21,6 +21,7 @@ ARROWS = {"lower": "↓", "higher": "↑"}
 
 HEADLINE = ("ttft", "tpot", "itl", "e2e")
 """The latencies of the headline table; the others are folded away."""
+CERTIFIED = ("TTFT", "ITL", "TPOT", "E2E")
 TITLES = {
     "first_wave_s": "Time to the first token",
     "drain_s": "Time to drain",
@@ -52,7 +53,25 @@ TITLES = {
     "others_cpu_fraction": "CPU used by others",
     "steal_fraction": "CPU stolen by the hypervisor",
     "cpu_waiting_fraction": "Time some task waited for a CPU",
-    "certified_events_per_s": "Certified at events",
+    **{f"send_lag_{p}_s": f"Requests sent late, {p}" for p in ("p50", "p99", "max")},
+    **{f"read_lag_{p}_s": f"Read after the kernel had it, {p}" for p in ("p50", "p99", "max")},
+    **{f"read_error_{p}_s": f"What an arrival may be off by, {p}" for p in ("p50", "p99", "max")},
+    "client_cpu_s": "CPU time of the client",
+    "involuntary_switches": "Times the client was made to give up its CPU",
+    "clock_drift_s": "Drift of the wall clock",
+    **{f"certified_{m.lower()}_bias_s": f"{m} at a server of known truth, mean error" for m in CERTIFIED},
+    **{f"certified_{m.lower()}_p99_s": f"{m} at a server of known truth, error p99" for m in CERTIFIED},
+    "certified_events_per_s": "Events per second in that test",
+    "certified_cpu_per_event_s": "CPU time of the client per event",
+    "output_client_tok": "Output, counted from the replies",
+    "output_server_tok": "Output, by the server's counters",
+    "output_residual": "Output, share that differs",
+    "prompt_client_tok": "Prompts, counted from the replies",
+    "prompt_server_tok": "Prompts, by the server's counters",
+    "prompt_residual": "Prompts, share that differs",
+    "tok_per_s": "Their output",
+    "start_s": "Counts from",
+    "end_s": "Counts until",
     "certified_limit_per_s": "ITL p99 within 5 % up to events",
     "throttled_fraction": "Time the client was throttled",
     **{f"{m.lower()}_client_p50_s": f"{m} p50, from the request written" for m in ("TTFT", "E2E")},
@@ -83,6 +102,8 @@ TITLES = {
     "tpot_change_fraction": "TPOT: change over the run, of its median",
 }
 """What the summary's figures without a definition of their own are called; others are shown by their key."""
+SHARES = ("attainment", "kernel_stamps")
+"""Fractions whose names do not say so."""
 ACRONYMS = {
     "kv": "KV",
     "cpu": "CPU",
@@ -126,15 +147,20 @@ def named(key: str) -> Cell:
     if key not in METRICS:
         return Cell(title_of(key))
     arrow = ARROWS.get(METRICS[key].better, "")
-    return Cell(f"{METRICS[key].title} {arrow}".strip(), href=f"#def-{key}")
+    return Cell(f"{METRICS[key].title}\u00a0{arrow}".strip(), href=f"#def-{key}")
 
 
-def latency_table(caption: str, metrics: Mapping[str, Node]) -> Table:
-    """One row a metric, one column a quantile, each number over its interval, then the instrument's error."""
+def latency_table(caption: str, metrics: Mapping[str, Node], *, evidence: bool = True) -> Table:
+    """One row a metric, one column a quantile, each number over its interval, then the instrument's error.
+
+    Numbers of the headline link to their `evidence`.
+    """
     columns = [p for p in (*QUANTILES, "mean") if any(p in row for row in metrics.values())]
     notes: list[str] = []
     errors = ["instrument_error"] if any("instrument_error" in row for row in metrics.values()) else []
-    rows = tuple(Row(tuple(_latency_cells(key, row, columns, errors, notes))) for key, row in metrics.items())
+    rows = tuple(
+        Row(tuple(_latency_cells(key, row, columns, errors, notes, evidence))) for key, row in metrics.items()
+    )
     titles = ["Latency", "Unit", *columns, *("± instrument" for _ in errors), "n"]
     return Table(
         caption, tuple(Column(title, k > 1) for k, title in enumerate(titles)), rows, notes=tuple(notes)
@@ -142,7 +168,7 @@ def latency_table(caption: str, metrics: Mapping[str, Node]) -> Table:
 
 
 def _latency_cells(
-    key: str, row: Node, columns: list[str], errors: list[str], notes: list[str]
+    key: str, row: Node, columns: list[str], errors: list[str], notes: list[str], evidence: bool
 ) -> Iterator[Cell]:
     known = [row[p] for p in columns if p in row and row[p]["point"] is not None]
     scale = scale_for(known[0]["unit"] if known else "", [estimate["point"] for estimate in known])
@@ -150,7 +176,7 @@ def _latency_cells(
     yield Cell(scale.unit)
     for p in columns:
         yield (
-            _value(row[p], scale, notes, f"#ev-{key}-{p}" if key in HEADLINE else "")
+            _value(row[p], scale, notes, f"#ev-{key}-{p}" if evidence and key in HEADLINE else "")
             if p in row
             else Cell("–")
         )
@@ -189,8 +215,10 @@ def scale_of(key: str, estimate: Node) -> Scale:
     """How the estimate is shown; a fraction of the whole is shown in per cent."""
     if estimate["point"] is None:
         return Scale(1.0, "")
-    is_fraction = key.endswith("_fraction") and estimate["unit"] == "1"
-    return scale_for("fraction" if is_fraction else estimate["unit"], [estimate["point"]])
+    is_fraction = key.endswith("_fraction") or key in SHARES
+    return scale_for(
+        "fraction" if is_fraction and estimate["unit"] == "1" else estimate["unit"], [estimate["point"]]
+    )
 
 
 def leaves(group: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
@@ -217,18 +245,15 @@ def glossary_table() -> Table:
         Row(
             (
                 Cell(metric.title),
-                Cell(metric.unit),
-                Cell(better.get(metric.better, "–"), tone="short"),
-                Cell(formula(metric.formula), detail=metric.note),
+                Cell(formula(metric.formula), detail=metric.note, tone="wrap"),
+                Cell(metric.unit, detail=better.get(metric.better, ""), tone="short"),
                 Cell(metric.source),
             ),
             id=f"def-{key}",
         )
         for key, metric in METRICS.items()
     )
-    columns = tuple(
-        Column(title, numeric=False) for title in ("Metric", "Unit", "Better", "Made of", "Source")
-    )
+    columns = tuple(Column(title, numeric=False) for title in ("Metric", "Made of", "Unit", "Source"))
     return Table("What every number means", columns, rows)
 
 

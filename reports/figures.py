@@ -17,6 +17,7 @@ from reports.drawing import (
     DASHES,
     MUTED,
     SERIES,
+    TEXT,
     WIDE,
     Drawing,
     Plot,
@@ -52,8 +53,21 @@ class Panel:
     lines: tuple[Line, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of the run, in seconds from its start, that the numbers leave out."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
 def timeline(
-    edges: Floats, panels: Sequence[Panel], marks: Sequence[tuple[float, str]], finding: str
+    edges: Floats,
+    panels: Sequence[Panel],
+    marks: Sequence[tuple[float, str]],
+    finding: str,
+    greyed: Sequence[Span] = (),
 ) -> Plot:
     """Panels over one shared time axis in bins of equal width; `marks` are instants (s) worth a line."""
     scales = [scale_for(p.unit, [_greatest(line.values) for line in p.lines]) for p in panels]
@@ -65,7 +79,9 @@ def timeline(
             _draw_panel(axis, panel, scale, edges)
             for at_s, _ in marks:
                 axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
-        for at_s, text in marks:
+            for span in greyed:
+                axis.axvspan(span.start_s, min(span.end_s, edges[-1]), color=MUTED, alpha=0.14, linewidth=0)
+        for at_s, text in (*marks, *((span.start_s, span.text) for span in greyed)):
             # Beside the second panel's title, where no line and no legend is.
             axes[min(1, len(axes) - 1)].annotate(
                 text,
@@ -75,6 +91,7 @@ def timeline(
                 textcoords="offset points",
                 ha="right" if at_s > 0.5 * edges[-1] else "left",
                 color=MUTED,
+                fontsize=TEXT,
             )
         axes[-1].set_xlim(edges[0], edges[-1])
         axes[-1].set_xlabel("time since the run's start (s)", loc="right")
@@ -88,7 +105,7 @@ def timeline(
         finding,
         f"Look for what changes together: all panels share the axis, and every bin is {edges[1]:g} s wide. "
         "Rates are the bin's mean and levels its maximum, so a peak shorter than a bin shows in a level but "
-        "is flattened in a rate.",
+        f"is flattened in a rate.{' What is grey counts in no number of this page.' if greyed else ''}",
         in_both_widths("timeline", draw),
         _timeline_table(edges, panels, scales),
     )

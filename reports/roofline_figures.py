@@ -247,7 +247,7 @@ def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
         panel.grid(visible=False, axis="y")
         panel.grid(visible=True, axis="x")
         panel.set_xlabel(f"time of the whole run ({scale.unit})", loc="right")
-        head(panel, "From the ceiling to what was measured", named=False)
+        head(panel, "Ceiling to measured", named=False)
         margins(figure, top=40, bottom=FOOT, left=158)
         return drawn(figure, name, panel, "y")
 

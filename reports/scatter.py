@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from reports.drawing import (
@@ -30,6 +31,7 @@ MARKERS = ("o", "s", "^", "D")
 """The third cue: curve k has colour SERIES[k], line style DASHES[k] and this marker."""
 LOG_FROM = 15.0
 """Beyond this ratio of greatest to least the horizontal axis is logarithmic."""
+Box = tuple[float, float, float, float]
 LETTER, LINE = 6.6, 13.0
 """About how wide a letter and how high a line of text is, CSS pixels."""
 
@@ -78,22 +80,25 @@ class Region:
 def scatter(
     name: str, width: float, curves: Sequence[Curve], axes: tuple[str, str], region: Region | None = None
 ) -> Drawing:
-    """The curves over `axes`, their labels; no x may be 0 where the greatest is far above the least."""
-    figure, (panel,) = canvas(width, 400 if width >= WIDE else 345)
+    """The curves over `axes`, the labels of x and y: `{log}` in that of x says whether it is logarithmic.
+
+    No x may be 0 where the greatest is far above the least.
+    """
+    figure, (panel,) = canvas(width, 380 if width >= WIDE else 345)
     x_label, y_label = axes
     x = [dot.x for curve in curves for dot in curve.known]
     y = [dot.y for curve in curves for dot in curve.known]
     panel.grid(visible=True, axis="x")
     is_log = max(r.at for r in x) > LOG_FROM * min(r.at for r in x)
     _fit(panel, x, y, is_log=is_log)
-    if region:
-        _shade(panel, region)
+    written = _shade(panel, region) if region else None
     for k, curve in enumerate(curves):
         _draw(panel, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
-    panel.set_xlabel(f"{x_label}, log axis" if is_log else x_label, loc="right")
+    panel.set_xlabel(x_label.format(log=", log" if is_log else ""), loc="right")
     head(panel, y_label, named=len(curves) > 1)
-    margins(figure, top=48, bottom=46)
-    for text, at in _places(panel, curves):
+    margins(figure, top=48 if width < WIDE and len(curves) > 1 else 30, bottom=46)
+    taken = [written.get_window_extent()] if written else []
+    for text, at in _places(panel, curves, [(box.x0, box.y0, box.x1, box.y1) for box in taken]):
         panel.annotate(text, at, xycoords="figure pixels", va="center", color=INK, fontsize=TEXT)
     return drawn(figure, name, panel)
 
@@ -122,20 +127,21 @@ class LogTicks(Ticks):
         return [f"{value:,.6f}".rstrip("0").rstrip(".") for value in values]
 
 
-def _shade(panel: Axes, region: Region) -> None:
+def _shade(panel: Axes, region: Region) -> Annotation | None:
+    """The region and its name; None where it lies beyond the axes."""
     (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
     x = region.x
     first, last = (left, right) if x is None else (left, min(x, right)) if region.x_at_most else (x, right)
     low = bottom if region.y is None else region.y
     if first >= last or low >= top:
-        return
+        return None
     panel.fill_between([first, last], low, top, color=GOOD, alpha=0.09, linewidth=0)
     if x is not None and left < x < right:
         panel.plot([x, x], [low, top], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
     if region.y is not None:
         panel.plot([first, last], [low, low], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
     at_left = region.x_at_most or x is None
-    panel.annotate(
+    return panel.annotate(
         region.text,
         (first if at_left else last, top),
         (5 if at_left else -5, -5),
@@ -168,10 +174,12 @@ def _whiskers(panel: Axes, dot: Dot, color: str) -> None:
     panel.plot([dot.x.at] * 2, [max(dot.y.low, bottom), min(dot.y.high, top)], **thin)
 
 
-def _places(panel: Axes, curves: Sequence[Curve]) -> Iterator[tuple[str, tuple[float, float]]]:
+def _places(
+    panel: Axes, curves: Sequence[Curve], written: Sequence[Box]
+) -> Iterator[tuple[str, tuple[float, float]]]:
     """Where each point's word has room beside it, in pixels; what finds none is left out."""
     at = {id(dot): panel.transData.transform((dot.x.at, dot.y.at)) for curve in curves for dot in curve.known}
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in at.values()]
+    taken = [*written, *((x - 5, y - 5, x + 5, y + 5) for x, y in at.values())]
     edge = panel.get_window_extent()
     for curve in curves:
         for dot in curve.known:
@@ -194,9 +202,6 @@ def _places(panel: Axes, curves: Sequence[Curve]) -> Iterator[tuple[str, tuple[f
                     taken.append(box)
                     yield dot.text, (left, middle)
                     break
-
-
-Box = tuple[float, float, float, float]
 
 
 def _meet(a: Box, b: Box) -> bool:

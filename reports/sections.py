@@ -51,6 +51,8 @@ def numbers(view: View) -> list[Block]:
     if others:
         blocks.append(Folded("Other latencies, and what other tools call by the same names",
                              (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
+    if bounds := {key: row for key, row in summary.get("bounds", {}).items() if key in HEADLINE}:
+        blocks.append(Folded("Upper bounds, as MLPerf reckons them", (_bounds(bounds),)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
 
@@ -73,6 +75,16 @@ def _tile(label: str, estimate: Mapping[str, Any]) -> Tile:
         return Tile(label, "–", "", str(estimate.get("absent", "")))
     scale = scale_for(estimate["unit"], [estimate["point"]])
     return Tile(label, point(estimate, scale), scale.unit, interval(estimate, scale))
+
+
+def _bounds(bounds: Mapping[str, Any]) -> Table:
+    """Without intervals: each bound is the end of one."""
+    caption = "With 99 % confidence the quantile is below this: MLPerf's early-stopping estimate"
+    bare = {
+        key: {p: {**estimate, "low": None, "high": None} for p, estimate in row.items()}
+        for key, row in bounds.items()
+    }
+    return latency_table(caption, bare, evidence=False)
 
 
 def _evidence(view: View) -> Table:
@@ -132,18 +144,27 @@ def when(view: View) -> list[Block]:
     shown = [panel for panel in panels if panel.lines]
     missing = [panel.title for panel in panels if not panel.lines]
     first_s = c.first_s[c.ok]
-    marks = [(float(first_s.max()), "last first token")] if len(first_s) > 1 else []
-    if view.warm_up_end_s > 0:
-        marks.append((view.warm_up_end_s, "warm-up ends"))
+    marks = [(float(first_s.max()), "last first token")] if is_burst(view) and len(first_s) else []
     most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
     finding = (
         f"At most {count(most)} requests in flight; output peaks at {number(fastest)} tok/s; the last reply "
         f"ends {duration(end_s)} after the start."
     )
-    blocks: list[Block] = [figures.timeline(edges, shown, marks, finding)]
+    blocks: list[Block] = [figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
     if missing:
         blocks.append(Note(f"Not provided by the engine, or not watched on this run: {', '.join(missing)}."))
     return blocks
+
+
+def _left_out(view: View, end_s: float) -> list[figures.Span]:
+    """Warm-up and drain of an open loop: before and after the window in which its numbers count."""
+    window = view.summary.get("window", {})
+    if window.get("n_warm_up", {}).get("point") is None:
+        return []
+    start_s, last_s = (float(window[name]["point"]) for name in ("start_s", "end_s"))
+    first_s = float(view.columns.due_s.min())
+    spans = (figures.Span(first_s, start_s, "warm-up"), figures.Span(last_s, end_s, "drain"))
+    return [span for span in spans if span.end_s > span.start_s]
 
 
 def _panels(view: View, edges: Floats) -> list[Panel]:

@@ -33,7 +33,7 @@ def knee(points: Sequence[Point]) -> Point | None:
 
 
 def _gain(label: str, points: Sequence[Point], unit: str) -> str:
-    known = [at for at in points if at.output["point"] is not None]
+    known = [at for at in points if at.output["point"] is not None and not at.doubts]
     bend = knee(known)
     if bend is None:
         return ""

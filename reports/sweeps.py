@@ -23,7 +23,8 @@ class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
     `speed` is the tokens per second that the median user sees, 1 / TPOT. `result` is the worst of all its
-    runs' targets, "" without any; `doubts` say why the point cannot be relied on.
+    runs' targets, "" without any; `doubts` are the states other than VALID of its runs and of the comparison
+    at its load.
     """
 
     label: str
@@ -136,13 +137,10 @@ def _point(label: str, load: Load, cell: Cell, percentile: Mapping[str, str], pe
 
 
 def _doubts(cell: Cell, views: Sequence[View]) -> Iterator[str]:
-    yield from dict.fromkeys(
-        str(view.summary["verdict"]["state"])
-        for view in views
-        if view.summary["verdict"]["state"] != State.VALID
-    )
+    states = [str(view.summary["verdict"]["state"]) for view in views]
     if cell.gate.state == State.NOT_COMPARABLE:
-        yield "the engines did not do the same work"
+        states.append(str(State.NOT_COMPARABLE))
+    yield from dict.fromkeys(state for state in states if state != State.VALID)
 
 
 def _speed(tpot: Node) -> Node:

@@ -79,7 +79,7 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
         if any(at in known for at in sweep.of(label))
     ]
     towards = "better →" if cost.better == "higher" else "← better"
-    axes = (f"{cost.label} ({scale.unit}), {towards}", output_title(sweep))
+    axes = (f"{cost.label} ({scale.unit}{{log}}), {towards}", output_title(sweep))
     region, name = _region(sweep, cost, scale), f"{prefix}tradeoff-{cost.key}"
     wide = WIDE if cost.key == "speed" else HALF
     drawings = (
@@ -131,11 +131,12 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
     """From which value to which it goes as the load grows, contender by contender."""
     said: dict[str, list[str]] = {}
     for label in sweep.labels:
+        who = f" with {label}" if len(sweep.labels) > 1 else ""
         known = [at for at in sweep.of(label) if cost.of(at)["point"] is not None]
         if known:
             first, last = (number(cost.of(at)["point"] / scale.divisor) for at in (known[0], known[-1]))
             loads = f"from {known[0].load.number} to {known[-1].load}"
-            said.setdefault(loads, []).append(f"{first} to {last} {scale.unit} with {label}")
+            said.setdefault(loads, []).append(f"{first} to {last} {scale.unit}{who}")
     told = "; ".join(f"{loads}: {', '.join(ends)}" for loads, ends in said.items())
     return f"{cost.label}, {told}."
 
@@ -172,8 +173,12 @@ def _cell(figure: Node, scale: Scale) -> Cell:
 
 def remarks(sweep: Sweep) -> list[str]:
     """What is hollow in the figures, and what is not in them, with the reasons."""
-    hollow = [f"{at.label} at {at.load} ({', '.join(at.doubts)})" for at in sweep.points if at.doubts]
-    said = [f"Hollow, for these cannot be relied on: {'; '.join(hollow)}."] if hollow else []
+    hollow: dict[str, list[str]] = {}
+    for at in sweep.points:
+        if at.doubts:
+            hollow.setdefault(f"at {at.load} ({', '.join(at.doubts)})", []).append(at.label)
+    told = "; ".join(f"{', '.join(labels)} {where}" for where, labels in hollow.items())
+    said = [f"Hollow points cannot be relied on: {told}."] if told else []
     for cost in costs_of(sweep):
         lost = [
             f"{at.label} at {at.load} ({cost.of(at).get('absent', 'no output throughput')})"
@@ -211,7 +216,7 @@ def numbers(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
         cells += [_cell(cost.of(at), scale) for cost, scale in zip(costs, scales, strict=True)]
         cells += [_targets(at)] if sweep.goals else []
         rows.append(Row((*cells, Cell(", ".join(at.doubts) or "VALID"))))
-    return Table("Every load; 95 % intervals in brackets", tuple(columns), tuple(rows))
+    return Table("Every load; 95 % intervals in brackets", tuple(columns), tuple(rows), sortable=True)
 
 
 def _targets(at: Point) -> Cell:

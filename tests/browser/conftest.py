@@ -1,16 +1,15 @@
 """Debian's Chromium without a network, and the pages it opens."""
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from reports.page import render
-from tests.reports import synthetic
+from tests.browser.kinds import comparison_pages, run_pages
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
-SCREENSHOTS = Path(__file__).parent / "screenshots"
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +34,19 @@ def browser() -> Iterator:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of each kind of run, by name."""
+    """A page of each kind, by name."""
     folder = tmp_path_factory.mktemp("pages")
-    kinds = {
-        "burst": synthetic.records(n=1000),
-        "lossy": synthetic.records(n=200, n_failed=23),
-        "hopeless": synthetic.records(n=20, n_failed=20),
-        "single": synthetic.records(n=1),
-    }
-    for name, rows in kinds.items():
-        run = synthetic.finished_run(folder, rows, watched=name != "single")
-        (folder / f"{name}.html").write_text(render(run))
-    return {name: folder / f"{name}.html" for name in kinds}
+    made = run_pages(folder) | comparison_pages(folder)
+    for name, html in made.items():
+        (folder / f"{name}.html").write_text(html)
+    return {name: folder / f"{name}.html" for name in made}
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The source of axe-core, from npm."""
+    if shutil.which("npm") is None:
+        pytest.skip("npm is not installed")
+    folder = tmp_path_factory.mktemp("axe")
+    subprocess.run(["npm", "install", "--silent", "--prefix", folder, "axe-core@4"], check=True, timeout=100)
+    return (folder / "node_modules/axe-core/axe.min.js").read_text()

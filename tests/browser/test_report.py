@@ -1,59 +1,41 @@
 """The report in a real browser: offline, at every width, in both themes, with and without JavaScript."""
 
-import base64
-import json
-import shutil
-import subprocess
-from pathlib import Path
-
 import pytest
 
-from tests.browser.conftest import SCREENSHOTS
+from tests.browser.looking import (
+    THEMES,
+    WIDTHS,
+    cut_or_overlapping,
+    dead_links,
+    figures_without_numbers,
+    grave_faults,
+    open_page,
+    requested,
+    screenshot,
+    unfold,
+    width_needed,
+)
 
 pytestmark = pytest.mark.browser
 
-WIDTHS = (390, 1024, 1600)
-THEMES = ("light", "dark")
-KINDS = ("burst", "lossy", "hopeless", "single")
+RUNS = ("burst", "lossy", "hopeless", "single", "unwatched", "metal", "steady")
+COMPARISONS = ("three", "two", "sweep", "rates", "unequal")
 
 
-def open_page(browser, path: Path, width: int = 1024, theme: str = "light") -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    for log in ("browser", "performance"):
-        browser.get_log(log)
-    browser.get(path.as_uri())
-
-
-def requested(browser) -> set[str]:
-    """Every address that the page asked for since it was opened."""
-    messages = (json.loads(entry["message"])["message"] for entry in browser.get_log("performance"))
-    sent = (m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent")
-    return {url for url in sent if not url.startswith("data:")}
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*RUNS, *COMPARISONS])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", THEMES)
-def test_the_page_is_quiet_offline_and_fits(browser, pages, kind, width, theme):
+def test_the_page_is_quiet_offline_whole_and_fits(browser, pages, kind, width, theme):
     open_page(browser, pages[kind], width, theme)
     assert browser.get_log("browser") == []
     assert requested(browser) == {pages[kind].as_uri()}
-    wide = browser.execute_script("return document.scrollingElement.scrollWidth")
-    assert wide <= width
+    assert width_needed(browser) <= width
     screenshot(browser, f"{kind}-{width}-{theme}", width)
-
-
-def screenshot(browser, name: str, width: int) -> None:
-    """The whole page as a picture, to be looked at by a person."""
-    height = browser.execute_script("return document.documentElement.scrollHeight")
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    taken = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
-    SCREENSHOTS.mkdir(exist_ok=True)
-    (SCREENSHOTS / f"{name}.png").write_bytes(base64.b64decode(taken["data"]))
+    unfold(browser)
+    assert width_needed(browser) <= width
+    assert dead_links(browser) == []
+    assert figures_without_numbers(browser) == []
+    assert cut_or_overlapping(browser) == []
 
 
 def test_the_themes_differ_and_the_switch_overrides_the_system(browser, pages):
@@ -74,18 +56,117 @@ def test_the_themes_differ_and_the_switch_overrides_the_system(browser, pages):
     assert (button.text, paper() != dark) == ("Theme: auto", True)
 
 
-def test_hovering_a_figure_reads_its_own_table(browser, pages):
-    open_page(browser, pages["burst"], 1600)
-    readout = browser.execute_script("""
-        const svg = document.querySelector("#timeline svg");
-        const box = svg.getBoundingClientRect();
-        const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
-        svg.dispatchEvent(new PointerEvent("pointermove", at));
-        return document.querySelector("#timeline .readout").textContent;
+HOVER = """
+    const [id, share] = arguments;
+    const svg = [...document.querySelectorAll(`#${id} svg`)].find((svg) => svg.getBoundingClientRect().width);
+    svg.scrollIntoView({ block: "center" });
+    const box = svg.getBoundingClientRect();
+    const [clientX, clientY] = [box.left + box.width * share, box.top + box.height * share];
+    svg.dispatchEvent(new PointerEvent("pointermove", { clientX, clientY, bubbles: true }));
+    const readout = svg.nextElementSibling, line = svg.querySelector(".crosshair");
+    return {
+        told: [...readout.children].map((cell) => cell.textContent),
+        inside: readout.getBoundingClientRect().right <= document.documentElement.clientWidth,
+        crosshair: line && ["x1", "x2", "y1", "y2"].map((name) => Number(line.getAttribute(name))),
+        height: svg.viewBox.baseVal.height,
+    };
+"""
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_one_crosshair_runs_through_all_panels_of_the_timeline(browser, pages, width):
+    open_page(browser, pages["burst"], width)
+    found = browser.execute_script(HOVER, "timeline", 0.5)
+    names = {"From (s)", "Requests: in flight", "Output tokens (tok/s)", "KV cache in use (%)"}
+    assert names <= set(found["told"][::2])
+    x1, x2, y1, y2 = found["crosshair"]
+    assert (x1, y1, y2) == (x2, 0, found["height"])
+    assert found["inside"]
+    assert width_needed(browser) <= width
+
+
+@pytest.mark.parametrize("figure", ["tradeoff-speed", "tradeoff-ttft", "tradeoff-e2e"])
+def test_the_points_of_a_trade_off_are_read_where_they_are_drawn(browser, pages, figure):
+    open_page(browser, pages["sweep"], 1600)
+    rows, marks = browser.execute_script(
+        """
+        const figure = document.getElementById(arguments[0]);
+        const words = (row) => [...row.cells].map((cell) => cell.firstChild.textContent);
+        const marks = [...figure.querySelectorAll("svg.wide use")].map((mark) => +mark.getAttribute("x"));
+        figure.querySelector("svg.wide").focus();
+        return [[...figure.querySelectorAll("tbody tr")].map(words), marks];
+        """,
+        figure,
+    )
+    seen = []
+    for _ in rows:
+        press(browser, "ArrowRight")
+        told, x = read(browser)
+        seen.append(told[1::2])
+        assert min(abs(x - mark) for mark in marks) < 1.5
+    assert seen == rows
+
+
+def press(browser, key: str) -> None:
+    pressed = "new KeyboardEvent('keydown', { key: arguments[0], cancelable: true })"
+    browser.execute_script(f"document.activeElement.dispatchEvent({pressed})", key)
+
+
+def read(browser) -> tuple[list[str], float | None]:
+    """Names and values in turn beside the figure that has the focus, and where its crosshair stands."""
+    return browser.execute_script("""
+        const svg = document.activeElement, line = svg.querySelector(".crosshair");
+        const told = [...svg.nextElementSibling.children].map((cell) => cell.textContent);
+        return [told, line && Number(line.getAttribute("x1"))];
     """)
-    assert readout.startswith("From (s) ")
-    assert "Output tokens (tok/s)" in readout
-    assert browser.execute_script('return document.querySelectorAll("#timeline .crosshair").length') == 1
+
+
+def test_the_arrow_keys_walk_through_a_figure_that_tab_reaches(browser, pages):
+    open_page(browser, pages["burst"], 1600)
+    browser.execute_script("document.querySelector('#timeline svg.wide').focus()")
+    assert browser.execute_script("return document.activeElement.closest('figure').id") == "timeline"
+    walk = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "End", "Home"):
+        press(browser, key)
+        walk.append(float(read(browser)[0][1]))
+    assert walk[0] == walk[2] == walk[4] == 0
+    assert 0 < walk[1] < walk[3]
+    press(browser, "Escape")
+    assert read(browser) == [[], None]
+
+
+@pytest.mark.parametrize("figure", ["rows", "rows-slow"])
+def test_hovering_a_row_tells_of_the_request_that_is_drawn_there(browser, pages, figure):
+    open_page(browser, pages["lossy"], 1600)
+    unfold(browser)
+    found = browser.execute_script(HOVER, figure, 0.3)
+    rows, limits = browser.execute_script(
+        "const f = document.getElementById(arguments[0]);"
+        "return [f.dataset.rows.split(' '), f.querySelector('svg.wide').dataset.range.split(',')]",
+        figure,
+    )
+    start, end, first, last = map(float, limits)
+    place = first + (0.3 * found["height"] - start) / (end - start) * (last - first)
+    assert found["told"][0] == "Request"
+    assert found["told"][1] in {f"#{k}" for k in rows[round(place) - 2 : round(place) + 1]}
+
+
+def test_a_thousand_rows_answer_within_a_frame(browser, pages):
+    open_page(browser, pages["burst"], 1600)
+    moves = browser.execute_script("""
+        const svg = document.querySelector("#rows svg.wide");
+        svg.scrollIntoView();
+        const box = svg.getBoundingClientRect();
+        const once = (k) => {
+            const at = { clientX: box.left + 300, clientY: box.top + 40 + k, bubbles: true };
+            const start = performance.now();
+            svg.dispatchEvent(new PointerEvent("pointermove", at));
+            return performance.now() - start;
+        };
+        return Array.from({ length: 60 }, (_, k) => once(k * 5)).sort((a, b) => a - b);
+    """)
+    assert moves[30] < 16
+    assert browser.execute_script("return document.querySelectorAll('#rows svg.wide *').length") < 400
 
 
 def test_the_requests_sort_by_the_column_that_is_clicked(browser, pages):
@@ -98,7 +179,7 @@ def test_the_requests_sort_by_the_column_that_is_clicked(browser, pages):
         const first = () => table.tBodies[0].rows[0].cells[column].textContent;
         const told = [];
         for (let k = 0; k < 2; k++) {
-            heading.click();
+            heading.querySelector("button").click();
             told.push(heading.getAttribute("aria-sort"), first());
         }
         return told;
@@ -107,6 +188,28 @@ def test_the_requests_sort_by_the_column_that_is_clicked(browser, pages):
     assert firsts[1] == "∞"
     assert firsts[2] == "ascending"
     assert float(firsts[3]) > 0
+
+
+def test_a_table_is_sorted_by_the_keyboard_alone(browser, pages):
+    keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
+    open_page(browser, pages["sweep"], 1600)
+    heading = browser.find_element("css selector", "table.sortable thead th:nth-child(3)")
+    button = heading.find_element("tag name", "button")
+    button.send_keys(keys.ENTER)
+    assert heading.get_attribute("aria-sort") == "descending"
+    button.send_keys(keys.SPACE)
+    assert heading.get_attribute("aria-sort") == "ascending"
+
+
+def test_a_load_in_the_table_leads_to_its_own_numbers(browser, pages):
+    open_page(browser, pages["sweep"], 1024)
+    target = browser.execute_script("""
+        const link = document.querySelector("#tradeoff table.sortable tbody a");
+        link.click();
+        return link.hash.slice(1);
+    """)
+    browser.implicitly_wait(2)
+    assert browser.find_element("css selector", f"details[open][id='{target}'] table").is_displayed()
 
 
 def test_a_link_into_folded_numbers_unfolds_them(browser, pages):
@@ -133,26 +236,12 @@ def test_without_javascript_everything_is_there(browser, pages):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.fixture(scope="session")
-def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The source of axe-core, from npm."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    folder = tmp_path_factory.mktemp("axe")
-    subprocess.run(["npm", "install", "--silent", "--prefix", folder, "axe-core@4"], check=True, timeout=100)
-    return (folder / "node_modules/axe-core/axe.min.js").read_text()
-
-
-@pytest.mark.parametrize("kind", ["lossy", "hopeless"])
+@pytest.mark.parametrize("kind", ["lossy", "hopeless", "metal", "three", "sweep", "unequal"])
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", [390, 1600])
 def test_axe_finds_nothing_serious(browser, pages, axe, kind, theme, width):
     open_page(browser, pages[kind], width, theme)
-    browser.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    browser.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
-    found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
-    grave = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
-    assert [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in grave] == []
+    assert grave_faults(browser, axe) == []
 
 
 def test_paper_is_light_whatever_the_theme(browser, pages):

@@ -126,11 +126,12 @@ def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> l
     """What the watcher would have seen: the engine's gauges, memory of server, device and client."""
     first = np.array([r.token_ns[0] for r in rows if r.token_ns])
     last = np.array([r.token_ns[-1] for r in rows if r.token_ns])
+    due = np.array([r.due_ns for r in rows if r.token_ns])
     end = max(r.closed_ns or 0 for r in rows)
     readings = []
     for at in range(-2000 * MS, end + 500 * MS, every_ms * MS):
         running = int((first <= at).sum() - (last <= at).sum())
-        waiting = int((first > at).sum()) if at >= 0 else 0
+        waiting = int(((due <= at) & (first > at)).sum())
         grown = min(max(at, 0) / (4000 * MS), 1.0)
         readings += [
             (at, "engine", "running", float(running)),

@@ -89,9 +89,7 @@ def test_a_point_holds_the_runs_own_numbers(runs, sweep):
 def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
     doubtful = [point for point in sweep.points if point.doubts]
     assert {point.load.value for point in doubtful} == {16}
-    assert (
-        "Hollow, for these cannot be relied on: vllm at 16 at a time (the engines did not do the same" in page
-    )
+    assert "Hollow points cannot be relied on: vllm at 16 at a time (NOT-COMPARABLE); tgi at 16" in page
     figure = page[page.index('id="tradeoff-speed"') :]
     assert "var(--paper)" in figure[: figure.index("</svg>")]
     assert "lacks tgi at 16 at a time" in page
@@ -153,12 +151,12 @@ def dot(x: float, y: float, text: str = "1", *, hollow: bool = False) -> Dot:
 
 def test_a_line_breaks_where_a_point_is_not_known_and_far_ranges_get_a_log_axis():
     curve = Curve("a", (dot(1, 10), dot(2, 20), None, dot(50, 30)))
-    body = scatter("s", 380, [curve], ("x", "y")).body
-    assert "x, log axis" in body
+    body = scatter("s", 380, [curve], ("x (s{log})", "y")).body
+    assert "x (s, log)" in body
     line = re.search(r'<path d="([^"]*)"[^>]*stroke-width: 1.8', body) or re.search(r'd="(M[^"]+)"', body)
     assert line
-    drawing = scatter("s", 380, [Curve("a", (dot(1, 10), dot(2, 20)))], ("x", "y"))
-    assert "log axis" not in drawing.body
+    drawing = scatter("s", 380, [Curve("a", (dot(1, 10), dot(2, 20)))], ("x (s{log})", "y"))
+    assert "log" not in drawing.body
     assert drawing.hover is not None
     assert drawing.hover.axis == "x"
 
