@@ -220,7 +220,6 @@ class Launch:
     env: Mapping[str, str] = field(default_factory=dict)
     ready_timeout_s: float = 600.0
     stop_grace_s: float = 30.0
-    cpu_affinity: tuple[int, ...] | None = None
     step_log: Path | None = None
     notes: tuple[str, ...] = ()
     after: tuple[str, ...] = ()

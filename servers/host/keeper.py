@@ -4,7 +4,7 @@ Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the k
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, log, affinity, stop_grace_s, after, leftovers, leftover_id}`
+Standard input: one line of JSON `{argv, env, log, stop_grace_s, after, leftovers, leftover_id}`
 (`servers.engine.Launch` says what they are); any more of it, or its end, means stop. Standard output: one
 JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has ended,
 `{"survivors"}` when all have.
@@ -52,7 +52,7 @@ class Keeper:
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
-        self.root = _start(task["argv"], task["env"], task["log"], task["affinity"])
+        self.root = _start(task["argv"], task["env"], task["log"])
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -144,14 +144,7 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _start(
-    argv: Sequence[str], env: Mapping[str, str], log: str, affinity: Sequence[int] | None
-) -> subprocess.Popen[bytes]:
-    if affinity is not None and hasattr(os, "sched_setaffinity"):
-        try:
-            os.sched_setaffinity(0, affinity)  # inherited by all of the engine; the keeper itself idles
-        except OSError as error:
-            raise OSError(error.errno, f"it cannot be bound to the CPUs {list(affinity)}") from error
+def _start(argv: Sequence[str], env: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:
     with open(log, "ab") as file:  # noqa: PTH123
         return subprocess.Popen(
             argv,

@@ -122,7 +122,6 @@ def start(launch: Launch, log_path: Path) -> Server:
         "argv": launch.argv,
         "env": os.environ | launch.env,
         "log": str(log_path),
-        "affinity": launch.cpu_affinity,
         "stop_grace_s": launch.stop_grace_s,
         "after": launch.after,
         "leftovers": launch.leftovers,

@@ -84,8 +84,8 @@ def family(folder: str) -> None:
 
 
 def tells(path: str) -> None:
-    """Its affinity and an environment variable."""
-    Path(path).write_text(json.dumps([sorted(os.sched_getaffinity(0)), os.environ.get("TOLD")]))
+    """An environment variable."""
+    Path(path).write_text(os.environ.get("TOLD", ""))
 
 
 if __name__ == "__main__":
