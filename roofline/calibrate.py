@@ -18,7 +18,8 @@ from roofline.calibration import Calibration, calibration_toml
 from roofline.device import Device, Level, Link
 from roofline.errors import RooflineError
 from roofline.model import ModelShape
-from roofline.sweep import Probe, calibrate
+from roofline.sweep import calibrate
+from roofline.timer import Probe
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 

@@ -4,12 +4,10 @@ A probe runs the kernels; what comes out is the device's ceilings as measured an
 """
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 
@@ -37,98 +35,13 @@ from roofline.kernels import (
 )
 from roofline.measured import Rows
 from roofline.model import Attention, ModelShape
-
-Kernel = Callable[[], object]
+from roofline.timer import Kernel, Probe, Timed, Timer
 
 QUICK_S, FULL_S = 15.0, 100.0
 # Kernels take 16 rows or more at once, so that multiples of 16 are their best case (the ceiling's), not the
 # usual one: 13 more costs what a remainder costs on average.
 _QUICK_M = (1, 13, 61, 253, 1024)
 _FULL_M = (1, 2, 4, 8, 13, 29, 61, 128, 129, 253, 509, 1024, 2048, 2049)
-
-
-class Probe(Protocol):
-    """A device's kernels, made ready to run; `roofline/probe_numpy.py`, `probe_torch.py`.
-
-    `passes` names the elementwise kernels that are as engines have them, by what ends our ops' names.
-    """
-
-    dtype: str
-    element_bytes: int
-    n_units: int
-    passes: tuple[str, ...]
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def memory_bytes(self) -> float: ...
-    def product(self, m: int, n: int, k: int, copies: int) -> Kernel: ...
-    def read(self, n_bytes: int) -> Kernel: ...
-    def decode(
-        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
-    ) -> Kernel: ...
-    def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel: ...
-    def norm(self, rows: int, width: int) -> Kernel: ...
-    def activation(self, rows: int, width: int) -> Kernel: ...
-    def rope(self, rows: int, heads: int, dim: int) -> Kernel: ...
-    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel: ...
-    def once(self, kernel: Kernel, clock: Callable[[], float]) -> float: ...
-
-
-@dataclass(slots=True, eq=False)
-class Timed:
-    """One kernel: its repeats' lower quartile, the better of all rounds, and how far four of five differ.
-
-    A repeat longer than a few ms is interrupted wherever another process wants the core: not the quartile.
-    """
-
-    make: Callable[[], Kernel]
-    seconds: float = math.inf
-    spread: float = 0.0
-
-
-class _Timer:
-    """Hands out an equal share of the time that is left to each of the measurements that are left.
-
-    Everything is measured twice, some seconds apart: what else runs on the machine only ever slows it down.
-    """
-
-    def __init__(
-        self, probe: Probe, budget_s: float, n_measurements: int, clock: Callable[[], float]
-    ) -> None:
-        self._probe, self._clock = probe, clock
-        self._end_s, self._left = clock() + budget_s, 2 * n_measurements
-        self._all: list[Timed] = []
-
-    def share_s(self) -> float:
-        return max(0.0, self._end_s - self._clock()) / max(1, self._left)
-
-    def time(self, make: Callable[[], Kernel]) -> Timed:
-        """The kernel's first round."""
-        self._all.append(Timed(make))
-        self._round(self._all[-1])
-        return self._all[-1]
-
-    def again(self) -> float:
-        """The second round of every kernel; the median of their spreads."""
-        self._left = len(self._all)
-        for timed in self._all:
-            self._round(timed)
-        return float(np.median([timed.spread for timed in self._all]))
-
-    def _round(self, timed: Timed) -> None:
-        share_s, kernel = self.share_s(), timed.make()
-        seconds: list[float] = []
-        self._left -= 1
-        self._probe.once(kernel, self._clock)  # the first run touches its memory for the first time
-        began_s = self._clock()
-        while len(seconds) < 5 or (self._clock() - began_s < 0.8 * share_s and len(seconds) < 1000):
-            seconds.append(self._probe.once(kernel, self._clock))
-            if len(seconds) >= 3 and self._clock() - began_s > 2 * share_s:
-                break
-        low, quarter, high = np.quantile(seconds, [0.1, 0.25, 0.9])
-        if quarter < timed.seconds:
-            timed.seconds, timed.spread = float(quarter), float((high - low) / quarter)
 
 
 def calibrate(
@@ -143,7 +56,7 @@ def calibrate(
     sizes = [1 << e for e in range(16, 29, 2 if quick else 1)]
     n_rest = len(_DECODES) + len(_PREFILLS) + len(probe.passes) * len(_PASS_ROWS)
     n_measurements = len(sizes) + len(shapes) * len(rows_of) + n_rest
-    timer = _Timer(probe, QUICK_S if quick else FULL_S, n_measurements, clock)
+    timer = Timer(probe, QUICK_S if quick else FULL_S, n_measurements, clock)
     reads = [timer.time(partial(probe.read, size)) for size in sizes]
     timed = _time_products(probe, timer, shapes, rows_of)
     rest = _time_rest(model, probe, timer)
@@ -203,7 +116,7 @@ def _shapes(model: ModelShape) -> dict[tuple[int, int], int]:
 
 
 def _time_products(
-    probe: Probe, timer: _Timer, shapes: Mapping[tuple[int, int], int], rows_of: Sequence[int]
+    probe: Probe, timer: Timer, shapes: Mapping[tuple[int, int], int], rows_of: Sequence[int]
 ) -> list[tuple[int, int, int, Timed]]:
     found: list[tuple[int, int, int, Timed]] = []
     flops_per_s = 0.0
@@ -275,7 +188,7 @@ class _Rest:
     passes: dict[str, list[tuple[float, Timed]]]
 
 
-def _time_rest(model: ModelShape, probe: Probe, timer: _Timer) -> _Rest:
+def _time_rest(model: ModelShape, probe: Probe, timer: Timer) -> _Rest:
     heads = _heads(model)
     passes: dict[str, list[tuple[float, Timed]]] = {}
     for rows in _PASS_ROWS:
