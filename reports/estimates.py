@@ -56,6 +56,8 @@ TITLES = {
     **{f"send_lag_{p}_s": f"Requests sent late, {p}" for p in ("p50", "p99", "max")},
     **{f"read_lag_{p}_s": f"Read after the kernel had it, {p}" for p in ("p50", "p99", "max")},
     **{f"read_error_{p}_s": f"What an arrival may be off by, {p}" for p in ("p50", "p99", "max")},
+    "peak_events_per_s": "Most events in a second",
+    "compiled_reader": "Load drivers with the compiled reader",
     "client_cpu_s": "CPU time of the client",
     "involuntary_switches": "Times the client was made to give up its CPU",
     "clock_drift_s": "Drift of the wall clock",
@@ -102,7 +104,7 @@ TITLES = {
     "tpot_change_fraction": "TPOT: change over the run, of its median",
 }
 """What the summary's figures without a definition of their own are called; others are shown by their key."""
-SHARES = ("attainment", "kernel_stamps")
+SHARES = ("attainment", "kernel_stamps", "compiled_reader")
 """Fractions whose names do not say so."""
 ACRONYMS = {
     "kv": "KV",

@@ -32,8 +32,14 @@ from reports.tables import Cell, Table, table
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""
+HEAD_WIDE = 32
+"""The same above panels whose title and names share one line."""
 MOST_POINTS = 2000
 """Of longer series `outline` says which points are drawn."""
+
+
+def head_room(width: float) -> float:
+    return HEAD if width < WIDE else HEAD_WIDE
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,7 @@ def timeline(
             )
         axes[-1].set_xlim(edges[0], edges[-1])
         axes[-1].set_xlabel("time since the run's start (s)", loc="right")
-        margins(figure, top=HEAD, bottom=FOOT)
+        margins(figure, top=head_room(width), bottom=FOOT)
         figure.subplots_adjust(hspace=0.65 if narrow else 0.42)
         return drawn(figure, name, axes[-1])
 
@@ -183,7 +189,7 @@ def drain(
         panel.set_xlim(0, len(place) + 1)
         panel.set_xlabel("place in the queue (order of sending)", loc="right")
         head(panel, f"TTFT ({scale.unit})")
-        margins(figure, top=HEAD, bottom=FOOT)
+        margins(figure, top=head_room(width), bottom=FOOT)
         return drawn(figure, name, panel)
 
     return Plot(
@@ -243,7 +249,7 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
     height = float(np.clip(3 * len(order), 60, 440))
 
     def draw(drawing: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, height + HEAD + FOOT)
+        figure, (panel,) = canvas(width, height + head_room(width) + FOOT)
         _draw_rows(panel, c, order, ended, thickness=float(np.clip(height / len(order) * 0.9, 0.45, 14)))
         panel.yaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
         panel.set_ylim(len(order) + 0.5, 0.5)
@@ -253,7 +259,7 @@ def request_rows(c: Columns, order: Ints, name: str, title: str, finding: str, n
         legend = head(panel, "Requests")
         for handle in legend.get_lines() if legend else ():
             handle.set_linewidth(min(handle.get_linewidth() * 20, 7))
-        margins(figure, top=HEAD, bottom=FOOT)
+        margins(figure, top=head_room(width), bottom=FOOT)
         return drawn(figure, drawing, panel, "y")
 
     return Plot(

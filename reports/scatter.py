@@ -26,6 +26,7 @@ from reports.drawing import (
     head,
     margins,
 )
+from reports.figures import FOOT, HEAD_WIDE, head_room
 
 MARKERS = ("o", "s", "^", "D")
 """The third cue: curve k has colour SERIES[k], line style DASHES[k] and this marker."""
@@ -96,7 +97,7 @@ def scatter(
         _draw(panel, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
     panel.set_xlabel(x_label.format(log=", log" if is_log else ""), loc="right")
     head(panel, y_label, named=len(curves) > 1)
-    margins(figure, top=48 if width < WIDE and len(curves) > 1 else 30, bottom=46)
+    margins(figure, top=head_room(width) if len(curves) > 1 else HEAD_WIDE, bottom=FOOT)
     taken = [written.get_window_extent()] if written else []
     for text, at in _places(panel, curves, [(box.x0, box.y0, box.x1, box.y1) for box in taken]):
         panel.annotate(text, at, xycoords="figure pixels", va="center", color=INK, fontsize=TEXT)

@@ -6,10 +6,15 @@ from html.parser import HTMLParser
 import pytest
 
 from loadgen import tables
+from loadgen.metrics import METRICS
 from loadgen.rundir import Run, RunDir, open_run
 from loadgen.summary import summarize_run
+from reports import estimates, sections
+from reports.numbers import number, scale_for
 from reports.page import STATES, banner, json_in_html, render
+from reports.view import view_of
 from tests.reports import synthetic
+from tests.reports.synthetic_sweep import finished_run
 
 RUNS = ("burst", "lossy", "hopeless", "single", "metal")
 
@@ -157,3 +162,48 @@ def test_what_a_server_says_of_itself_cannot_become_markup(tmp_path):
     run.finish("complete")
     run.save_summary(summarize_run(open_run(run.path)))
     assert "<img" not in render(open_run(run.path))
+
+
+GROUPS = (
+    *("throughput", "goodput", "concurrency", "stalls", "memory", "burst", "instrument", "conservation"),
+    *("schedule", "window", "stationarity"),
+)
+CERTIFIED = [f"certified_{m}_{what}_s" for m in ("ttft", "itl", "tpot", "e2e") for what in ("bias", "p99")]
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory) -> Run:
+    """A hundred requests, twenty a second."""
+    return finished_run(tmp_path_factory.mktemp("steady"), "vllm", 100, rate=20, targets=("ttft<=1s",))
+
+
+def test_every_number_on_the_page_has_a_proper_name(lossy, steady):
+    groups = [run.summary[group] for run in (lossy, steady) for group in GROUPS]
+    keys = {key for group in groups for key, _ in estimates.leaves(group)}
+    assert keys - set(estimates.TITLES) - set(METRICS) == {"preemptions"}  # which is one as it stands
+    assert set(CERTIFIED) <= set(estimates.TITLES)
+
+
+def test_an_open_loops_warm_up_and_drain_are_greyed_and_a_bursts_are_not(lossy, steady):
+    view = view_of(steady)
+    warm = {"n_warm_up": {"point": 20}, "start_s": {"point": 1.0}}
+    summary = {**view.summary, "window": {**view.summary["window"], **warm}}
+    (timeline,) = sections.when(replace(view, summary=summary))
+    assert {"warm-up</text>", "drain</text>"} <= texts(timeline)
+    assert "What is grey counts in no number" in timeline.explained
+    (timeline,) = sections.when(view_of(lossy))
+    assert "drain</text>" not in texts(timeline)
+    assert "last first token</text>" in texts(timeline)
+
+
+def texts(plot) -> set[str]:
+    return set(re.findall(r"[^>]+</text>", plot.drawings[0].body))
+
+
+def test_the_bounds_of_mlperf_stand_on_the_page_without_intervals_of_their_own(lossy):
+    (fold,) = [b for b in sections.numbers(view_of(lossy)) if b.kind == "folded" and "MLPerf" in b.summary]
+    (table,) = fold.blocks
+    ttft = next(row for row in table.rows if row.cells[0].text.startswith("TTFT"))
+    scale = scale_for("s", [lossy.summary["bounds"]["ttft"]["p50"]["point"]])
+    assert ttft.cells[2].text == number(lossy.summary["bounds"]["ttft"]["p50"]["point"] / scale.divisor)
+    assert not any(cell.detail for cell in ttft.cells)
