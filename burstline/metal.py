@@ -11,7 +11,7 @@ import numpy as np
 
 from burstline.cpu import DTYPES, MOST_OTHERS
 from burstline.hardware import DEVICE_FILE
-from loadgen.columns import Columns, Floats, columns_of
+from loadgen.columns import Columns, Floats
 from loadgen.rundir import Run
 from loadgen.verdict import Reason
 from roofline import reconciliation
@@ -119,12 +119,13 @@ def _quant(config: Mapping[str, Any], dtype: str | None, kv_dtype: str | None) -
 
 def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
     """What was measured; what had to be guessed for it is added to `assumed`."""
-    c = columns_of(run.record_table)
-    replies = list(_replies(c))
-    if not replies:
+    c = run.columns
+    n_replies = int(np.count_nonzero(np.diff(c.starts)))
+    if not n_replies:
         raise _LackingError("no request got a token")
-    if len(replies) > MOST_REQUESTS:
-        raise _LackingError(f"{len(replies):,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
+    if n_replies > MOST_REQUESTS:
+        raise _LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
+    replies = list(_replies(c))
     limits = _limits(run, replies, assumed)
     steps = _logged(run, replies)
     if steps is None and _counted(run):

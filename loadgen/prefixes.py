@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
+from itertools import chain
 
-from workloads.plan import Plan
-from workloads.prompts import N_SALT_TOK
 from workloads.request import Request
 
 BLOCK_TOK = 16
@@ -22,7 +22,8 @@ def hits(prompts: Iterable[Sequence[object]], block_tok: int = BLOCK_TOK) -> lis
     for prompt in prompts:
         node, n_shared, shared = 0, 0, True
         for start in range(0, len(prompt) - block_tok, block_tok):
-            node = hash((node, tuple(prompt[start : start + block_tok])))
+            block = prompt[start : start + block_tok]
+            node = hash((node, block.tobytes() if isinstance(block, array) else tuple(block)))
             shared = shared and node in tree
             n_shared += block_tok if shared else 0
             tree.add(node)
@@ -30,22 +31,13 @@ def hits(prompts: Iterable[Sequence[object]], block_tok: int = BLOCK_TOK) -> lis
     return found
 
 
-def expected_hit_fraction(plan: Plan, salt: str | None, block_tok: int = BLOCK_TOK) -> float:
+def expected_hit_fraction(requests: Sequence[Request], salt: str | None, block_tok: int = BLOCK_TOK) -> float:
     """The share of all prompt tokens that a cache, empty at the start, could serve at most: 0..1.
 
-    At most, because requests that are in flight together cannot serve each other.
+    At most, because requests that are in flight together cannot serve each other. A salt makes the first ids
+    of each request its own: then only texts can share, and nobody looks at ids.
     """
-    prompts = [_as_sent(request, salt) for request in plan.requests]
-    n_tok = sum(map(len, prompts))
-    return sum(hits(prompts, block_tok)) / n_tok if n_tok else 0.0
-
-
-def _as_sent(request: Request, salt: str | None) -> Sequence[object]:
-    """Token ids, or words of a text. A salt makes the first ids the request's own, whatever their values."""
-    if request.prompt_ids is None:
-        return (request.prompt_text or "").split()
-    if salt is None:
-        return request.prompt_ids
-    return [(request.index, k) for k in range(N_SALT_TOK)][: len(request.prompt_ids)] + list(
-        request.prompt_ids[N_SALT_TOK:]
-    )
+    words = {r.index: (r.prompt_text or "").split() for r in requests if r.prompt_ids is None}
+    n_tok = sum(len(words[r.index]) if r.prompt_ids is None else r.n_prompt_tok for r in requests)
+    ids = () if salt is not None else (r.prompt_ids for r in requests if r.prompt_ids is not None)
+    return sum(hits(chain(ids, words.values()), block_tok)) / n_tok if n_tok else 0.0

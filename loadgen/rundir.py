@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen import tables
+from loadgen.columns import Columns, columns_of
 from loadgen.decode import decode_run
 from loadgen.files import disk_errors, renamed, write_bytes, write_json
 from loadgen.job import DriveReport
@@ -32,7 +33,7 @@ from servers.engine import Identity
 from servers.host.telemetry import Row
 from servers.registry import ENGINES
 from workloads.plan import Plan
-from workloads.request import WorkloadError
+from workloads.request import Request, WorkloadError
 
 if TYPE_CHECKING:
     import pandas as pd  # pyarrow imports it where a frame is asked for: a run that begins asks for none
@@ -145,6 +146,13 @@ class Run:
         return tables.plan_of(self._read("plan.parquet"))
 
     @cached_property
+    def asked(self) -> list[Request]:
+        """The plan's requests, empty `prompt_ids` standing for ids: a large plan is mostly those."""
+        self._need_plan()
+        names = [name for name in tables.PLAN.names if name != "prompt_ids"]
+        return tables.requests_without_prompts(self._read("plan.parquet", names))
+
+    @cached_property
     def record_table(self) -> pa.Table:
         """One row per planned request, in order.
 
@@ -153,6 +161,11 @@ class Run:
         """
         table = self._read("records.parquet")
         return self.decoded() if table is None else table
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The same as arrays, in seconds."""
+        return columns_of(self.record_table)
 
     @cached_property
     def records(self) -> pd.DataFrame:
@@ -205,15 +218,15 @@ class Run:
         if not (self.path / "plan.parquet").exists():
             raise WorkloadError(f"{self.path} has no plan.parquet: the run ended before its plan was written")
 
-    def _read(self, name: str) -> pa.Table | None:
+    def _read(self, name: str, columns: list[str] | None = None) -> pa.Table | None:
         path = self.path / name
         if not path.exists():
             return None
         try:
             # In batches: read whole, a table takes twice its size meanwhile.
             with pq.ParquetFile(path, memory_map=True) as file:
-                batches = file.iter_batches(_N_AT_ONCE, use_threads=False)
-                return pa.Table.from_batches(batches, file.schema_arrow)
+                batches = list(file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False))
+                return pa.Table.from_batches(batches, batches[0].schema if batches else file.schema_arrow)
         except pa.ArrowException as error:
             raise WorkloadError(
                 f"{path} cannot be read as Parquet ({error}); was it cut or changed?"

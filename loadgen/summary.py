@@ -83,10 +83,10 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
         goals=tuple(map(parse_goal, run.manifest.get("targets", ()))),
         **more,
     )
-    return summarize(run.record_table, context)
+    return summarize(run.columns, context)
 
 
-def summarize(records: pa.Table, context: Context | None = None) -> dict[str, Any]:
+def summarize(records: pa.Table | Columns, context: Context | None = None) -> dict[str, Any]:
     """Counts, metrics, throughput and the rest by name, ready for JSON.
 
     Every figure is `{"point", "low", "high", "level", "n", "unit"}`, perhaps with a `note`, or
@@ -94,7 +94,7 @@ def summarize(records: pa.Table, context: Context | None = None) -> dict[str, An
     and the criteria of `goodput` are not.
     """
     context = context or Context()
-    whole = columns_of(records)
+    whole = records if isinstance(records, Columns) else columns_of(records)
     steady = steady_part(whole, (context.arrivals or {}).get("pattern"), closed_loop=context.closed_loop)
     c = whole.due_from(steady.window.start_s) if steady else whole
     ends_s = whole.closed_s[~np.isnan(whole.closed_s)]

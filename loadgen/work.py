@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.columns import Columns, Floats, columns_of
+from loadgen.columns import Columns, Floats
 from loadgen.prefixes import BLOCK_TOK, expected_hit_fraction
 from loadgen.record import STOPPED, Outcome
 from loadgen.rundir import Run
 from loadgen.stats import Absent
 from loadgen.watched import Watched
 from servers.engine import Identity
-from workloads.plan import Plan
+from workloads.request import Request
 
 ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """The server gave a whole reply, of whatever length: work that was done."""
@@ -83,7 +83,8 @@ class Work:
 
 def work_of(run: Run, label: str) -> Work:
     """What the run in a folder served, from its files alone."""
-    columns = columns_of(run.record_table)
+    columns, salt = run.columns, run.manifest.get("salt")
+    requests = run.plan.requests if salt is None else run.asked
     server = run.manifest.get("server") or {}
     identity = run.identity or Identity(str(run.manifest.get("engine")))
     caching = identity.prefix_caching is not False
@@ -97,18 +98,18 @@ def work_of(run: Run, label: str) -> Work:
         verdict=str(verdict["state"]),
         verdict_reason=next((reason["text"] for reason in verdict.get("reasons", ())), ""),
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
-        expected_cached_fraction=expected_hit_fraction(run.plan, run.manifest.get("salt"), block_tok)
-        if caching
-        else 0.0,
+        expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,
         settings={
             "concurrency": str(run.manifest.get("concurrency") or OPEN),
-            **settings_of(identity, server.get("argv"), run.plan),
+            **settings_of(identity, server.get("argv"), requests),
         },
         lengths_forced=bool(capabilities.get("forced_output_length", True)),
     )
 
 
-def settings_of(identity: Identity, argv: Sequence[str] | None, plan: Plan) -> dict[str, str | None]:
+def settings_of(
+    identity: Identity, argv: Sequence[str] | None, requests: Sequence[Request]
+) -> dict[str, str | None]:
     """Sampling, precision and batch limits by name; None where nobody says."""
     numbers = {
         "max_num_seqs": identity.max_num_seqs,
@@ -116,7 +117,7 @@ def settings_of(identity: Identity, argv: Sequence[str] | None, plan: Plan) -> d
         "tensor_parallel": identity.tensor_parallel,
     }
     return {
-        "sampling": _sampling(plan),
+        "sampling": _sampling(requests),
         "dtype": _dtype(identity.dtype),
         "kv_dtype": _dtype(identity.kv_dtype),
         "quantization": quantization_in(argv),
@@ -135,9 +136,9 @@ def quantization_in(argv: Sequence[str] | None) -> str | None:
     return "none"
 
 
-def _sampling(plan: Plan) -> str:
+def _sampling(requests: Sequence[Request]) -> str:
     """Without its seed: engines draw differently from the same one."""
-    kinds = {(r.sampling.temperature, r.sampling.top_p) for r in plan.requests}
+    kinds = {(r.sampling.temperature, r.sampling.top_p) for r in requests}
     words = ("greedy" if not t else f"temperature {t:g}, top_p {p:g}" for t, p in sorted(kinds))
     return "; ".join(words)
 

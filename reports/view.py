@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from loadgen.columns import Columns, Floats, columns_of
+from loadgen.columns import Columns, Floats
 from loadgen.metrics import METRICS, latencies
 from loadgen.rundir import Run
 from loadgen.summary import summarize_run
@@ -89,5 +89,5 @@ def view_of(run: Run) -> View:
         summary=summary_of(run),
         records=without_lists(run.record_table).to_pandas(),
         telemetry=telemetry,
-        columns=columns_of(run.record_table),
+        columns=run.columns,
     )

@@ -203,14 +203,14 @@ def plan_of(prompts: list[list[int]]) -> Plan:
 
 def test_equal_prompts_are_expected_to_hit_unless_they_are_salted():
     plan = plan_of([list(range(65))] * 2)
-    assert expected_hit_fraction(plan, None) == pytest.approx(64 / 130)
-    assert expected_hit_fraction(plan, "5eed") == 0.0
+    assert expected_hit_fraction(plan.requests, None) == pytest.approx(64 / 130)
+    assert expected_hit_fraction(plan.requests, "5eed") == 0.0
 
 
 def test_texts_share_words():
     text = " ".join(f"w{k}" for k in range(33))
     plan = Plan(tuple(Request(k, None, text, 33, 4) for k in range(2)), array("q", [0, 0]), 0, "")
-    assert expected_hit_fraction(plan, "5eed") == pytest.approx(32 / 66)
+    assert expected_hit_fraction(plan.requests, "5eed") == pytest.approx(32 / 66)
 
 
 # ---- settings
@@ -233,7 +233,7 @@ def test_quantisation_is_read_off_the_command_line(argv, said):
 def test_one_dtype_has_one_name_and_greedy_is_told_from_sampling():
     warm = Sampling(temperature=0.7, top_p=0.9)
     plan = Plan((Request(0, None, "x", 1, 1, sampling=warm),), array("q", [0]), 0, "")
-    settings = settings_of(Identity("e", dtype="torch.bfloat16", kv_dtype="fp16"), None, plan)
+    settings = settings_of(Identity("e", dtype="torch.bfloat16", kv_dtype="fp16"), None, plan.requests)
     assert (settings["dtype"], settings["kv_dtype"]) == ("bfloat16", "float16")
     assert settings["sampling"] == "temperature 0.7, top_p 0.9"
     assert settings["max_num_seqs"] is None
