@@ -15,7 +15,7 @@ LEAST_BLOCKS: Final = 5
 N_DRAWS: Final = 1000
 LONGER: Final = 1.5
 """The best block for the error's error still makes the error too small; half as long again costs little. Over
-log-normal series of autocorrelation up to 0.8, intervals then cover 92 % to 97 % (tests/loadgen)."""
+log-normal series of autocorrelation up to 0.8, intervals then cover 94 % to 96 % (tests/loadgen)."""
 
 
 def block_length(series: Floats) -> int:

@@ -4,7 +4,7 @@ How far a mean or a share errs is read off blocks of neighbours (overlapping bat
 Schmeiser, Winter Simulation Conference 1984). Blocks are five times as long as `block_length` finds best for
 the error's own error: shorter ones miss the rare long waits that make a queue's mean. The price is Student's
 t for fewer blocks. Of 1,000 requests to M/M/1, from empty, 95 % intervals of the mean hold the truth in 95 %
-of runs at half load, 94 % at 70 %, 92 % at 80 % and 84 % at 90 %, where 1,000 are few (tests/loadgen).
+of runs at half load, 95 % at 70 %, 94 % at 80 %, and 85 % at 90 %, where 1,000 are few (tests/loadgen).
 """
 
 from __future__ import annotations

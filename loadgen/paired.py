@@ -36,10 +36,21 @@ def paired_percentiles(
     if not enough:
         return found
     block = _block(a, b)
-    draws = np.array([_log_ratios(a[k], b[k], enough) for k in moving_blocks(n, block, _n_draws(n), rng)])
-    for p, point, drawn in zip(enough, _log_ratios(a, b, enough), draws.T, strict=True):
-        found[p] = _difference(point, drawn, n, n / block)
+    draws = _resampled(a, b, block, enough, rng)
+    for p, point, drawn in zip(enough, _log_ratios(a[None], b[None], enough)[0], draws.T, strict=True):
+        found[p] = _difference(float(point), drawn, n, n / block)
     return found
+
+
+def _resampled(a: Floats, b: Floats, block: int, ps: Sequence[float], rng: np.random.Generator) -> Floats:
+    """One row of log ratios a draw, a few draws at a time: so many requests would not fit into memory."""
+    n = len(a)
+    n_draws, at_once = int(np.clip(5_000_000 // n, 200, N_DRAWS)), max(1, 500_000 // n)
+    parts = []
+    for k in range(0, n_draws, at_once):
+        drawn = moving_blocks(n, block, min(at_once, n_draws - k), rng)
+        parts.append(_log_ratios(a[drawn], b[drawn], ps))
+    return np.concatenate(parts)
 
 
 def _block(a: Floats, b: Floats) -> int:
@@ -50,27 +61,26 @@ def _block(a: Floats, b: Floats) -> int:
     return min(LONGER * block_length(np.log(b[both] / a[both])), longest) if both.any() else longest
 
 
-def _n_draws(n: int) -> int:
-    return int(np.clip(5_000_000 // n, 200, N_DRAWS))
-
-
-def _log_ratios(a: Floats, b: Floats, ps: Sequence[float]) -> list[float]:
-    """log(quantile of b / quantile of a) for each of `ps`; NaN where either lies among failures or is 0."""
-    ratios = []
-    for p in ps:
-        low, high = (_quantile(values, p) for values in (a, b))
-        known = 0 < low < math.inf and 0 < high < math.inf
-        ratios.append(math.log(high / low) if known else math.nan)
+def _log_ratios(a: Floats, b: Floats, ps: Sequence[float]) -> Floats:
+    """log(quantile of b / quantile of a) of each row and each of `ps`; NaN among failures and for 0."""
+    below, above = (_quantiles(rows, ps) for rows in (a, b))
+    known = (below > 0) & (above > 0) & np.isfinite(below) & np.isfinite(above)
+    ratios = np.full(known.shape, np.nan)
+    ratios[known] = np.log(above[known] / below[known])
     return ratios
 
 
-def _quantile(values: Floats, p: float) -> float:
-    """Linear interpolation as numpy's; +inf where the next rank up is a failure."""
-    at = (len(values) - 1) * p
-    below, above = math.floor(at), math.ceil(at)
-    parted = np.partition(values, [below, above])
-    low, high = float(parted[below]), float(parted[above])
-    return low if low == high else low + (at - below) * (high - low)
+def _quantiles(rows: Floats, ps: Sequence[float]) -> Floats:
+    """Of each row, by linear interpolation as numpy's; +inf where the next rank up is a failure."""
+    at = (rows.shape[1] - 1) * np.array(ps)
+    low, high = np.floor(at).astype(int), np.ceil(at).astype(int)
+    parted = np.partition(rows, np.unique([low, high]), axis=1)
+    first, second = parted[:, low], parted[:, high]
+    share = np.broadcast_to(at - low, first.shape)
+    between = np.isfinite(second) & (share > 0)
+    found = np.where(np.isfinite(second) | (share == 0), first, np.inf)
+    found[between] += share[between] * (second[between] - first[between])
+    return found
 
 
 def _difference(point: float, drawn: Floats, n: int, n_blocks: float) -> Difference | Absent:

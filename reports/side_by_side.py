@@ -7,7 +7,7 @@ from typing import Final
 from loadgen.contrast import Answer, Contrast
 from loadgen.stats import Absent
 from reports.contrasts import finding, remarks
-from reports.numbers import Scale, interval, point, scale_for
+from reports.numbers import interval, number, point, scale_for
 from reports.tables import Cell as TableCell
 from reports.tables import Column, Row, Table
 from reports.versus import HEADLINES, TITLES, Cell, Headline
@@ -73,13 +73,19 @@ def _row(cell: Cell, headline: Headline) -> Row:
 
 
 def _against(contrast: Contrast | Absent | None) -> TableCell:
-    """The ratio in words and numbers; empty for a number on which no verdict is given."""
+    """The ratio in words and numbers; empty for a number on which no verdict is given.
+
+    Why there is none stands with the contenders' numbers, or is that these have no interval.
+    """
     if contrast is None:
         return TableCell("")
     if isinstance(contrast, Absent):
-        return TableCell("–", detail=contrast.reason)
-    ratio, scale = contrast.ratio.to_json(), Scale(1.0, "")
-    detail = interval(ratio, scale)
-    if contrast.answer == Answer.CANNOT_TELL:
-        detail += f"; finds {contrast.detectable:.0%}"
-    return TableCell(f"{point(ratio, scale)} {contrast.answer}", detail=detail)
+        return TableCell("–")
+    low, ratio, high = map(_times, (contrast.ratio.low, contrast.ratio.point, contrast.ratio.high))
+    finds = f"; finds {contrast.detectable:.0%}" if contrast.answer == Answer.CANNOT_TELL else ""
+    return TableCell(f"{ratio} {contrast.answer}", detail=f"[{low}, {high}]{finds}")
+
+
+def _times(ratio: float | None) -> str:
+    assert ratio is not None
+    return number(ratio) if ratio >= 10 else f"{ratio:.3f}"

@@ -50,8 +50,8 @@ HEADLINES: Final = (
     Headline("Output", ("throughput", "output_tok_per_s"), "higher"),
     Headline("Input", ("throughput", "input_tok_per_s"), "higher"),
     Headline("Requests", ("throughput", "requests_per_s"), "higher"),
-    Headline("Memory of the server's processes, peak", ("memory", "server_peak_bytes"), "lower"),
-    Headline("Memory of the devices, peak", ("memory", "device_peak_bytes"), "lower"),
+    Headline("Peak memory of the server's processes", ("memory", "server_peak_bytes"), "lower"),
+    Headline("Peak memory of the devices", ("memory", "device_peak_bytes"), "lower"),
 )
 
 

@@ -55,7 +55,7 @@ def test_intervals_cover_where_neighbours_depend_on_each_other_and_naive_ones_do
 def test_two_thousand_simulated_runs_are_covered_as_often_as_promised(phi):
     blocked, naive = coverage(phi, 2000, 2000), coverage(phi, 2000, 200, block=1)
     print(f"autocorrelation {phi}: {blocked:.1%} by blocks, {naive:.1%} as if independent")
-    assert 0.92 <= blocked <= 0.97
+    assert 0.93 <= blocked <= 0.97
     assert phi == 0 or naive < 0.85
 
 
