@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from scipy import stats as sps
@@ -17,6 +18,9 @@ from loadgen.contrast import LEAST_RUNS
 from loadgen.metrics import Samples
 from loadgen.pooled import weighted_quantile
 from loadgen.stats import LEVEL, Absent, Estimate, Figure, early_stopping_floor, label, replicates
+
+MOST_DRAWS: Final = 500
+"""Only their spread is used, which so many tell to 3 %."""
 
 
 def percentile_over(runs: Sequence[Samples], p: float, unit: str, rng: np.random.Generator) -> Figure:
@@ -40,7 +44,7 @@ def percentile_over(runs: Sequence[Samples], p: float, unit: str, rng: np.random
         return Absent("so many requests failed, which count as infinitely late, that it lies among them")
     if point <= 0:
         return Absent("an interval on the scale of logarithms needs values above 0")
-    draws = np.empty(replicates(len(value)))
+    draws = np.empty(min(MOST_DRAWS, replicates(len(value))))
     for i in range(len(draws)):
         cumulated = np.cumsum(weight * _times_drawn(sizes, rng)[request])
         draws[i] = weighted_quantile(value, cumulated, float(cumulated[-1]), p)
