@@ -19,6 +19,23 @@ def test_01_a_role_chunk_does_not_open_ttft() -> None:
     assert len(record.token_ns) == len(sent_ns) == 8
 
 
+@pytest.mark.bench
+def test_01_02_and_03_strictly_scripted_times_are_reported_to_2_ms() -> None:
+    """Role at 0 and token at 200 ms; reasoning at 100, answer at 900; four tokens every 80 ms."""
+    scripts = [
+        Script(role_s=0.0, ttft_s=0.2, gaps_s=(0.005,)),
+        Script(ttft_s=0.1, n_reasoning_tok=4, gaps_s=(0.0, 0.0, 0.0, 0.8, 0.01)),
+    ]
+    role, reasoning = play(scripts, 2, engine="chat", process=True).records
+    assert role.token_ns[0] - role.due_ns == pytest.approx(200 * MS, abs=2 * MS)
+    assert reasoning.token_ns[0] - reasoning.due_ns == pytest.approx(100 * MS, abs=2 * MS)
+    assert (reasoning.answer_ns or 0) - reasoning.due_ns == pytest.approx(900 * MS, abs=2 * MS)
+    script = Script(ttft_s=0.02, gaps_s=(0.08,), tok_per_event=(4,))
+    metrics = play(script, 12, n_output_tok=16, process=True).summary()["metrics"]
+    points_s = [metrics[name]["p50"]["point"] for name in ("tpot", "itl", "icl")]
+    assert points_s == pytest.approx([0.02, 0.02, 0.08], abs=5e-4)
+
+
 def test_02_reasoning_opens_ttft_and_the_answer_opens_ttfa() -> None:
     script = Script(ttft_s=0.1, n_reasoning_tok=4, gaps_s=(0.01, 0.01, 0.01, 0.2, 0.01))
     (record,) = play(script, engine="chat").records

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,16 @@ def test_14_a_salt_repeated_is_flagged_and_a_fresh_one_hits_no_cache() -> None:
     assert ["prefix-cache" in found for found in codes] == [False, True, False]
 
 
+def test_14_workers_that_ask_each_others_prompts_are_flagged() -> None:
+    """Without a salt, and with the same seed in both: every prompt is asked twice."""
+    asked = requests(20, 2, n_prompt_tok=64)
+    twice = (*asked, *(replace(request, index=20 + request.index) for request in asked))
+    with truth_server(Script(**FAST), house=House(prefix_cache=True), thread=True) as truth:
+        summary = fired(truth, twice).summary()
+    assert summary["lengths"]["cached_fraction"]["point"] == pytest.approx(48 / 64 / 2)
+    assert "prefix-cache" in {warning["code"] for warning in summary["verdict"]["warnings"]}
+
+
 def test_14_drivers_that_share_a_load_share_no_prefix(tmp_path: Path) -> None:
     asked, due_ns = requests(20), array("q", bytes(20 * 8))
     job = Job(asked, due_ns, "truth", Target("http://x", "x"), tmp_path, tmp_path, salt="aa")
@@ -78,10 +89,13 @@ def test_16_a_server_that_sheds_load_never_looks_faster() -> None:
         assert shed["metrics"][name]["mean"]["point"] is None
 
 
-def test_19_one_stream_that_never_ends_is_one_timeout_and_the_rest_is_whole() -> None:
+@pytest.mark.parametrize(("n", "deadline_s"), [(200, 0.6), pytest.param(1000, 6.0, marks=pytest.mark.slow)])
+def test_19_one_stream_that_never_ends_is_one_timeout_and_the_rest_is_whole(
+    n: int, deadline_s: float
+) -> None:
     stalled = Script(ttft_s=0.0, fault="stall", fault_after_tok=1)
-    played = play([stalled, Script(**FAST)], 200, deadline_s=0.6)
-    assert played.summary()["counts"] == {"planned": 200, "ok": 199, "timeout": 1}
+    played = play([stalled, Script(**FAST)], n, deadline_s=deadline_s)
+    assert played.summary()["counts"] == {"planned": n, "ok": n - 1, "timeout": 1}
     (lost,) = [record for record in played.records if record.outcome == "timeout"]
     assert len(lost.token_ns) == 1
 

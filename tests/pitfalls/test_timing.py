@@ -101,6 +101,12 @@ def test_09_a_closed_loop_says_how_many_and_counts_from_each_requests_turn() -> 
     starts = [row.arrival_ns for row in played.served]
     _, n = in_flight(starts, [row.token_ns[-1] for row in played.served])
     assert n.max() <= 10
+    # A request's turn is when the server gets it: half a wave is 25 ms.
+    waited_ns = [
+        played.truth(r.index).arrival_ns - played.report.t0_ns - r.dispatched_ns for r in played.records
+    ]
+    assert min(waited_ns) >= 0
+    assert np.median(waited_ns) < 0.025 * S
     # The sixth wave waited 250 ms for its turn; that is the load's doing and no latency of the server's.
     assert max(record.dispatched_ns for record in played.records) > 0.24 * S
     ttft_s = latencies(METRICS["ttft"], played.columns)
