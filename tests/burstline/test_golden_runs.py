@@ -1,0 +1,99 @@
+"""A run that an old version wrote is read for ever; one of a newer version is refused in plain words."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from burstline.cli import main
+from loadgen.decode import decoded_batches
+from loadgen.rundir import SCHEMA, open_run
+from loadgen.spool import read_captures
+from loadgen.summary import summarize_run
+from loadgen.tables import record_table
+from servers.registry import ENGINES
+
+RUNS = Path(__file__).parents[1] / "golden" / "runs"
+GOLDEN = sorted(RUNS.iterdir(), key=lambda path: int(path.name))
+
+
+@pytest.fixture(params=GOLDEN, ids=lambda path: f"schema-{path.name}")
+def stored(request) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def copied(stored, tmp_path) -> Path:
+    return shutil.copytree(stored, tmp_path / "run")
+
+
+def test_each_schema_has_its_golden_run():
+    assert [int(path.name) for path in GOLDEN] == list(range(1, SCHEMA + 1))
+    for path in GOLDEN:
+        assert json.loads((path / "manifest.json").read_text())["schema"] == int(path.name)
+
+
+def test_a_golden_run_is_small_and_names_no_machine(stored):
+    files = [path for path in stored.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 200_000
+    names = ("/tmp/", "/home/", "/root/", str(RUNS.parents[2]), *{socket.gethostname()} - {"vm", "localhost"})
+    for path in files:
+        assert not [name for name in names if name.encode() in path.read_bytes()], path
+
+
+def test_its_captures_decode_to_the_records_beside_them(stored):
+    run = open_run(stored)
+    captures = read_captures(stored / "captures")
+    batches = decoded_batches(captures, run.asked, ENGINES[run.manifest["engine"]].decode)
+    again = record_table([record for batch in batches for record in batch]).sort_by("index")
+    assert again.equals(run.record_table)
+
+
+def test_the_plan_and_the_points_of_its_summary_are_what_they_were(stored):
+    run = open_run(stored)
+    asked = run.manifest["asked"]["requests"]
+    assert run.plan.sha256 == run.manifest["plan_sha256"]
+    assert len(run.plan.requests) == len(run.records) == asked
+    assert run.telemetry is not None
+    again = summarize_run(run)
+    assert again["counts"] == run.summary["counts"]
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        then, now = (summary["metrics"][name]["p50"] for summary in (run.summary, again))
+        assert now["point"] == pytest.approx(then["point"], rel=1e-9)
+        assert now["n"] == then["n"]
+
+
+def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
+    assert main(["show", str(copied)]) == 0
+    said = capsys.readouterr().out
+    assert "TTFT" in said
+    assert main(["show", "--json", str(copied)]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["ok"] == 64
+    assert main(["report", str(copied)]) == 0
+    page = (copied / "report.html").read_text()
+    assert '<section id="requests"' in page
+    formats = ("parquet", "csv", "markdown", "junit", "trace")
+    flags = [word for name in formats for word in ("--format", name)]
+    assert main(["export", str(copied), "--to", str(tmp_path / "out"), *flags]) == 0
+    assert len(list((tmp_path / "out").iterdir())) == len(formats)
+
+
+def test_it_is_compared_with_another(stored, copied, capsys):
+    assert main(["compare", str(stored), str(copied)]) in (0, 4)
+    assert "TTFT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["show", "report", "export", "compare"])
+def test_a_schema_of_the_future_is_refused_with_what_to_do(verb, tmp_path, capsys):
+    run = shutil.copytree(GOLDEN[-1], tmp_path / "run")
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | {"schema": SCHEMA + 7, "version": "9.9"}))
+    more = {"export": ["--to", str(tmp_path / "out")], "compare": [str(GOLDEN[-1])]}
+    assert main([verb, str(run), *more.get(verb, [])]) == 2
+    said = capsys.readouterr().err
+    assert f"has schema {SCHEMA + 7}, this Burstline reads up to {SCHEMA}" in said
+    assert "use the version that wrote it (9.9) or a newer one" in said
+    assert not (run / "report.html").exists()
+    assert not (tmp_path / "out").exists()
