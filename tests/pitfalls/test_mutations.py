@@ -16,7 +16,7 @@ from types import FunctionType
 
 import pytest
 
-from loadgen import clock, drive, metrics, record, stats, totals, verdict
+from loadgen import agreement, clock, drive, metrics, record, stats, totals, verdict, watched
 from servers import openai, sse
 from workloads import arrivals
 
@@ -216,6 +216,21 @@ MUTATIONS = (
         "if blurred:",
         "if False:",
         CHAIN + "test_timing.test_11_without_kernel_stamps_a_pass_of_50_ms_makes_a_run_client_bound",
+    ),
+    Mutation(
+        "the server's latency is held against ours from when a request was due",
+        agreement._client,
+        "ttft_service(c)",
+        "c.first_s - c.due_s",
+        LOADGEN + "test_agreement.test_two_sides_that_agree_say_so_and_nothing_is_flagged",
+    ),
+    Mutation(
+        "the server's histogram is read once, after the load",
+        watched.Watched.grown_together,
+        "(last - first)",
+        "last",
+        LOADGEN
+        + "test_agreement.test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out",
     ),
     Mutation(
         "an instrument proven wrong is believed",
