@@ -82,8 +82,13 @@ def _against(contrast: Contrast | Absent | None) -> TableCell:
     if isinstance(contrast, Absent):
         return TableCell("–")
     low, ratio, high = map(_times, (contrast.ratio.low, contrast.ratio.point, contrast.ratio.high))
-    finds = f"; finds {contrast.detectable:.0%}" if contrast.answer == Answer.CANNOT_TELL else ""
+    finds = f"; finds {_more(contrast.detectable)}" if contrast.answer == Answer.CANNOT_TELL else ""
     return TableCell(f"{ratio} {contrast.answer}", detail=f"[{low}, {high}]{finds}")
+
+
+def _more(share: float) -> str:
+    """A relative difference: percent, from twice as much on a factor."""
+    return f"{share:.0%}" if share < 1 else f"{number(1 + min(share, 999))}×"
 
 
 def _times(ratio: float | None) -> str:

@@ -30,7 +30,7 @@ def in_time(values):
 
 
 def mm1(load, n, random):
-    """Times in an M/M/1 system, empty at first, mean service 1: in the end exponential, mean 1 / (1 - load)."""
+    """Times in an M/M/1 system, empty at first, mean service 1: at last exponential, mean 1 / (1 - load)."""
     services, gaps = random.exponential(1, n), random.exponential(1 / load, n)
     steps = np.concatenate([[0.0], np.cumsum(services[:-1] - gaps[1:])])
     return services + steps - np.minimum.accumulate(steps)

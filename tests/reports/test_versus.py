@@ -13,7 +13,8 @@ from reports.compare_text import markdown, text
 from reports.contrasts import finding, remarks
 from reports.overlay import overlay
 from reports.several import envelope
-from reports.versus import Cell, Comparison, Headline
+from reports.side_by_side import side_by_side
+from reports.versus import HEADLINES, Cell, Comparison, Headline
 
 
 def figure(point: float, low: float | None = None, high: float | None = None, level: float | None = 0.95):
@@ -111,6 +112,20 @@ def test_a_pair_is_told_in_one_sentence():
         "B against A: better in g (1.25×); worse in t (1.25×); the same in same; cannot tell in f."
     )
     assert "nothing can be compared" in finding(("A", "B"), {("t",): Absent("")}, titles)
+
+
+@pytest.mark.parametrize(
+    ("found", "shown"), [(0.07, "finds 7%"), (4.0, "finds 5.00×"), (1e20, "finds 1,000×")]
+)
+def test_what_nobody_can_tell_says_how_large_a_difference_would_have_been_found(found, shown):
+    (untold,) = contrast(1.1, UNTOLD).values()
+    numbers = {"A": [figure(1)], "B": [figure(1)]}
+    compared = cell(numbers, {("A", "B"): {HEADLINES[0].path: replace(untold, detectable=found)}})
+    for views in compared.views.values():
+        views[0].summary = {"metrics": {"ttft": {"p50": figure(1)}}}
+    (row,) = side_by_side(compared).rows
+    assert row.cells[4].text == "1.100 cannot tell"
+    assert shown in row.cells[4].detail
 
 
 def test_what_the_words_rest_on_is_said_beside_them():
