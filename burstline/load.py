@@ -61,7 +61,8 @@ class Load:
     @property
     def title(self) -> str:
         """E.g. `1,000 requests of 512 → 64 tokens, all at once`."""
-        lengths = f"{self.arrivals.n:,} requests of {self.shape.prompt_tok} → {self.shape.output_tok} tokens"
+        many = "1 request" if self.arrivals.n == 1 else f"{self.arrivals.n:,} requests"
+        lengths = f"{many} of {self.shape.prompt_tok} → {self.shape.output_tok} tokens"
         rate = f" at {self.arrivals.rate_per_s:g}/s" if self.arrivals.rate_per_s else ""
         pattern = "all at once" if self.arrivals.pattern == "burst" else self.arrivals.pattern + rate
         return f"{lengths}, {f'{self.concurrency} at a time' if self.concurrency else pattern}"

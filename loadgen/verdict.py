@@ -111,7 +111,7 @@ def _insufficient(evidence: Evidence) -> list[Reason]:
         reasons.append(
             Reason(
                 "too-few",
-                f"{ok:,} requests succeeded; even a median needs {floor}.",
+                f"{ok:,} request{'s' * (ok > 1)} succeeded; even a median needs {floor}.",
                 "Ask for more with --requests.",
             )
         )

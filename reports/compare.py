@@ -101,7 +101,7 @@ def _of_sweep(
     }
     folds = [
         Folded(
-            f"{load}: {cell.gate.state}",
+            str(load) if cell.gate.state == ALONE else f"{load}: {cell.gate.state}",
             tuple(block for section in _sections(cell, ids[id(cell)]) for block in section["blocks"]),
             id=anchors[str(load)][1:],
         )

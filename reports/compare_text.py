@@ -24,7 +24,7 @@ def text(comparison: Comparison) -> str:
     for sweep, _ in sweeps_in(comparison.cells):
         parts.append("\n".join([*told(sweep), *remarks(sweep)]))
         parts.append(columns(_rows(numbers(sweep, {})), words=(0, 1)))
-    for cell in comparison.cells:
+    for cell in _told_of(comparison):
         parts.append("\n".join([_state(cell), *_reasons(cell, "  - ")]))
         if _may_rank(cell):
             table = side_by_side(cell)
@@ -42,7 +42,7 @@ def markdown(comparison: Comparison) -> str:
     for sweep, _ in sweeps_in(comparison.cells):
         parts.append("\n".join(f"- {sentence}" for sentence in (*told(sweep), *remarks(sweep))))
         parts.append(_markdown_table(_rows(numbers(sweep, {}))))
-    for cell in comparison.cells:
+    for cell in _told_of(comparison):
         if len(comparison.cells) > 1:
             parts.append(f"### {cell.name}: {cell.gate.state}")
         parts.append("\n".join(_reasons(cell, "- ")))
@@ -52,6 +52,12 @@ def markdown(comparison: Comparison) -> str:
             parts += [_markdown_table(_rows(table)), " ".join(table.notes)]
     parts += [f"No finished run: {what}." for what in comparison.missing]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _told_of(comparison: Comparison) -> list[Cell]:
+    """All cells, but for those of a sweep with nothing to compare: all that they hold is the sweep's."""
+    swept = [cell for _, cells in sweeps_in(comparison.cells) for cell in cells]
+    return [cell for cell in comparison.cells if cell not in swept or cell.gate.state != ALONE]
 
 
 def _may_rank(cell: Cell) -> bool:

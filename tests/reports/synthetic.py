@@ -147,7 +147,7 @@ def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> l
 def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
     """The rows kept in a folder under `parent` as a run keeps them, with the summary that Burstline makes."""
     facts = {
-        "title": f"{len(rows):,} requests of 512 → 64 tokens, all at once",
+        "title": f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
         "repeat": "burstline run --engine vllm --model llama-2-7b --salt 00112233",
         "devices": [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984, "driver": "570.86"}],
         "server": {

@@ -140,6 +140,7 @@ def test_one_engine_at_several_loads_is_no_failed_comparison(runs):
     alone = comparison_of(mine, differences(mine), mine[0].path.parent)
     assert alone.comparable
     assert banner(alone).state == "SWEEP"
+    assert "NOTHING TO COMPARE" not in text(alone) + markdown(alone)
 
 
 # ---- the figure
