@@ -426,7 +426,12 @@ def test_the_adapter_asks_and_understands_the_server():
             lambda path: HttpReply(200, {}, httpx.get(truth.url + path, trust_env=False).content), ""
         )
         gauges = engine.gauges(httpx.get(truth.url + engine.metrics_path, trust_env=False).text)
-        assert truth.log()[1].index == 5
+        rows = truth.log()
+    assert rows[1].index == 5
+    ttft_ns, e2e_ns = (sum(row.token_ns[k] - row.arrival_ns for row in rows) for k in (0, -1))
+    assert gauges.latencies["ttft_count"] == gauges.latencies["e2e_le_+Inf"] == 2
+    assert gauges.latencies["ttft_sum"] == pytest.approx(ttft_ns / 1e9)
+    assert gauges.latencies["e2e_sum"] == pytest.approx(e2e_ns / 1e9)
     assert (ready.n_output_usage, ready.terminated) == (1, True)
     assert [event.n_tok for event in reply.events] == [3, 1, None]
     assert (reply.n_prompt_tok, reply.n_output_ids, reply.n_output_usage) == (3, 4, 4)
