@@ -93,6 +93,7 @@ def fit_of(log: Log) -> HostFit | None:
     n_tok, prompt_tok, decode_tok = (np.array(log[name][:-1], dtype=float) for name in names)
     spent_ns = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])).astype(float)
     kernel_ns = np.sum([log[name][:-1] for name in log if name.endswith(KERNELS)], axis=0)
+    kernel_ns = np.minimum(kernel_ns, spent_ns)
     begun = int(np.flatnonzero(prompt_tok)[-1]) + 1 if prompt_tok.any() else 0
     head, tail = slice(0, begun), slice(begun, None)
     if not begun or len(n_tok) - begun < LEAST_STEPS:

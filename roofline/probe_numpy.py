@@ -1,12 +1,13 @@
 """Kernels on the CPU as an engine on numpy runs them, each returned as a function to be timed.
 
-All in fp32. Weights rotate over as many copies as the model has layers: what one step sweeps through. So do
-activations, over as many as a layer has: a large batch's are out of the cache, a small one's in it.
+All in fp32. Weights rotate over what one step sweeps through. So do activations, over as many as a layer
+has: a large batch's are out of the cache, a small one's in it.
 """
 
 import itertools
 import math
 import platform
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,8 @@ class NumpyProbe:
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
         copies = max(1, min(copies, _MOST_BYTES // (_ELEMENT * n * k)))
         x = self._array(m, k)
-        weights = itertools.cycle([self._array(k, n) for _ in range(copies)])
+        weight = self._array(k, n)
+        weights = itertools.cycle([weight.copy() for _ in range(copies)])
         return lambda: x @ next(weights)
 
     def read(self, n_bytes: int) -> Kernel:
@@ -165,7 +167,8 @@ class NumpyProbe:
         return run
 
     def once(self, kernel: Kernel, clock: Callable[[], float]) -> float:
-        """Seconds of one run."""
+        """Seconds of one run: on one core in CPU time, in which other processes do not count."""
+        clock = time.process_time if self.n_units == 1 else clock
         began = clock()
         kernel()
         return clock() - began

@@ -42,6 +42,7 @@ QUICK_S, FULL_S = 15.0, 100.0
 # usual one: 13 more costs what a remainder costs on average.
 _QUICK_M = (1, 13, 61, 253, 1024)
 _FULL_M = (1, 2, 4, 8, 13, 29, 61, 128, 129, 253, 509, 1024, 2048, 2049)
+_SWEPT_BYTES = 1 << 26
 
 
 def calibrate(
@@ -52,7 +53,7 @@ def calibrate(
     Takes at most 20 s where `quick`, 2 minutes otherwise.
     """
     rows_of = _QUICK_M if quick else _FULL_M
-    shapes = _shapes(model)
+    shapes = _shapes(model, probe.element_bytes)
     sizes = [1 << e for e in range(16, 29, 2 if quick else 1)]
     n_rest = len(_DECODES) + len(_PREFILLS) + len(probe.passes) * len(_PASS_ROWS)
     n_measurements = len(sizes) + len(shapes) * len(rows_of) + n_rest
@@ -103,16 +104,18 @@ def levels_of(sizes: Sequence[int], bytes_per_s: Sequence[float], memory_bytes: 
     return (*found, Level("memory", memory_bytes, float(max(plateau))))
 
 
-def _shapes(model: ModelShape) -> dict[tuple[int, int], int]:
-    """(n, k) of the model's products, without the experts' copies, and how many of them one step runs.
+def _shapes(model: ModelShape, element_bytes: int) -> dict[tuple[int, int], int]:
+    """(n, k) of the model's products, without the experts' copies, and over how many weights each rotates.
 
-    So many weights rotate: a step comes back to each of them only after all others.
+    A step comes back to a weight only after all others: they are as many as it has of this shape, and more
+    where those are fewer bytes than all of the model's, up to what no cache holds.
     """
     runs = {(model.vocab, model.d): 1}
     for layer in model.layers:
         for linear in layer.linears(model.d):
             runs[linear.n, linear.k] = runs.get((linear.n, linear.k), 0) + layer.count
-    return dict(sorted(runs.items()))
+    swept = min(sum(n * k * count for (n, k), count in runs.items()), _SWEPT_BYTES // element_bytes)
+    return {(n, k): max(count, swept // (n * k)) for (n, k), count in sorted(runs.items())}
 
 
 def _time_products(
