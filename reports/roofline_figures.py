@@ -226,26 +226,15 @@ def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
     """From the ceiling to what was measured, one bar for each thing between."""
     ends = np.cumsum([bar["seconds"] for bar in bars])
     scale = scale_for("s", [float(max(ends.max(), measured_s))])
-    steps = [
-        (str(bar["name"]), float(end - bar["seconds"]), float(end))
-        for bar, end in zip(bars, ends, strict=True)
+    spans = [
+        (str(bar["name"]), (end - bar["seconds"]) / scale.divisor, end / scale.divisor)
+        for bar, end in zip(bars, ends.tolist(), strict=True)
     ]
-    steps.append(("measured", 0.0, measured_s))
+    spans.append(("measured", 0.0, measured_s / scale.divisor))
 
     def draw(name: str, width: float) -> Drawing:
-        figure, (panel,) = canvas(width, 26 * len(steps) + HEAD + FOOT)
-        for k, (_, start, end) in enumerate(steps):
-            whole = k in (0, len(steps) - 1)
-            color = SERIES[0] if whole else SERIES[1] if end >= start else BAD
-            panel.barh(k, (end - start) / scale.divisor, left=start / scale.divisor, height=0.62, color=color,
-                       alpha=0.9 if whole else 0.75)  # fmt: skip
-            if k + 1 < len(steps) - 1:
-                panel.plot([end / scale.divisor] * 2, [k, k + 1], color=MUTED, linewidth=0.8)
-        panel.set_yticks(range(len(steps)), [label for label, *_ in steps])
-        panel.set_ylim(len(steps) - 0.4, -0.6)
-        panel.set_xlim(min(0.0, float(ends.min()) / scale.divisor), None)
-        panel.grid(visible=False, axis="y")
-        panel.grid(visible=True, axis="x")
+        figure, (panel,) = canvas(width, 26 * len(spans) + HEAD + FOOT)
+        _draw_spans(panel, spans)
         panel.set_xlabel(f"time of the whole run ({scale.unit})", loc="right")
         head(panel, "Ceiling to measured", named=False)
         margins(figure, top=40, bottom=FOOT, left=158)
@@ -253,6 +242,38 @@ def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
 
     gap = max(bars[1:], key=lambda bar: float(bar["seconds"]))
     share = gap["seconds"] / measured_s if measured_s else 0.0
+    return Plot(
+        "waterfall",
+        "Where the time went",
+        f"The hardware could have served this load in {duration(bars[0]['seconds'])}; it took "
+        f"{duration(measured_s)}. The largest part of the difference is {gap['name']}: "
+        f"{duration(gap['seconds'])}, {share:.0%} of the run.",
+        "Read from the top: each bar starts where the one above ends, so that together they make up the "
+        "whole run; the longest is what to look at first. Bars are differences between what was measured and "
+        "what the model of the hardware says, not things that a clock saw one after the other; one that goes "
+        "back was faster than predicted.",
+        in_both_widths("waterfall", draw),
+        _spans_table(bars, measured_s, scale),
+    )
+
+
+def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
+    """Bars by name, start and end, from the top; the first and the last stand for a whole run."""
+    last = len(spans) - 1
+    for k, (_, start, end) in enumerate(spans):
+        whole = k in (0, last)
+        color = SERIES[0] if whole else SERIES[1] if end >= start else BAD
+        panel.barh(k, end - start, left=start, height=0.62, color=color, alpha=0.9 if whole else 0.75)
+        if k + 1 < last:
+            panel.plot([end, end], [k, k + 1], color=MUTED, linewidth=0.8)
+    panel.set_yticks(range(len(spans)), [name for name, *_ in spans])
+    panel.set_ylim(last + 0.6, -0.6)
+    panel.set_xlim(min(0.0, *(end for *_, end in spans)), None)
+    panel.grid(visible=False, axis="y")
+    panel.grid(visible=True, axis="x")
+
+
+def _spans_table(bars: Sequence[Mapping[str, Any]], measured_s: float, scale: Scale) -> Any:
     rows = [
         [
             str(bar["name"]),
@@ -265,21 +286,5 @@ def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
     rows.append(
         ["measured", number(measured_s / scale.divisor), "100.0%", "from the first request to the last token"]
     )
-    return Plot(
-        "waterfall",
-        "Where the time went",
-        f"The hardware could have served this load in {duration(bars[0]['seconds'])}; it took "
-        f"{duration(measured_s)}. The largest part of the difference is {gap['name']}: "
-        f"{duration(gap['seconds'])}, {share:.0%} of the run.",
-        "Read from the top: each bar starts where the one above ends, so that together they make up the "
-        "whole run; the longest is what to look at first. Bars are differences between what was measured and "
-        "what the model of the hardware says, not things that a clock saw one after the other; one that goes "
-        "back was faster than predicted.",
-        in_both_widths("waterfall", draw),
-        table(
-            "Where the time went",
-            ["Part", f"Time ({scale.unit})", "Of the run", "What it is"],
-            rows,
-            text=(0, 3),
-        ),
-    )
+    columns = ["Part", f"Time ({scale.unit})", "Of the run", "What it is"]
+    return table("Where the time went", columns, rows, text=(0, 3))
