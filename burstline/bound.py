@@ -147,7 +147,7 @@ def _burst(
 
 def _calibrations(name: str, device: Device) -> dict[str, Calibration]:
     """The shipped calibrations; a device file's own where it holds one."""
-    if name.endswith(".toml") and "calibration" in tomllib.loads(Path(name).read_text()):
+    if name.endswith(".toml") and "calibration" in tomllib.loads(Path(name).read_text("utf-8")):
         return {"device fit": load_calibration(name)}
     return calibrations_of(device)
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
     calibrate_pinned(config, out, device=args.device, threads=args.threads, quick=args.quick)
     if args.device == "cpu":
-        add_host(out, ModelShape.from_config(json.loads(config.read_text())).vocab, args.threads)
+        add_host(out, ModelShape.from_config(json.loads(config.read_text("utf-8"))).vocab, args.threads)
     _show(out)
     print(f"Written to {out}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE

@@ -19,19 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
-    import orjson
-
     from burstline import exit_codes
     from burstline.certification import certified, climbed, remember
     from burstline.drill import drill
     from burstline.load import checked
+    from burstline.outlet import json_text
 
     load = checked(wish_of(args))
     planned = drill(load, LONG_S)
     found = replace(certified(planned), limit=(limit := climbed()))
     remember(limit)
     if args.json:
-        print(orjson.dumps(found.to_json(), option=orjson.OPT_INDENT_2).decode())
+        print(json_text(found.to_json()))
     else:
         print(told(load.title, planned.notes, found))
     return exit_codes.DONE if found.is_clean else exit_codes.INCONCLUSIVE

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from burstline import exit_codes
+from burstline.outlet import json_text
 from reports.loads import Load, differ_in_load_alone, load_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out is None:
         print(said)
     else:
-        args.out.write_text(said)
+        args.out.write_text(said, "utf-8")
         print(f"Written: {args.out}")
     return exit_codes.DONE if comparison.comparable else exit_codes.INCONCLUSIVE
 
@@ -123,18 +124,16 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
 def write_all(comparison: Comparison, folder: Path) -> Path:
     """Page, Markdown and JSON of a comparison; where the page is."""
     for name, shape in (("report.html", "html"), ("report.md", "markdown"), ("comparison.json", "json")):
-        (folder / name).write_text(_as(shape, comparison))
+        (folder / name).write_text(_as(shape, comparison), "utf-8")
     return folder / "report.html"
 
 
 def _as(shape: str, comparison: Comparison) -> str:
-    import orjson
-
     from reports.compare import render, to_json
     from reports.compare_text import markdown, text
 
     if shape == "json":
-        return orjson.dumps(to_json(comparison), option=orjson.OPT_INDENT_2).decode() + "\n"
+        return f"{json_text(to_json(comparison))}\n"
     return {"html": render, "markdown": markdown, "text": text}[shape](comparison)
 
 

@@ -61,7 +61,7 @@ def cpu_of(manifest: Mapping[str, Any], log: str) -> Cpu | None:
 def kept(cpu: Cpu, config: Mapping[str, Any]) -> str | None:
     """The device file of an earlier measurement; None where there is none."""
     path = _kept_at(cpu, config)
-    return path.read_text() if path.exists() else None
+    return path.read_text("utf-8") if path.exists() else None
 
 
 def measured(cpu: Cpu, config: Mapping[str, Any], say: Say) -> str:
@@ -81,7 +81,7 @@ def measured(cpu: Cpu, config: Mapping[str, Any], say: Say) -> str:
         if cpu.host and add_host(out, config["vocab_size"], cpu.threads) is None:
             say("The burst that measures the engine's host failed: predictions will not hold its time")
         others = before.others_until(_CpuTime.now())
-        text = out.read_text() if others <= MOST_OTHERS else _doubted(str(out), others)
+        text = out.read_text("utf-8") if others <= MOST_OTHERS else _doubted(str(out), others)
     if others <= MOST_OTHERS:
         path = _kept_at(cpu, config)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -124,7 +124,7 @@ def _device(
     """The text of the device's file, and how the device is known."""
     if hints.device not in (None, "cpu"):
         return _file_of(str(hints.device)), f"--device {hints.device}"
-    cpu = cpu_of(manifest, log.read_text(errors="replace") if log.exists() else "")
+    cpu = cpu_of(manifest, log.read_text("utf-8", errors="replace") if log.exists() else "")
     if hints.device == "cpu" and cpu is None:
         cpu = Cpu(1, None, "fp32")
     if cpu is not None:

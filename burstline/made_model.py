@@ -66,7 +66,7 @@ def make_model(
 def made_notes(folder: Path) -> tuple[str, ...]:
     """What readers of a run must know of a made model; nothing where the folder was not made by us."""
     try:
-        made = json.loads((folder / MARKER).read_text())
+        made = json.loads((folder / MARKER).read_text("utf-8"))
     except (OSError, ValueError):
         return ()
     what = "its weights are random" if made.get("weights") == "random" else "it has no weights of its own"
@@ -78,7 +78,7 @@ def config_like(like: str, dtype: str | None = None) -> dict[str, Any]:
     """The config.json of a bundled model, of `tiny` or of a folder, with our tokenizer's special ids."""
     known = ["tiny", *bundled_models()]
     if Path(like, "config.json").is_file():
-        raw = json.loads(Path(like, "config.json").read_text())
+        raw = json.loads(Path(like, "config.json").read_text("utf-8"))
     elif like in known:
         raw = bundled_config(TINY if like == "tiny" else like)
     else:
@@ -155,4 +155,4 @@ def _check(folder: Path, n_bytes: int) -> None:
 
 
 def _write(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")

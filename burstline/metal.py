@@ -89,7 +89,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     if "absent" in hardware or not path.exists():
         raise _LackingError(hardware.get("absent", f"{DEVICE_FILE} is gone from the run's folder"))
     config, identity = hardware["model_config"], run.identity
-    table = tomllib.loads(path.read_text())
+    table = tomllib.loads(path.read_text("utf-8"))
     device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
     if calibration.host and calibration.host.engine != run.manifest.get("engine"):
         calibration = replace(calibration, host=None)

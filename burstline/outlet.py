@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Iterator
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 
 class Outlet:
-    """A text stream; what is written once its reader has left goes nowhere, without an error."""
+    """A text stream; what is written once its reader has left goes nowhere, without an error.
+
+    A character that the terminal's encoding lacks is written as its escape.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -36,6 +43,13 @@ class Outlet:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())
         os.close(nowhere)
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON that every encoding has the letters for; NaN and infinity become null."""
+    import orjson
+
+    return json.dumps(orjson.loads(orjson.dumps(value)), indent=2)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from burstline import exit_codes
+from burstline.outlet import json_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,8 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import orjson
-
     from loadgen.rundir import open_run
     from loadgen.summary import summarize_run
     from reports.text import show
@@ -21,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     if args.json:
         summary = run.summary or summarize_run(run)
-        print(orjson.dumps(summary, option=orjson.OPT_INDENT_2).decode())
+        print(json_text(summary))
     else:
         print(show(run))
     return exit_codes.DONE

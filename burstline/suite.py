@@ -115,7 +115,7 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
 def load_suite(path: Path) -> Suite:
     """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run as it stands."""
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

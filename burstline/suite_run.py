@@ -95,7 +95,7 @@ def _locked(folder: Path) -> Iterator[int]:
 
 def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
     """What is to be run, in order, beside the file as it was written."""
-    (folder / "suite.toml").write_text(path.read_text())
+    (folder / "suite.toml").write_text(path.read_text("utf-8"), "utf-8")
     rows = [
         {
             "id": slot.id,

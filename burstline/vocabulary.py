@@ -83,7 +83,7 @@ def vocabulary_by_asking(accepts: Callable[[int], bool]) -> Vocabulary:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        parsed = json.loads(path.read_text())
+        parsed = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -202,7 +202,7 @@ class Run:
     @property
     def server_log(self) -> str:
         path = self.path / "server.log"
-        return path.read_text(errors="replace") if path.exists() else ""
+        return path.read_text("utf-8", errors="replace") if path.exists() else ""
 
     def decoded(self) -> pa.Table:
         """The records decoded from the captures once more, as after a parser's repair."""

@@ -65,7 +65,7 @@ def standalone_svg(plot: Plot, drawing: Drawing) -> str:
 @cache
 def theme() -> dict[str, str]:
     """The page's colours in its light theme, by the name of their CSS variable."""
-    css = files("reports").joinpath("templates/page.css").read_text()
+    css = files("reports").joinpath("templates/page.css").read_text("utf-8")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", css[: css.index("}")]))
 
 

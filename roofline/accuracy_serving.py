@@ -33,7 +33,7 @@ def serving_checks(data: Path) -> Iterator[Check]:
 
 
 def bundled_model(name: str) -> ModelShape:
-    return ModelShape.from_config(json.loads((_MODELS / f"{name}.json").read_text()), name)
+    return ModelShape.from_config(json.loads((_MODELS / f"{name}.json").read_text("utf-8")), name)
 
 
 _POINT_REASONS = {
@@ -84,7 +84,7 @@ def _point_tpot_ms(point: Row) -> float:
 
 def _replay(path: Path) -> Iterator[Check]:
     """A real vLLM run on an RTX 4090, from its request log; the engine's own cache size."""
-    log = [json.loads(line) for line in path.read_text().splitlines()]
+    log = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     start_s = min(row["queued_ts"] for row in log)
     asked = [Asked(row["queued_ts"] - start_s, row["input_toks"], row["output_toks"]) for row in log]
     first, last, queued = (

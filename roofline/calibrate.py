@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--torch-python")
     parser.add_argument("--dtype", default="bf16")
     args = parser.parse_args(argv)
-    model = ModelShape.from_config(json.loads(args.config.read_text()), args.config.stem)
+    model = ModelShape.from_config(json.loads(args.config.read_text("utf-8")), args.config.stem)
     if args.torch_python:
         from roofline.probe_remote import RemoteProbe
 
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         device, calibration = calibrate(model, _probe(args.device, args.threads), quick=args.quick)
     partial = args.out.with_suffix(".partial")
-    partial.write_text(device_toml(device, calibration))
+    partial.write_text(device_toml(device, calibration), "utf-8")
     partial.rename(args.out)
 
 

@@ -189,7 +189,7 @@ def load_calibration(device: Device | str) -> Calibration:
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
-        return _read(Path(device), tomllib.loads(Path(device).read_text()).get("calibration"))
+        return _read(Path(device), tomllib.loads(Path(device).read_text("utf-8")).get("calibration"))
     path = Path(__file__).parent / "calibrations" / f"{device.id}.toml"
     return _shipped(path.name) if path.is_file() else generic()
 
@@ -202,7 +202,7 @@ def generic() -> Calibration:
 @cache
 def _shipped(name: str) -> Calibration:
     path = Path(__file__).parent / "calibrations" / name
-    return _read(path, tomllib.loads(path.read_text()))
+    return _read(path, tomllib.loads(path.read_text("utf-8")))
 
 
 def _read(path: Path, table: Mapping[str, Any] | None) -> Calibration:

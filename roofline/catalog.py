@@ -20,7 +20,7 @@ def bundled_models() -> list[str]:
 
 def bundled_config(name: str) -> dict[str, Any]:
     """A bundled model's config.json, parsed."""
-    config: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text())
+    config: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text("utf-8"))
     return config
 
 
@@ -44,7 +44,7 @@ def _read(path: Path, name: str) -> tuple[ModelShape, Quant]:
     if not path.is_file():
         raise RooflineError(f"no config.json in {path.parent}")
     try:
-        config: Mapping[str, Any] = json.loads(path.read_text())
+        config: Mapping[str, Any] = json.loads(path.read_text("utf-8"))
     except json.JSONDecodeError as error:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):

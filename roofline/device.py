@@ -115,7 +115,7 @@ def load_device(name_or_path: str) -> Device:
 @cache
 def bundled_devices() -> tuple[Device, ...]:
     """Every device of `devices.toml`, in its order."""
-    tables = tomllib.loads((Path(__file__).parent / "devices.toml").read_text())
+    tables = tomllib.loads((Path(__file__).parent / "devices.toml").read_text("utf-8"))
     return tuple(read_device(id_, table) for id_, table in tables.items())
 
 
@@ -162,7 +162,7 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
 
 def _read_file(path: Path) -> Device:
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text("utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise RooflineError(f"{path} is not TOML: {error}") from error
     return read_device(table.get("id", path.stem), table)

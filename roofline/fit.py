@@ -331,7 +331,7 @@ def write_fits(measured: Path) -> list[Path]:
     paths = []
     for fit in fit_all(measured):
         paths.append(folder / f"{fit.name}.toml")
-        paths[-1].write_text(head + calibration_toml(fit))
+        paths[-1].write_text(head + calibration_toml(fit), "utf-8")
     return paths
 
 

@@ -66,7 +66,7 @@ OTHERS = ("genz", "llmcompass", "vidur")
 
 @cache
 def _published() -> list[dict[str, str]]:
-    text = (Path(__file__).parent / "data" / "llama2_200_200_batch1.csv").read_text()
+    text = (Path(__file__).parent / "data" / "llama2_200_200_batch1.csv").read_text("utf-8")
     return list(csv.DictReader(line for line in text.splitlines() if not line.startswith("#")))
 
 

@@ -27,13 +27,13 @@ def linked_copy(folder: Path, to: Path, files: Mapping[str, str]) -> Path:
         if entry.name not in files:
             (to / entry.name).symlink_to(entry)
     for name, text in files.items():
-        (to / name).write_text(text)
+        (to / name).write_text(text, "utf-8")
     return to.resolve()
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        parsed = json.loads(path.read_text())
+        parsed = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:

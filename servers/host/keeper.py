@@ -119,7 +119,7 @@ def _clean_up(task: Mapping[str, Any]) -> None:
             subprocess.run(task["after"], capture_output=True, timeout=AFTER_TIMEOUT_S)
     names = {""}
     if task["leftover_id"]:
-        log = Path(task["log"]).read_text(errors="replace")
+        log = Path(task["log"]).read_text("utf-8", errors="replace")
         names = set(re.findall(task["leftover_id"], log))
     for pattern, name in product(task["leftovers"], names):
         for path in glob.glob(pattern.format(id=name)):  # noqa: PTH207

@@ -60,7 +60,7 @@ class Server:
 
     def log(self) -> str:
         """All that the engine has printed so far."""
-        return self.log_path.read_text(errors="replace")
+        return self.log_path.read_text("utf-8", errors="replace")
 
     def last_line(self) -> str:
         """The last line that the engine has printed, "" where it has printed none."""

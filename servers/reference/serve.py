@@ -42,7 +42,7 @@ def _load(options: argparse.Namespace) -> tuple[Api, Engine]:
     folder = Path(options.model) if options.model else None
     config = ModelConfig()
     if folder:
-        config = ModelConfig.from_json(json.loads((folder / "config.json").read_text()))
+        config = ModelConfig.from_json(json.loads((folder / "config.json").read_text("utf-8")))
     n_blocks = options.kv_tokens // options.block_size
     limits = {"the model's": config.max_position_embeddings, "the KV cache's": n_blocks * options.block_size}
     max_model_len = options.max_model_len or min(limits.values())

@@ -50,7 +50,7 @@ def safetensors_source(folder: Path) -> Source | None:
     """The tensors of `model.safetensors` or of the shards its index names; None where there are neither."""
     index, files = folder / "model.safetensors.index.json", {"model.safetensors"}
     if index.exists():
-        files = set(json.loads(index.read_text())["weight_map"].values())
+        files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
     elif not (folder / "model.safetensors").exists():
         return None
     stored: dict[str, dict[str, Any]] = {}

@@ -1,5 +1,7 @@
 """The command itself: what it prints and how it ends."""
 
+import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -8,6 +10,7 @@ import sys
 import pytest
 
 from burstline.cli import VERBS, main
+from burstline.outlet import json_text, outlets
 
 
 def code_of(argv):
@@ -102,3 +105,11 @@ def test_a_run_begins_without_what_only_its_end_needs():
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
     assert "loadgen.drive" in loaded
     assert not {"matplotlib", "pandas", "scipy"} & loaded
+
+
+def test_what_a_terminal_has_no_letters_for_is_escaped_and_json_needs_none():
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    with contextlib.redirect_stdout(terminal), outlets():
+        print("64 → 6")
+    assert terminal.buffer.getvalue() == b"64 \\u2192 6\n"
+    assert json_text({"a": "→", "b": float("nan")}) == '{\n  "a": "\\u2192",\n  "b": null\n}'

@@ -1,8 +1,11 @@
 """A run that an old version wrote is read for ever; one of a newer version is refused in plain words."""
 
 import json
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -97,3 +100,36 @@ def test_a_schema_of_the_future_is_refused_with_what_to_do(verb, tmp_path, capsy
     assert "use the version that wrote it (9.9) or a newer one" in said
     assert not (run / "report.html").exists()
     assert not (tmp_path / "out").exists()
+
+
+ELSEWHERE = (
+    {"PYTHONHASHSEED": "1", "TZ": "UTC", "LC_ALL": "C.UTF-8"},
+    {"PYTHONHASHSEED": "77", "TZ": "Pacific/Chatham", "LC_ALL": "C"},
+    {
+        "PYTHONHASHSEED": "5",
+        "TZ": "America/Caracas",
+        "LC_ALL": "POSIX",
+        "PYTHONCOERCECLOCALE": "0",
+        "PYTHONUTF8": "0",
+    },
+)
+
+
+@pytest.mark.slow
+def test_page_and_exports_are_the_same_bytes_whatever_hash_seed_time_zone_and_locale(tmp_path):
+    made = []
+    for k, environment in enumerate(ELSEWHERE):
+        run = shutil.copytree(GOLDEN[-1], tmp_path / str(k) / "run")
+        out, env = tmp_path / str(k) / "out", {**os.environ, **environment}
+        for argv in (["report", run], ["export", run, "--to", out], ["show", run], ["show", "--json", run]):
+            command = [sys.executable, "-m", "burstline", *map(str, argv)]
+            said = subprocess.run(command, env=env, check=True, capture_output=True).stdout
+        assert json.loads(said)["counts"]["ok"] == 64
+        files = sorted(path for path in [*run.rglob("*"), *out.rglob("*")] if path.is_file())
+        made.append({str(path.relative_to(tmp_path / str(k))): path.read_bytes() for path in files})
+    assert {"run/report.html", "run/summary.json", "out/figures/ecdf-ttft.png", "out/trace.json"} <= set(
+        made[0]
+    )
+    for other in made[1:]:
+        assert other.keys() == made[0].keys()
+        assert [name for name in other if other[name] != made[0][name]] == []
