@@ -84,7 +84,8 @@ def read_burstline(out: Path) -> Reported:
         ms("itl", "p99"),
         ms("e2e_service", "p50"),
         ms("e2e_service", "p99"),
-        f"the headline TTFT, from when a request was due: {ms('ttft', 'p50'):.2f} ms at p50",
+        f"its verdict on the run: {summary['verdict']['state']}; its headline TTFT, from when a request was "
+        f"due: {ms('ttft', 'p50'):.2f} ms at p50",
     )
 
 

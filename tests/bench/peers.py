@@ -62,6 +62,7 @@ class Meter(threading.Thread):
         self._pid, self._port = pid, port
         self._tree, self._over = ProcessTree(), threading.Event()
         self.samples: list[Sample] = []
+        self._before_s = ended_cpu_s()
         self.start()
 
     def run(self) -> None:
@@ -76,8 +77,10 @@ class Meter(threading.Thread):
             self.samples.append(Sample(time.monotonic_ns(), seen["cpu_s"], seen["rss_bytes"], unread))
 
     def stop(self) -> None:
+        """Once the tool has ended: what it used after the last sample counts too."""
         self._over.set()
         self.join()
+        self.cpu_s = max(ended_cpu_s() - self._before_s, *(sample.cpu_s for sample in self.samples), 0.0)
 
     def cpu_us(self, truth: Truth, e2e_ms: float) -> tuple[float, float]:
         """Per event, from the burst's first byte: until the tool had all events, and until it was done.
@@ -88,7 +91,13 @@ class Meter(threading.Thread):
         drained = (s.at_ns for s in self.samples if s.at_ns >= known_ns and not s.unread_bytes)
         at_ns, cpu_s = zip(*((s.at_ns, s.cpu_s) for s in self.samples), strict=True)
         start, end = np.interp([truth.first_ns.min(), next(drained, at_ns[-1])], at_ns, cpu_s)
-        return (end - start) * 1e6 / truth.n_events, (cpu_s[-1] - start) * 1e6 / truth.n_events
+        return (end - start) * 1e6 / truth.n_events, (self.cpu_s - start) * 1e6 / truth.n_events
+
+
+def ended_cpu_s() -> float:
+    """What all that this process started and waited for has used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def unread_bytes(port: int) -> int:

@@ -27,10 +27,12 @@ SGLANG = {
     "p99_e2e_latency_ms": 928.07,
 }
 SAID_BY_SGLANG = Reported(20, 303.05, 19.99, 24.57, 926.98, 928.07)
+SAID = "its verdict on the run: VALID; its headline TTFT, from when a request was due: 500.00 ms at p50"
 WRITTEN = {
     "burstline": (
         "runs-of-today/summary.json",
         {
+            "verdict": {"state": "VALID"},
             "counts": {"planned": 20, "ok": 20},
             "metrics": {
                 "ttft": {"p50": {"point": 0.5}},
@@ -39,9 +41,7 @@ WRITTEN = {
                 "e2e_service": {"p50": {"point": 0.75}, "p99": {"point": 1.0}},
             },
         },
-        Reported(
-            20, 250, 20, None, 750, 1000, "the headline TTFT, from when a request was due: 500.00 ms at p50"
-        ),
+        Reported(20, 250, 20, None, 750, 1000, SAID),
     ),
     "vllm bench serve": (
         "result.json",
