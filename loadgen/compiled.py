@@ -68,7 +68,7 @@ def _library() -> ctypes.CDLL | str:
         return _typed(ctypes.CDLL(str(path)))
     except subprocess.CalledProcessError as error:
         return f"{compiler} failed: {error.stderr.decode(errors='replace').strip()}"
-    except (OSError, subprocess.TimeoutExpired, AttributeError) as error:
+    except (OSError, RuntimeError, AttributeError, subprocess.TimeoutExpired) as error:
         return str(error)
 
 
