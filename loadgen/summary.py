@@ -36,6 +36,7 @@ from loadgen.stats import (
     measured,
     percentile,
 )
+from loadgen.survival import survival
 from loadgen.verdict import Evidence, Reason, judge
 from loadgen.watched import Watched
 from loadgen.windowed import goodput_in, throughputs_in
@@ -116,6 +117,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
         "counts": counts(whole),
         "metrics": metrics,
         "bounds": bounds,
+        "survival": survival(whole),
         "throughput": _throughput(whole, steady, context.seed),
         "goodput": _goodput(c, steady, context),
         "window": _window(whole, steady),

@@ -39,7 +39,8 @@ class Transport(httpx.AsyncBaseTransport):
     A request carries its due time in `extensions["exchange"]`; the same Exchange holds every stamped read
     afterwards, also where httpx raises (ConnectError, ReadTimeout, ReadError, RemoteProtocolError). A
     response is returned once its last byte is there: this transport measures, it does not stream. Without
-    `barrier` requests go out at once. `wire` and `wire.traffic` have the counts. See `Wire` for the other arguments.
+    `barrier` requests go out at once. `wire` and `wire.traffic` have the counts. See `Wire` for the other
+    arguments.
     """
 
     def __init__(

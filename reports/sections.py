@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.columns import Floats
+from loadgen.survival import NOBODY_CUT_OFF
 from reports import ecdf, figures, series
 from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
 from reports.estimates import (
@@ -53,6 +54,8 @@ def numbers(view: View) -> list[Block]:
                              (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
     if bounds := {key: row for key, row in summary.get("bounds", {}).items() if key in HEADLINE}:
         blocks.append(Folded("Upper bounds, as MLPerf reckons them", (_bounds(bounds),)))
+    if cut_off := _cut_off(summary.get("survival", {})):
+        blocks.append(Folded("If those cut off had run on", (cut_off,)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
 
@@ -85,6 +88,16 @@ def _bounds(bounds: Mapping[str, Any]) -> Table:
         for key, row in bounds.items()
     }
     return latency_table(caption, bare, evidence=False)
+
+
+def _cut_off(survival: Mapping[str, Any]) -> Table | None:
+    """None where no request was cut off."""
+    if all(
+        figure.get("absent") == NOBODY_CUT_OFF.reason for row in survival.values() for figure in row.values()
+    ):
+        return None
+    caption = "Requests that we cut off count for as long as they ran, not as lost (Kaplan and Meier)"
+    return latency_table(caption, survival, evidence=False)
 
 
 def _evidence(view: View) -> Table:

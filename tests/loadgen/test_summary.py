@@ -23,7 +23,7 @@ SECTIONS = {
     "burst",
 }
 SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation", "targets", "goodput"}
-SECTIONS |= {"stationarity", "schedule", "agreement"}
+SECTIONS |= {"stationarity", "schedule", "agreement", "survival"}
 
 
 def run_of(n_ok, n_failed=0):
