@@ -1,6 +1,6 @@
 """What the command's exit code says; scripts and CI rely on these."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 DONE = 0
@@ -19,3 +19,16 @@ def of_summary(summary: Mapping[str, Any]) -> int:
         return TARGET_MISSED
     valid = summary["verdict"]["state"] == "VALID"
     return DONE if valid and "inconclusive" not in results else INCONCLUSIVE
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The code that stands for several runs; DONE where there are none."""
+    return max(codes, key=_SEVERITY.index, default=DONE)
+
+
+def best(codes: Iterable[int]) -> int:
+    """The code of the run that went best."""
+    return min(codes, key=_SEVERITY.index)
+
+
+_SEVERITY = (DONE, INCONCLUSIVE, TARGET_MISSED, USAGE, OUR_BUG, ENGINE_FAILED, INTERRUPTED)

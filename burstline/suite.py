@@ -47,10 +47,11 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A load: the flags of `burstline run`."""
+    """A load: the flags of `burstline run`; those of one sweep share `of`, their name in the file."""
 
     name: str
     flags: tuple[str, ...]
+    of: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,9 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         engines=tuple(_engine(table) for table in top.tables("engine", required=True)),
         models=tuple(_model(table) for table in top.tables("model")) or (Model("", None, None, False, ()),),
         workloads=tuple(
-            _workload(one) for table in top.tables("workload", required=True) for one in expanded(table)
+            _workload(one, of=table.need("name", str))
+            for table in top.tables("workload", required=True)
+            for one in expanded(table)
         ),
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest(),
     )
@@ -191,13 +194,13 @@ def _model(table: Table) -> Model:
     )
 
 
-def _workload(table: Table) -> Workload:
+def _workload(table: Table, of: str) -> Workload:
     flags = _flags_of(add_load) | _flags_of(add_arrivals) | _flags_of(add_targets)
     # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
     for key in ("tokenizer", "vocab_size", "salt"):
         del flags[key]
     table.only("name", *flags)
-    workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags))
+    workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags), of)
     parser = argparse.ArgumentParser()
     for add in (add_load, add_arrivals, add_targets):
         add(parser.add_argument_group())

@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,7 +50,13 @@ def run_suite(path: Path, out: Path, *, certify: bool = True, dry_run: bool = Fa
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
         comparable = _report(folder)
-    return _exit_code(codes, comparable=comparable)
+    return exit_codes.worst(
+        [
+            *(code for code in codes if code in (exit_codes.INTERRUPTED, exit_codes.ENGINE_FAILED)),
+            *_codes_of_targets(slots, folder),
+            exit_codes.DONE if comparable else exit_codes.INCONCLUSIVE,
+        ]
+    )
 
 
 def finished_in(folder: Path) -> Run | None:
@@ -130,7 +137,7 @@ def _carry_out(
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
         raise WorkloadError(f"{said} could not be run (see above); the suite ends here. What ran is kept")
     run = finished_in(folder / slot.id)
-    print(f"    {_headline(run) if run else f'failed with exit code {code}'}", file=sys.stderr)
+    print(textwrap.indent(_verdict(run) if run else f"failed with exit code {code}", "    "), file=sys.stderr)
     return code
 
 
@@ -150,15 +157,19 @@ def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
                 process.send_signal(signal.SIGINT)
 
 
-def _headline(run: Run) -> str:
+def _verdict(run: Run) -> str:
+    """The run's verdict and what came of its targets, a line each."""
+    from reports.targets import target_lines
     from reports.text import headline
 
-    return headline(run).splitlines()[0]
+    lines = target_lines(run.summary or {})
+    return "\n".join([headline(run).splitlines()[0], *(f"{t.mark} {t.text}: {t.measured}" for t in lines)])
 
 
 def _report(folder: Path) -> bool:
-    """Write the report over whatever is finished; whether all of it is comparable."""
+    """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
     from burstline.compare import comparison_of_suite, write_all
+    from loadgen.comparable import ALONE
     from reports.compare_text import text
 
     comparison = comparison_of_suite(folder)
@@ -168,12 +179,20 @@ def _report(folder: Path) -> bool:
     page = write_all(comparison, folder)
     print(text(comparison))
     print(f"Report: {page}")
-    return comparison.comparable
+    alone = all(cell.gate.state == ALONE for cell in comparison.cells)
+    return comparison.comparable or (alone and not comparison.missing)
 
 
-def _exit_code(codes: Sequence[int], *, comparable: bool) -> int:
-    """The worst that happened: an interrupt, an engine that failed, what cannot be believed or compared."""
-    for code in (exit_codes.INTERRUPTED, exit_codes.ENGINE_FAILED):
-        if code in codes:
-            return code
-    return exit_codes.DONE if comparable else exit_codes.INCONCLUSIVE
+def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:
+    """For each engine at each workload, whether every repeat kept its targets; a sweep at one load at least.
+
+    A sweep is driven until its targets are missed: that alone is no failure.
+    """
+    found: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+    for slot in slots:
+        run = finished_in(folder / slot.id)
+        if run is not None and run.summary is not None and run.summary.get("targets"):
+            loads = found.setdefault((slot.engine.name, slot.model.name, slot.workload.of), {})
+            loads.setdefault(slot.workload.name, []).append(exit_codes.of_summary(run.summary))
+    for loads in found.values():
+        yield exit_codes.best(map(exit_codes.worst, loads.values()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burstline import cli, suite_run
+from burstline import cli, exit_codes, suite_run
 from burstline.suite import load_suite, parse_suite, schedule
 from burstline.suite_run import finished_in, run_suite
 from tests.burstline.waiting import wait_until
@@ -260,6 +260,59 @@ def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_run
     page = next(tmp_path.glob("small-*/report.html")).read_text()
     assert "No finished run: two, burst, repeat 1." in page
     assert "NOTHING TO COMPARE" in page
+
+
+TARGETED = """
+name = "targeted"
+repeats = 2
+[[engine]]
+name = "one"
+engine = "vllm"
+url = "http://127.0.0.1:1"
+[[workload]]
+name = "users"
+requests = 60
+{load}
+slo = ["ttft.p90<=1s"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "results", "code"),
+    [
+        ("", "pass pass", 0),
+        ("", "pass fail", 3),
+        ("", "pass inconclusive", 4),
+        ("", "inconclusive fail", 3),
+        ("concurrency = [2, 8]", "pass fail fail pass", 0),
+        ("concurrency = [2, 8]", "pass fail fail fail", 3),
+        ("concurrency = [2, 8]", "inconclusive fail fail pass", 4),
+    ],
+)
+def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_it(
+    load, results, code, tmp_path, fake_runs, monkeypatch, capsys
+):
+    coming, copying = iter(results.split()), suite_run._called
+
+    def called(argv, *rest):
+        copying(argv, *rest)
+        (path,) = Path(argv[argv.index("--out") + 1]).glob("*/summary.json")
+        summary = json.loads(path.read_text())
+        measured = summary["metrics"]["ttft"]["p50"]
+        target = {"target": "ttft.p90<=1s", "result": next(coming), "measured": measured, "reason": "so"}
+        path.write_text(json.dumps({**summary, "targets": [target]}))
+        return exit_codes.of_summary(summary)
+
+    monkeypatch.setattr(suite_run, "_called", called)
+    path = tmp_path / "targeted.toml"
+    path.write_text(TARGETED.format(load=load))
+    assert run_suite(path, tmp_path) == code
+    said = capsys.readouterr().err
+    assert said.count("ttft.p90<=1s: ") == len(results.split())
+    assert ("✕ ttft.p90<=1s" in said) == ("fail" in results)
+    # What was judged stands on the disk: the second time nothing runs, and the answer is the same.
+    assert run_suite(path, tmp_path) == code
+    assert next(coming, None) is None
 
 
 def test_a_slip_of_the_users_ends_the_suite(small, tmp_path, monkeypatch):
