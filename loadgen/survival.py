@@ -66,7 +66,7 @@ def curve(seen_s: Floats, ended: NDArray[np.bool_]) -> Curve:
     """
     moments, ends = np.unique(seen_s[ended], return_counts=True)
     at_risk = len(seen_s) - np.searchsorted(np.sort(seen_s), moments, side="left")
-    running = np.cumprod(1 - ends / at_risk)
+    running = np.cumprod(1 - ends / at_risk, dtype=np.float64)
     some = running > 0
     left = at_risk[some] - ends[some]
     error = np.sqrt(np.cumsum(ends[some] / (at_risk[some] * left))) / -np.log(running[some])
