@@ -158,7 +158,13 @@ def _draw(panel: Axes, curve: Curve, color: str, dashes: object, marker: str) ->
     points = [(math.nan, math.nan) if dot is None else (dot.x.at, dot.y.at) for dot in curve.dots]
     for dot in curve.known:
         _whiskers(panel, dot, color)
-    style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 6.5, "markeredgewidth": 1.6}
+    style: dict[str, Any] = {
+        "color": color,
+        "linewidth": 1.8,
+        "marker": marker,
+        "markersize": 6.5,
+        "markeredgewidth": 1.6,
+    }
     xs, ys = zip(*points, strict=True)
     panel.plot(xs, ys, linestyle=dashes, label=curve.label, **style)
     hollow = [(dot.x.at, dot.y.at) for dot in curve.known if dot.hollow]

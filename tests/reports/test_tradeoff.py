@@ -150,22 +150,34 @@ def dot(x: float, y: float, text: str = "1", *, hollow: bool = False) -> Dot:
     return Dot(text, Reach(x * 0.9, x, x * 1.1), Reach(y * 0.9, y, y * 1.1), hollow)
 
 
-def test_a_line_breaks_where_a_point_is_not_known_and_far_ranges_get_a_log_axis():
-    curve = Curve("a", (dot(1, 10), dot(2, 20), None, dot(50, 30)))
-    body = scatter("s", 380, [curve], ("x (s{log})", "y")).body
-    assert "x (s, log)" in body
-    line = re.search(r'<path d="([^"]*)"[^>]*stroke-width: 1.8', body) or re.search(r'd="(M[^"]+)"', body)
-    assert line
-    drawing = scatter("s", 380, [Curve("a", (dot(1, 10), dot(2, 20)))], ("x (s{log})", "y"))
-    assert "log" not in drawing.body
+def strokes(dots: tuple[Dot | None, ...]) -> int:
+    """Into how many parts the line of a curve is broken."""
+    body = scatter("s", 380, [Curve("a", dots)], ("x", "y")).body
+    line = max(re.findall(r'd="([^"]+)"[^>]*fill: none; stroke: var\(--c0\)', body), key=len)
+    return line.count("M")
+
+
+def test_a_line_breaks_where_a_point_is_not_known():
+    assert strokes((dot(1, 10), dot(2, 20), dot(3, 25), dot(4, 30))) == 1
+    assert strokes((dot(1, 10), dot(2, 20), None, dot(3, 25), dot(4, 30))) == 2
+
+
+@pytest.mark.parametrize(("last", "kind"), [(2, "x"), (50, "log")])
+def test_a_wide_range_gets_a_log_axis_that_says_so(last, kind):
+    curve = Curve("a", (dot(1, 10), dot(last, 20)))
+    drawing = scatter("s", 380, [curve], ("x (s{log})", "y"))
     assert drawing.hover is not None
-    assert drawing.hover.axis == "x"
+    assert drawing.hover.axis == kind
+    assert ("x (s, log)" in drawing.body) == (kind == "log")
 
 
-def test_labels_do_not_lie_on_each_other():
-    crowd = Curve("a", tuple(dot(1 + k / 1000, 10, f"{k}") for k in range(12)))
-    body = scatter("s", 380, [crowd], ("x", "y")).body
-    assert 1 <= len(re.findall(r">1?\d</text>", body)) < 12 + 12
+def test_a_label_without_room_is_left_out():
+    def labels(step: float) -> int:
+        curve = Curve("a", tuple(dot(5 + k * step, 10, f"no. {k}") for k in range(12)))
+        return len(re.findall(r">no. \d+</text>", scatter("s", 380, [curve], ("x", "y")).body))
+
+    assert labels(step=0.001) < 7
+    assert labels(step=5) == 12
 
 
 def test_a_region_beyond_the_axes_is_not_drawn():
