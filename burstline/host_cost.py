@@ -29,9 +29,10 @@ from servers.engine import EngineError
 from servers.reference.steplog import load_steps
 from servers.registry import ENGINES
 from workloads.prompts import vocabulary_from_size
+from workloads.request import WorkloadError
 
 ENGINE: Final = "reference"
-BURST: Final = Wish(requests=128, prompt_tokens="512", output_tokens="16..112", deadline_s=30.0)
+BURST: Final = Wish(requests=128, prompt_tokens="512", output_tokens="16..112", deadline_s=10.0)
 """Outputs of many lengths: requests end one by one, so that every size of batch is seen."""
 NARROW: Final[Mapping[str, Any]] = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,
@@ -58,7 +59,7 @@ def host_fit(vocab_size: int, threads: int, burst: Wish = BURST) -> HostFit | No
     try:
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
             return fit_of(_burst_log(Path(name), vocab_size, threads, burst))
-    except (EngineError, DriverDiedError, OSError, ValueError):
+    except (EngineError, WorkloadError, DriverDiedError, OSError, ValueError):
         return None
 
 
@@ -79,6 +80,8 @@ def _burst_log(folder: Path, vocab_size: int, threads: int, burst: Wish) -> Log:
         raise KeyboardInterrupt
     _, log = load_steps(folder / "steps.jsonl")
     first = int(np.searchsorted(log["start_ns"], reports[0].t0_ns or 0))
+    if sum(log["n_logits"][first:]) < sum(request.n_output_tok for request in plan.requests):
+        raise EngineError(f"not all of the burst was answered within {burst.deadline_s:g} s")
     return {name: column[first:] for name, column in log.items()}
 
 

@@ -89,6 +89,12 @@ def device_file(folder):
 
 
 @pytest.mark.slow
+def test_a_burst_that_is_not_answered_in_time_says_nothing():
+    burst = Wish(requests=32, prompt_tokens="512", output_tokens="64", deadline_s=0.1)
+    assert host_fit(512, 1, burst) is None
+
+
+@pytest.mark.slow
 def test_a_real_burst_measures_what_a_python_server_can_cost():
     found = host_fit(512, 1, Wish(requests=64, prompt_tokens="128", output_tokens="8..64", deadline_s=30.0))
     assert 1e-6 < found.token_s < 1e-3
