@@ -24,6 +24,7 @@ from burstline.load import Load, Wish, checked, job_of
 from burstline.made_model import made_notes
 from burstline.planning import plan_for
 from burstline.progress import Progress, Snapshot, progress_for
+from burstline.recount import recount
 from burstline.site import Site, Where, check_where, choose_engine, serving
 from burstline.vocabulary import ASSUMED
 from loadgen.capture import Capture
@@ -154,6 +155,14 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
         run.update(plan_sha256=plan.sha256)
         progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
         fired = _watched(run, site, plan, load, vocabulary, progress)
+        recount(
+            run,
+            site,
+            settings.tokenizer,
+            settings.where.model,
+            progress.phase,
+            ask=fired.status == "complete",
+        )
         launch = site.launch
     _keep_steps(run, launch, fired.t0_ns)
     return fired

@@ -68,12 +68,10 @@ def _junit(run: "Run") -> dict[str, bytes]:
 
 
 def _trace(run: "Run") -> dict[str, bytes]:
-    import orjson
-
-    from reports.trace_events import trace_events
+    from reports.trace_events import trace_json
     from reports.view import view_of
 
-    return {"trace.json": orjson.dumps(trace_events(view_of(run)))}
+    return {"trace.json": trace_json(view_of(run))}
 
 
 def _figures(run: "Run") -> dict[str, bytes]:

@@ -30,16 +30,24 @@ def plan_for(
     if site.capabilities.token_id_prompts:
         vocabulary = vocabulary_for(tokenizer, vocab_size, model, site)
         return load.plan(vocabulary), vocabulary
-    words = words_of(_tokenizer(tokenizer, model, site))
+    words = words_of(tokenizer_for(tokenizer, model, site))
     n_extra_tok = _extra_tokens(site, words, say)
     return as_text(load.plan(ASSUMED), words, load.salt, n_extra_tok), ASSUMED
 
 
-def _tokenizer(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
-    """The tokenizer by which prompts are measured: the folder's, the model's, the Hub's."""
+def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
+    """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / "tokenizer.json").is_file():
             return Tokenizer.from_file(str(where / "tokenizer.json"))
+    return None
+
+
+def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
+    """The tokenizer by which prompts are measured: the folder's, the model's, the Hub's."""
+    found = local_tokenizer(folder, model)
+    if found is not None:
+        return found
     name = model or site.target.model
     why = f"{folder} has no tokenizer.json"
     if folder is None:

@@ -81,7 +81,10 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
     group.add_argument("--salt", metavar="HEX", help="an earlier run's salt repeats it byte for byte")
     group.add_argument(
-        "--tokenizer", type=Path, metavar="DIR", help="whose ordinary ids prompts are drawn from"
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="whose ordinary ids prompts are drawn from; it counts replies that the server does not count",
     )
     group.add_argument("--vocab-size", type=int, metavar="N", help="where neither tokenizer nor server says")
     group.add_argument(

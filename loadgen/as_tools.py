@@ -18,6 +18,7 @@ from loadgen.columns import Columns, Floats
 from loadgen.metrics import e2e, ttft
 from loadgen.record import Outcome
 from loadgen.stats import Absent
+from loadgen.totals import NO_LENGTH
 
 WHOLE: Final = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """What other tools take for a success: a whole reply, of whatever length."""
@@ -85,7 +86,7 @@ def _chunk_gaps(c: Columns, ended: NDArray[np.bool_]) -> Floats:
 def _rates(tokens: Floats, n: int, start_s: float, end_s: float) -> tuple[float | Absent, float | Absent]:
     """Tokens and requests per second of a tool's window; Absent where it has none or nobody counted."""
     if not end_s > start_s:
-        nothing = Absent("the window has no length")
+        nothing = NO_LENGTH
         return nothing, nothing
     per_s = n / (end_s - start_s)
     if np.isnan(tokens).any():

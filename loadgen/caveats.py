@@ -7,6 +7,7 @@ from typing import Any
 
 from loadgen.agreement import disagreement
 from loadgen.certify import Certificate
+from loadgen.record import RECOUNTS
 from loadgen.stats import Absent, Figure
 from loadgen.verdict import Reason
 
@@ -24,6 +25,7 @@ def caveats(
         _failures(sections["counts"]),
         _prompt_lengths(_point(lengths["prompt_mismatches"])),
         _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
+        _recounted(sum(lengths["output_sources"].get(name, 0) for name in RECOUNTS)),
         _cached(_point(lengths["cached_fraction"])),
         _conservation(_point(sections["conservation"]["output_residual"])),
         _uncertified(certificate),
@@ -54,6 +56,14 @@ def _guessed_chunks(n: int) -> Reason | None:
         return None
     text = f"The server did not say how many tokens each event of {n:,} replies carries."
     return Reason("chunks", text, "Their ITL is an even spread: read ICL and TPOT instead.")
+
+
+def _recounted(n: int) -> Reason | None:
+    if not n:
+        return None
+    text = f"The server did not count the tokens of {n:,} replies: their text was tokenized again."
+    advice = "It may differ from what was sampled by a token or so; an end of text, say, leaves none."
+    return Reason("recounted", text, advice)
 
 
 def _cached(share: float) -> Reason | None:

@@ -6,10 +6,11 @@ import multiprocessing
 import os
 import sys
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +18,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loadgen.capture import Capture
-from loadgen.record import Decode, Record, record_of, record_without_capture
+from loadgen.record import Counts, Decode, Record, record_of, record_without_capture
 from loadgen.spool import read_captures
-from loadgen.tables import RECORDS, record_table, requests_without_prompts
+from loadgen.tables import RECORDS, counts_of, record_table, requests_without_prompts
 from workloads.request import Request
 
 _N_AT_ONCE = 500
@@ -28,7 +29,8 @@ _N_AT_ONCE = 500
 def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
     """The records of a run's folder: one row per request of `plan.parquet`, in its order.
 
-    `decode` is the engine's. Requests without a capture are `cancelled`. `n_processes` children share the
+    `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
+    read from `counts.parquet`, where somebody did (see `loadgen.recount`). `n_processes` children share the
     captures (as many as CPUs unless told, fewer for small runs); each streams its share, so that no more
     raw bytes than one reply's are in memory at once.
     """
@@ -59,12 +61,18 @@ def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) 
 
 
 def decoded_batches(
-    captures: Iterable[Capture], requests: list[Request], decode: Decode
+    captures: Iterable[Capture],
+    requests: list[Request],
+    decode: Decode,
+    counts: Mapping[int, Counts] = MappingProxyType({}),
 ) -> Iterator[list[Record]]:
     """The records of `captures`, 500 at a time, in the order of the captures."""
     captures = iter(captures)
     while batch := list(islice(captures, _N_AT_ONCE)):
-        yield [record_of(requests[capture.index], capture, decode) for capture in batch]
+        yield [
+            record_of(requests[capture.index], capture, decode, counts.get(capture.index, ()))
+            for capture in batch
+        ]
 
 
 def _decode_share(directory: Path, decode: Decode, worker: int, n_workers: int) -> pa.Table:
@@ -72,8 +80,14 @@ def _decode_share(directory: Path, decode: Decode, worker: int, n_workers: int) 
     # nothing but records crosses a pipe.
     requests, _ = _read_asked(directory)
     captures = islice(read_captures(directory / "captures"), worker, None, n_workers)
-    parts = [record_table(records) for records in decoded_batches(captures, requests, decode)]
+    batches = decoded_batches(captures, requests, decode, _read_counts(directory))
+    parts = [record_table(records) for records in batches]
     return pa.concat_tables(parts) if parts else RECORDS.empty_table()
+
+
+def _read_counts(directory: Path) -> dict[int, Counts]:
+    path = directory / "counts.parquet"
+    return counts_of(pq.read_table(path)) if path.exists() else {}
 
 
 def _n_cpus() -> int:

@@ -16,6 +16,8 @@ from servers.engine import EngineError, HttpReply, Kind, Reply
 from workloads.request import Request
 
 Decode = Callable[[HttpReply], Reply]
+Counts = Sequence[tuple[str, int]]
+"""Who counted a reply's text again, most trusted first, and how many tokens they found."""
 
 
 class Outcome(StrEnum):
@@ -48,6 +50,8 @@ STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word",
 """Finish reasons by which a model ends on its own, in the words of every engine."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
+RECOUNTS: Final = ("tokenize", "tokenizer")
+"""Who may count a reply's text again, most trusted first: the server's own endpoint, a local tokenizer."""
 _NO_REPLY: Final = Reply(events=())
 _TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
 
@@ -62,7 +66,8 @@ class Record:
     first token that is not reasoning.
 
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
-    own total, "events" the events' own counts; None where nobody did, and then the count is None.
+    own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
+    the load, "tokenizer" a local one; None where nobody did, and then the count is None.
     `output_gap_tok` is what the next most trusted count says more, None where there is only one. `split` says
     how `token_n` is known: "counted" by the server, "one-each" from as many events as tokens, "spread" evenly
     because nobody said, "unknown" (each 1, a placeholder) where not even the total is known.
@@ -111,6 +116,11 @@ class _Tokens:
     gap: int | None = None
     split: str | None = None
 
+    @property
+    def generated(self) -> int | None:
+        """The server's own total: text that was tokenized again may be a token off, and judges nobody."""
+        return None if self.source in RECOUNTS else self.total
+
 
 @dataclass(frozen=True, slots=True)
 class _Heard:
@@ -124,8 +134,11 @@ class _Heard:
     status: int | None = None
 
 
-def record_of(request: Request, capture: Capture, decode: Decode) -> Record:
-    """What became of a request, from what its wire did; `decode` is its engine's."""
+def record_of(request: Request, capture: Capture, decode: Decode, recounts: Counts = ()) -> Record:
+    """What became of a request, from what its wire did; `decode` is its engine's.
+
+    `recounts` are asked only where the server itself did not count.
+    """
     try:
         parsed = http1.parse(capture.reads)
     except EngineError as error:
@@ -134,7 +147,7 @@ def record_of(request: Request, capture: Capture, decode: Decode) -> Record:
         return _record(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail, _Heard())
     http, arrivals = parsed
     reply = decode(http)
-    tokens = _tokens(reply)
+    tokens = _tokens(reply, recounts)
     token_ns, lag_ns = _stamps(arrivals, tokens.ends)
     heard = _Heard(reply, tokens, token_ns, lag_ns, arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
@@ -164,7 +177,7 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
         return Outcome.EMPTY if http.complete or reply.terminated else Outcome.TRUNCATED
     if not reply.terminated:
         return Outcome.TRUNCATED
-    return _length_outcome(request, reply, tokens.total)
+    return _length_outcome(request, reply, tokens.generated)
 
 
 def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) -> str:
@@ -182,13 +195,16 @@ def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) ->
     return Outcome.CLAMPED
 
 
-def _tokens(reply: Reply) -> _Tokens:
-    """Which events carry how many tokens. Token ids are trusted before usage, usage before events."""
+def _tokens(reply: Reply, recounts: Counts) -> _Tokens:
+    """Which events carry how many tokens.
+
+    Token ids are trusted before usage, usage before events, events before text that was tokenized again.
+    """
     events = [event for event in reply.events if event.kind in _TOKEN_KINDS]
     counts = [event.n_tok for event in events]
     known = [n for n in counts if n is not None]
     by_events = sum(known) if events and len(known) == len(counts) else None
-    words = (("ids", reply.n_output_ids), ("usage", reply.n_output_usage), ("events", by_events))
+    words = (("ids", reply.n_output_ids), ("usage", reply.n_output_usage), ("events", by_events), *recounts)
     said = [(source, n) for source, n in words if n is not None]
     source, total = said[0] if said else (None, None)
     gap = said[1][1] - said[0][1] if len(said) > 1 else None

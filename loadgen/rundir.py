@@ -95,6 +95,9 @@ class RunDir:
     def save_plan(self, plan: Plan) -> None:
         self._save("plan.parquet", tables.plan_tables(plan))
 
+    def save_counts(self, counts: pa.Table) -> None:
+        self._save("counts.parquet", [counts])
+
     def save_records(self, records: pa.Table) -> None:
         self._save("records.parquet", [records])
 

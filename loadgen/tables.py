@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loadgen.record import Record
+from loadgen.record import RECOUNTS, Counts, Record
 from servers.host.telemetry import Row
 from workloads.plan import Plan
 from workloads.request import Request, Sampling
@@ -62,6 +62,9 @@ RECORDS: Final = pa.schema(
     }
 )
 
+COUNTS: Final = pa.schema({"index": pa.int64(), **dict.fromkeys(RECOUNTS, pa.int64())})
+"""What tokenizers count in the text of replies whose tokens the server did not count; null: not asked."""
+
 TELEMETRY: Final = pa.schema(
     {
         "at_ns": pa.int64(),
@@ -86,6 +89,14 @@ def records_of(table: pa.Table) -> Iterator[Record]:
     names = [field.name for field in fields(Record)]
     for row in table.select(names).to_pylist():
         yield Record(**row)
+
+
+def counts_of(table: pa.Table) -> dict[int, Counts]:
+    """By request, who counted its text and how many tokens they found."""
+    return {
+        row["index"]: [(name, row[name]) for name in RECOUNTS if row[name] is not None]
+        for row in table.to_pylist()
+    }
 
 
 def without_lists(records: pa.Table) -> pa.Table:

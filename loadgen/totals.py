@@ -13,6 +13,7 @@ from loadgen.metrics import STALL_FACTOR, STALL_FLOOR_S, icl, ttft
 from loadgen.stats import LEVEL, Absent, Estimate, Figure, interval, measured, replicates
 
 NO_SUCCESS = Absent("no request succeeded")
+NO_LENGTH = Absent("the window has no length")
 UNCOUNTED = Absent("the server did not say how many tokens it sent")
 BURST = (
     "first_wave_s",
@@ -86,6 +87,8 @@ def rates(
     window = whole_run(c)
     if window is None:
         return dict.fromkeys(amounts, NO_SUCCESS)
+    if window.length_s <= 0:
+        return dict.fromkeys(amounts, NO_LENGTH)
     lasted_s = c.last_s[c.ok] - window.start_s
     work = np.array([amount[c.ok] for _, amount in amounts.values()])
     draws = _resampled_rates(lasted_s, work, rng)
@@ -236,8 +239,6 @@ def _resampled_rates(lasted_s: Floats, work: Floats, rng: np.random.Generator) -
 def _rate(amount: Floats, length_s: float, draws: Floats, unit: str, n: int) -> Figure:
     if np.isnan(amount).any():
         return UNCOUNTED
-    if length_s <= 0:
-        return Absent("the window has no length")
     low, high = interval(draws)
     note = "bootstrap over the requests of this run; another run may differ by more"
     return Estimate(float(amount.sum() / length_s), low, high, LEVEL, n, unit, note)

@@ -34,6 +34,8 @@ MEANING = {
     "not_sent": "never left the client",
 }
 """What each outcome means to a reader; `http_<code>` speaks for itself."""
+COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}
+"""Counters whose name says too little to a reader."""
 ALL_REQUESTS = "all-requests"
 LONGEST_TEXT = 2000
 
@@ -150,7 +152,7 @@ def served(view: View) -> list[Block]:
 
 def _length_row(label: str, asked: pd.Series, got: pd.Series, source: pd.Series) -> list[str]:
     known = got.notna()
-    by = ", ".join(sorted(source.dropna().unique())) or "nobody"
+    by = ", ".join(COUNTED_BY.get(name, name) for name in sorted(source.dropna().unique())) or "nobody"
     equal = int((asked[known] == got[known]).sum())
     return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by]
 

@@ -23,7 +23,7 @@ from servers.engine import (
     Reply,
     Target,
 )
-from servers.openai import decode_completion, post
+from servers.openai import count_tokens, decode_completion, post
 from servers.telling import first_model, json_at
 from workloads.request import Request
 
@@ -133,6 +133,10 @@ class Endpoint:
 
     def decode(self, reply: HttpReply) -> Reply:
         return decode_completion(reply)
+
+    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
+        """Many an OpenAI-compatible endpoint is a vLLM or an SGLang, and tokenizes as they do."""
+        return count_tokens(text, ask, target)
 
     def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
         return Gauges()

@@ -76,7 +76,8 @@ class Reply:
     Counts are the server's own words, None where it said nothing: `n_output_ids` counts token ids that came
     back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
     dialect's own end was seen (`[DONE]`, `finished: true`, a final event with details). `error` is the
-    server's message where it sent one, in whatever status.
+    server's message where it sent one, in whatever status. `text` is what was generated, for whoever can
+    count its tokens: None where the server did, or where it is not all text.
     """
 
     events: Sequence[Event]
@@ -87,6 +88,7 @@ class Reply:
     finish_reason: str | None = None
     terminated: bool = False
     error: str | None = None
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,4 +304,13 @@ class Probing(Protocol):
 
     def seen(self, target: Target) -> Capabilities:
         """What a probed target can do."""
+        ...
+
+
+@runtime_checkable
+class Tokenizing(Protocol):
+    """An engine whose servers may have an endpoint that tokenizes text."""
+
+    def count_tokens(self, text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+        """The tokens of a text, special ones not added; None where this server does not tell."""
         ...

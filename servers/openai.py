@@ -5,14 +5,14 @@ content event, in an event without choices, in every event or nowhere, text may 
 five shapes, also inside a stream that began with 200. It reads `/v1/completions` and `/v1/chat/completions`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from servers.engine import Call, Event, HttpReply, Kind, Reply, Target
-from servers.replies import Tally, decode_reply
+from servers.replies import Tally, decode_reply, loads
 from workloads.request import Request
 
 
@@ -45,6 +45,18 @@ def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
     if target.api_key:
         headers.append(("authorization", f"Bearer {target.api_key}"))
     return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
+
+
+def count_tokens(text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+    """What the server's `/tokenize` counts in a text; None where it has none, or none like this.
+
+    In the words of vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.
+    """
+    fields = {"model": target.model, "prompt": text, "add_special_tokens": False}
+    reply = ask(post(target, "/tokenize", fields))
+    answer = loads(reply.body)
+    count = answer.get("count") if reply.status == 200 and isinstance(answer, dict) else None
+    return count if isinstance(count, int) else None
 
 
 def path_under(url: str, path: str) -> str:
@@ -83,7 +95,10 @@ def _take(tally: Tally, answer: Any, end: int) -> Event:
     if reason is not None:
         tally.finish_reason = reason
         tally.terminated = True
-    return Event(end, _kind(choice, n_tok, reason), n_tok)
+    kind = _kind(choice, n_tok, reason)
+    if n_tok is None:
+        _read_text(tally, choice, kind)
+    return Event(end, kind, n_tok)
 
 
 def _read_usage(tally: Tally, usage: Mapping[str, Any]) -> int | None:
@@ -105,6 +120,17 @@ def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
     prompt_ids = choice.get("prompt_token_ids")
     if prompt_ids is not None and tally.n_prompt is None:
         tally.n_prompt = len(prompt_ids)
+
+
+def _read_text(tally: Tally, choice: Mapping[str, Any], kind: Kind) -> None:
+    """Keeps what was said; of a tool's call the server shows no text as it was generated."""
+    if kind is Kind.TOOL:
+        tally.texts = None
+    if tally.texts is None:
+        return
+    said = choice.get("delta") or choice.get("message") or choice
+    parts = (said.get("reasoning_content") or said.get("reasoning"), said.get("content") or said.get("text"))
+    tally.texts += [part for part in parts if isinstance(part, str)]
 
 
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:

@@ -19,6 +19,7 @@ class Tally:
     """What the events of one reply add up to; `Reply` says what each field means.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known.
+    `texts` are what the events said, None where that was not all text.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Tally:
         "n_output_usage",
         "n_prompt",
         "terminated",
+        "texts",
     )
 
     def __init__(self) -> None:
@@ -43,8 +45,10 @@ class Tally:
         self.terminated = False
         self.error: str | None = None
         self.counting: bool | None = None
+        self.texts: list[str] | None = []
 
     def reply(self) -> Reply:
+        counted = self.n_output_ids is not None or self.n_output_usage is not None
         return Reply(
             self.events,
             n_prompt_tok=self.n_prompt,
@@ -54,6 +58,7 @@ class Tally:
             finish_reason=self.finish_reason,
             terminated=self.terminated,
             error=self.error,
+            text=None if counted else "".join(self.texts or ()) or None,
         )
 
 

@@ -3,7 +3,7 @@
 import os
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from servers.engine import (
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
-from servers.openai import decode_completion, encode_completion
+from servers.openai import count_tokens, decode_completion, encode_completion
 from servers.telling import (
     GIB,
     first_model,
@@ -123,6 +123,9 @@ class Vllm:
 
     def decode(self, reply: HttpReply) -> Reply:
         return decode_completion(reply)
+
+    def count_tokens(self, text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+        return count_tokens(text, ask, target)
 
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")

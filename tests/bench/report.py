@@ -1,8 +1,8 @@
 """What a page costs: `python tests/bench/report.py [--requests 1000 --prompt-tokens 512 --output-tokens 64]`.
 
-Writes a run with the product's own writers (plan, captures as vLLM would have answered, telemetry), then times
-whole processes: decoding with summary and page, summary and page alone, and two such runs compared. Printed are
-wall and CPU seconds, the peak resident memory of the largest process, and how large the page is.
+Writes a run with the product's own writers (plan, captures as vLLM would have answered, telemetry), then
+times whole processes: decoding with summary and page, summary and page alone, and two such runs compared.
+Printed are wall and CPU seconds, the peak resident memory of the largest process, and how large the page is.
 `--repeats 3` prints the fastest of three.
 """
 
@@ -114,7 +114,7 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
 
 
 def captures(plan: Plan, asked: argparse.Namespace, rng: np.random.Generator) -> Iterator[Capture]:
-    """First tokens come 1 ms after each other in a burst, else 50 ms after the request; then one every 20 ms."""
+    """First tokens come 1 ms after each other in a burst, else 50 ms after the request; then each 20 ms."""
     n_tok = asked.output_tokens
     data, ends = reply(asked.prompt_tokens, n_tok)
     for k, due_ns in enumerate(plan.due_ns):

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
+from loadgen.rundir import open_run
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 
@@ -169,6 +171,25 @@ def test_errors_of_some_requests_are_outcomes_of_those_requests(tmp_path):
         finished(tmp_path, "--engine", "truth", "--url", server.url, "--requests", "30", *SMALL)
     counts = counts_of(the_run(tmp_path))
     assert (counts["ok"], counts["http_500"]) == (20, 10)
+
+
+@pytest.mark.slow
+def test_replies_that_nobody_counted_are_counted_by_a_tokenizer_and_again_from_the_files(tmp_path):
+    vocabulary = {"?": 0, "tok": 1} | {f"w{i}": i + 2 for i in range(98)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    out = tmp_path / "runs"
+    silent = Script(usage="off", ttft_s=0.01, gaps_s=(0.001,), tok_per_event=(3, 2))
+    with truth_server([silent]) as server:
+        flags = ("--tokenizer", str(tmp_path), "--requests", "20", *SMALL)
+        code, said = finished(out, "--engine", "openai", "--url", server.url, *flags)
+    assert code == 0, said
+    run = open_run(the_run(out))
+    assert set(run.record_table.column("output_tok").to_pylist()) == {8}
+    assert set(run.record_table.column("output_source").to_pylist()) == {"tokenizer"}
+    assert run.decoded() == run.record_table
+    assert "a tokenizer, from the text" in (run.path / "report.html").read_text("utf-8")
 
 
 @pytest.mark.slow

@@ -57,6 +57,13 @@ MUTATIONS = (
         LOADGEN + "test_record.test_without_any_count_chunks_are_not_taken_for_tokens",
     ),
     Mutation(
+        "text that was tokenized again judges the server",
+        record._outcome,
+        "tokens.generated",
+        "tokens.total",
+        LOADGEN + "test_record.test_a_token_more_or_less_in_text_that_was_tokenized_again_is_no_failure",
+    ),
+    Mutation(
         "a chunk is a token where ids say otherwise",
         record._split,
         'return "counted", known',

@@ -1,5 +1,4 @@
 import io
-import json
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -16,7 +15,6 @@ from loadgen.summary import Context, summarize
 from reports.figure_files import figure_files
 from reports.junit import junit
 from reports.markdown import markdown
-from reports.trace_events import trace_events
 from reports.view import view_of
 from tests.reports import synthetic
 
@@ -95,33 +93,6 @@ def test_markdown_says_verdict_targets_and_numbers(targeted):
 @pytest.mark.parametrize("name", ["hopeless", "single"])
 def test_markdown_of_runs_with_next_to_nothing_still_says_the_verdict(name, request):
     assert "**! INSUFFICIENT**" in markdown(request.getfixturevalue(name))
-
-
-def test_every_slice_of_the_trace_ends_and_lies_within_its_request(lossy):
-    events = json.loads(json.dumps(trace_events(view_of(lossy))))["traceEvents"]
-    open_slices = {}
-    spans = {}
-    for event in events:
-        if event["ph"] == "b":
-            open_slices[event["id"], event["name"]] = event["ts"]
-        elif event["ph"] == "e":
-            spans[event["id"], event["name"]] = (open_slices.pop((event["id"], event["name"])), event["ts"])
-    assert not open_slices
-    whole = {key[0]: span for key, span in spans.items() if key[1].startswith("request")}
-    assert len(whole) == 120
-    for (index, _), (start, end) in spans.items():
-        assert whole[index][0] <= start <= end <= whole[index][1]
-    first = lossy.records.iloc[0]
-    assert spans[0, "queue + prefill"][1] == pytest.approx(first["token_ns"][0] / 1e3)
-
-
-def test_the_trace_counts_requests_tokens_and_memory(lossy):
-    events = trace_events(view_of(lossy))["traceEvents"]
-    counters = {event["name"] for event in events if event["ph"] == "C"}
-    assert {"in flight", "output tokens per s", "server memory (bytes)", "gpu0 memory (bytes)"} <= counters
-    in_flight = [event["args"]["value"] for event in events if event.get("name") == "in flight"]
-    assert max(in_flight) == 120
-    assert in_flight[-1] == 0
 
 
 def test_figures_stand_alone_in_the_colours_of_the_page(lossy):

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.engine import Event, HttpReply, Kind, Reply, Target
-from servers.openai import decode_completion, encode_completion
+from servers.engine import Call, Event, HttpReply, Kind, Reply, Target
+from servers.openai import count_tokens, decode_completion, encode_completion
 from tests.servers.golden import golden_reply
 from workloads.request import Request, Sampling
 
@@ -54,6 +54,42 @@ def test_text_sampling_and_extra_fields_reach_the_body() -> None:
     assert (fields["temperature"], fields["top_p"], fields["seed"]) == (0.7, 0.9, 3)
     assert fields["priority"] == 1
     assert "ignore_eos" not in fields
+
+
+def test_what_was_said_is_kept_where_nobody_counted_it() -> None:
+    assert decode_completion(stream(piece("a b"), piece(" c", "length"))).text == "a b c"
+    assert decode_completion(stream(piece("a"), piece("b", "length", usage=usage(3, 2)))).text is None
+    assert decode_completion(stream(piece("a", token_ids=[7]), piece("b", token_ids=[8]))).text is None
+    assert decode_completion(stream(piece(""), piece("", "length"))).text is None
+
+
+def test_of_a_chat_reasoning_and_answer_are_kept_once_and_a_tools_call_is_not_text() -> None:
+    def chat(**delta: object) -> dict[str, object]:
+        return {"choices": [{"index": 0, "delta": delta}]}
+
+    thought = chat(reasoning="hm", reasoning_content="hm")
+    assert decode_completion(stream(chat(role="assistant"), thought, chat(content=" yes"))).text == "hm yes"
+    assert decode_completion(stream(chat(content="a"), chat(tool_calls=[{"index": 0}]))).text is None
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "count"),
+    [
+        (200, {"count": 3, "max_model_len": 9, "tokens": [1, 2, 3], "token_strs": None}, 3),
+        (404, {"detail": "Not Found"}, None),
+        (200, {"tokens": [1, 2, 3]}, None),
+        (200, [1, 2, 3], None),
+    ],
+)
+def test_a_servers_own_tokenizer_is_asked_without_special_tokens(
+    status: int, answer: object, count: int | None
+) -> None:
+    def ask(call: Call) -> HttpReply:
+        asked = {"model": "m", "prompt": "a b c", "add_special_tokens": False}
+        assert (call.method, call.path, orjson.loads(call.body)) == ("POST", "/tokenize", asked)
+        return HttpReply(status, {}, orjson.dumps(answer))
+
+    assert count_tokens("a b c", ask, TARGET) == count
 
 
 def test_a_base_url_with_v1_gets_no_second_v1_and_the_key_goes_into_the_header() -> None:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
+from servers.engine import Call, EngineError, HttpReply, Kind, LaunchOptions, Target, Tokenizing
 from servers.reference.config import ModelConfig
 from servers.reference.steplog import load_steps
+from servers.reference.tokenizer import built_in
 from servers.reference.weights import assemble, random_source
 from servers.registry import ENGINES
 from workloads.request import Request
@@ -252,6 +253,18 @@ def test_tokenize_counts_what_a_completion_counts(client: httpx.Client) -> None:
         == complete(client, prompt="some text")["usage"]["prompt_tokens"]
     )
     assert reply["max_model_len"] == 256
+
+
+def test_a_text_is_counted_by_its_own_tokenizer(client: httpx.Client) -> None:
+    def ask(call: Call) -> HttpReply:
+        reply = client.request(call.method, call.path, content=call.body, headers=dict(call.headers))
+        return HttpReply(reply.status_code, dict(reply.headers), reply.content)
+
+    target = Target(str(client.base_url), client.get("/v1/models").json()["data"][0]["id"])
+    text = " a b c, dé"
+    known = built_in(300).encode(text, add_special_tokens=False).ids
+    assert isinstance(REFERENCE, Tokenizing)
+    assert REFERENCE.count_tokens(text, ask, target) == len(known)
 
 
 def test_the_step_log_of_a_live_server_holds_every_token(

@@ -1,0 +1,168 @@
+"""Replies that the server did not count: who is asked, in which order, and what is kept."""
+
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from burstline.recount import recount
+from burstline.site import Site
+from loadgen.recount import GLANCE, uncounted
+from loadgen.rundir import RunDir, open_run
+from loadgen.spool import Spool
+from loadgen.tables import counts_of, records_of
+from servers.engine import Identity, Target
+from servers.openai import decode_completion
+from servers.registry import ENGINES
+from tests.loadgen.making import DONE, capture, event, usage, wire
+from workloads.plan import Plan
+from workloads.request import Request
+
+COUNTS = "counts.parquet"
+TEXTS = ("a b c", "a b c d e")
+ENGINE = ENGINES["openai"]
+
+Count = Callable[[str], int | None]
+
+
+def written(parent: Path, counted: bool = False) -> RunDir:
+    """A run of two replies in two chunks each, of three and five words."""
+    run = RunDir.create(parent, "openai", "burst", {})
+    run.save_plan(Plan(tuple(Request(i, None, "x", 1, 9) for i in range(2)), array("q", [0, 0]), 0, "x"))
+    spool = Spool(run.captures)
+    for index, text in enumerate(TEXTS):
+        end = [(20, usage(len(text.split())))] if counted else []
+        reads = wire(
+            (10, event(text=text[:2])), (20, event(text=text[2:], finish="length")), *end, (30, DONE)
+        )
+        one = replace(capture(reads), index=index)
+        spool.put(lambda one=one: one)
+    spool.close()
+    return run
+
+
+@contextmanager
+def tokenizing(count: Count) -> Iterator[tuple[Site, list[str]]]:
+    """A server whose `/tokenize` counts by `count` (None: it has none), and what it was asked about."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(body["prompt"])
+            n = count(body["prompt"]) if self.path == "/tokenize" else None
+            reply = orjson.dumps({"count": n} if n else {"detail": "Not Found"})
+            self.send_response(200 if n else 404)
+            self.send_header("content-length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        target = Target(f"http://127.0.0.1:{server.server_address[1]}/v1", "m")
+        capabilities = replace(ENGINE.capabilities, token_id_prompts=True)
+        yield Site(ENGINE, target, Identity("openai"), None, None, 0.0, capabilities), asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tokenizer by which each word is a token."""
+    tokenizer = Tokenizer(models.WordLevel({"?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path
+
+
+def kept(run: RunDir) -> dict[int, list[tuple[str, int]]]:
+    return {index: list(counts) for index, counts in counts_of(pq.read_table(run.path / COUNTS)).items()}
+
+
+def test_the_server_is_asked_and_a_local_tokenizer_says_how_far_it_would_be_off(folder: Path) -> None:
+    run = written(folder / "runs")
+    with tokenizing(lambda text: len(text.split()) + 1) as (site, asked):
+        recount(run, site, folder, None, lambda words: None, ask=True)
+    assert sorted(asked) == sorted(TEXTS)
+    records = list(records_of(open_run(run.path).decoded()))
+    assert {record.outcome for record in records} == {"ok"}
+    assert [(record.output_tok, record.output_source, record.output_gap_tok) for record in records] == [
+        (4, "tokenize", -1),
+        (6, "tokenize", -1),
+    ]
+
+
+def test_where_the_server_cannot_say_the_local_tokenizer_does(folder: Path) -> None:
+    run = written(folder / "runs")
+    with tokenizing(lambda text: None) as (site, _):
+        recount(run, site, folder, None, lambda words: None, ask=True)
+    assert kept(run) == {0: [("tokenizer", 3)], 1: [("tokenizer", 5)]}
+
+
+def test_where_nobody_can_nothing_is_made_up_and_the_user_is_told(tmp_path: Path) -> None:
+    run, said = written(tmp_path), list[str]()
+    with tokenizing(lambda text: None) as (site, _):
+        recount(run, site, None, None, said.append, ask=True)
+    assert not (run.path / COUNTS).exists()
+    assert "--tokenizer DIR" in said[-1]
+
+
+def test_a_tokenizer_that_cannot_be_read_costs_nothing_but_its_counts(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    run, said = written(folder / "runs"), list[str]()
+    with tokenizing(lambda text: len(text.split())) as (site, _):
+        recount(run, site, folder, None, said.append, ask=True)
+    assert kept(run) == {0: [("tokenize", 3)], 1: [("tokenize", 5)]}
+    assert any("cannot be read" in words for words in said)
+
+
+def test_a_server_that_failed_or_whose_user_wants_to_go_is_not_asked(folder: Path) -> None:
+    run = written(folder / "runs")
+    with tokenizing(lambda text: 1) as (site, asked):
+        recount(run, site, folder, None, lambda words: None, ask=False)
+    assert asked == []
+    assert kept(run) == {0: [("tokenizer", 3)], 1: [("tokenizer", 5)]}
+
+
+def test_an_interrupt_ends_the_counting_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = written(tmp_path)
+
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("burstline.recount.N_BATCH", 1)
+    answers = iter([lambda: 3, interrupted])
+    monkeypatch.setattr("servers.endpoint.count_tokens", lambda *_: next(answers)())
+    with tokenizing(len) as (site, _):
+        recount(run, site, None, None, lambda words: None, ask=True)
+    assert kept(run) == {0: [("tokenize", 3)]}
+
+
+def test_a_server_that_counts_is_not_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, said = written(tmp_path, counted=True), list[str]()
+    with tokenizing(len) as (site, asked):
+        recount(run, site, None, None, said.append, ask=True)
+    assert (said, asked, (run.path / COUNTS).exists()) == ([], [], False)
+    many = [capture(wire((10, event(1, finish="length")), (30, DONE)))] * GLANCE
+    silent = capture(wire((10, event(finish="length")), (30, DONE)))
+    monkeypatch.setattr("loadgen.recount.read_captures", lambda _: iter([*many, silent]))
+    assert list(uncounted(run.captures, decode_completion)) == []
+    monkeypatch.setattr("loadgen.recount.read_captures", lambda _: iter([silent, *many, silent]))
+    assert list(uncounted(run.captures, decode_completion)) == [(0, "x")] * 2
