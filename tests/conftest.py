@@ -1,6 +1,13 @@
-"""Hypothesis for all tests: nothing is judged by how long it took, neighbours may be noisy."""
+"""For all tests: nothing is judged by how long it took, neighbours may be noisy; and how many run at once."""
+
+import os
 
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than there are cores: many tests wait for a server or a timer."""
+    return (os.cpu_count() or 1) + 1

@@ -40,6 +40,7 @@ def test_a_target_missed_is_exit_code_3_and_stands_on_the_page(url, tmp_path, ca
     assert "Goodput: ttft&lt;=60s" in page
 
 
+@pytest.mark.slow
 def test_a_target_nobody_can_judge_is_exit_code_4(url, tmp_path):
     code, _, summary = run(url, tmp_path, "ttft.p99<=60s")
     assert code == 4

@@ -44,6 +44,7 @@ def test_a_series_without_noise_has_a_block_too(values):
     assert 1 <= block_length(values) <= max(1, len(values))
 
 
+@pytest.mark.slow
 def test_intervals_cover_where_neighbours_depend_on_each_other_and_naive_ones_do_not():
     assert coverage(0.8, 500, 120) >= 0.87
     assert coverage(0.8, 500, 120, block=1) < 0.70

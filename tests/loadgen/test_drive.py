@@ -150,7 +150,7 @@ async def mixed(writer: asyncio.StreamWriter, asked: Asked) -> None:
         await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("concurrency", [None, 7])
+@pytest.mark.parametrize("concurrency", [None, pytest.param(7, marks=pytest.mark.slow)])
 def test_sum_of_captures_is_the_plan_whatever_the_server_does(
     tmp_path: Path, concurrency: int | None
 ) -> None:

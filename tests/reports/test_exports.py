@@ -95,6 +95,7 @@ def test_markdown_of_runs_with_next_to_nothing_still_says_the_verdict(name, requ
     assert "**! INSUFFICIENT**" in markdown(request.getfixturevalue(name))
 
 
+@pytest.mark.slow
 def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
     found = figure_files(view_of(lossy))
     assert found.keys() == {name.replace(".svg", ".png").replace(".png", end)

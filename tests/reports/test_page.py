@@ -129,6 +129,7 @@ def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
     )
 
 
+@pytest.mark.slow
 def test_a_run_whose_summary_was_never_written_is_still_a_page(tmp_path):
     run = synthetic.finished_run(tmp_path, synthetic.records(n=12))
     html = render(run)

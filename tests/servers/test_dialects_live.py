@@ -36,7 +36,10 @@ def request_for(engine: Engine, n_output_tok: int) -> Request:
     return Request(0, None, "five six seven", 3, n_output_tok)
 
 
-@pytest.mark.parametrize("name", ["tgi", "lightllm", "sglang"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("tgi", marks=pytest.mark.slow), "lightllm", pytest.param("sglang", marks=pytest.mark.slow)],
+)
 def test_a_native_dialect_is_asked_and_read_back(name: str, tmp_path: Path) -> None:
     engine = ENGINES[name]
     with speaking(name, tmp_path) as target:
@@ -113,13 +116,17 @@ def test_tgis_refusal_of_one_token_ends_the_waiting_at_once(raw: bytes, words: s
     ("raw", "words"),
     [
         (said.stream(said.tgi_error("Model is overloaded", "overloaded")), "overloaded"),
-        (said.plain(429, said.tgi_error("Model is overloaded", "overloaded")), "overloaded"),
-        (said.chunked([]), "brings none"),
+        pytest.param(
+            said.plain(429, said.tgi_error("Model is overloaded", "overloaded")),
+            "overloaded",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(said.chunked([]), "brings none", marks=pytest.mark.slow),
     ],
 )
 def test_tgi_that_is_only_busy_is_waited_for(raw: bytes, words: str) -> None:
-    with replying(raw) as target, pytest.raises(EngineError, match=f"not ready after 0.4 s: .*{words}"):
-        wait_ready(TGI, None, target, timeout_s=0.4)
+    with replying(raw) as target, pytest.raises(EngineError, match=f"not ready after 1 s: .*{words}"):
+        wait_ready(TGI, None, target, timeout_s=1)
 
 
 def test_no_key_that_the_user_saved_for_the_hub_is_sent_to_a_server(

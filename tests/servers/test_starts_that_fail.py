@@ -107,7 +107,7 @@ def test_an_engine_that_dies_is_told_with_its_own_root_cause_and_exit_code(
     assert where == f"Its whole log: {fake / 'server.log'}"
 
 
-@pytest.mark.parametrize("name", ["tgi", "lightllm"])
+@pytest.mark.parametrize("name", ["tgi", pytest.param("lightllm", marks=pytest.mark.slow)])
 def test_an_engine_that_is_never_ready_is_told_with_its_last_line_and_ended(
     name: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -171,7 +171,7 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @LINUX
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_killed_parent_leaves_nothing_behind(
     tmp_path: Path, parent: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
