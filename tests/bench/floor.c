@@ -2,7 +2,8 @@
  *
  *   floor PORT N_STREAMS BODY_BYTES OUT
  *
- * Sends N_STREAMS requests at once, stamps and keeps every read, and writes to OUT, native-endian:
+ * Sends N_STREAMS requests at once, each out of memory of its own as prompts that differ are, stamps and keeps
+ * every read, and writes to OUT, native-endian:
  * cpu_ns, t0, then per stream: sent, n_reads, n_bytes, at[], kernel[] (monotonic), length[], bytes.
  */
 #define _GNU_SOURCE
@@ -23,7 +24,7 @@ enum { MAX_READS = 4096, BUFFER = 1 << 17, BATCH = 512 };
 typedef struct {
     int fd, n_reads, n_bytes, capacity, whole;
     int64_t sent, *at, *kernel, *length;
-    char *data;
+    char *request, *data;
 } stream_t;
 
 static int64_t clock_ns(clockid_t which) {
@@ -62,6 +63,7 @@ int main(int argc, char **argv) {
         if (connect(s->fd, (void *)&to, sizeof to)) { perror("connect"); return 1; }
         setsockopt(s->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
         setsockopt(s->fd, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one);
+        s->request = memcpy(malloc(n_request), request, n_request);
         s->at = malloc(3 * MAX_READS * sizeof *s->at);
         s->kernel = s->at + MAX_READS;
         s->length = s->kernel + MAX_READS;
@@ -72,7 +74,7 @@ int main(int argc, char **argv) {
     int64_t offset = clock_ns(CLOCK_REALTIME) - clock_ns(CLOCK_MONOTONIC);
     int64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID), t0 = clock_ns(CLOCK_MONOTONIC);
     for (int i = 0; i < n_streams; i++) {
-        if (send(streams[i].fd, request, n_request, 0) != n_request) return 1;
+        if (send(streams[i].fd, streams[i].request, n_request, 0) != n_request) return 1;
         streams[i].sent = clock_ns(CLOCK_MONOTONIC);
     }
     static char buffer[BUFFER], control[64];
