@@ -8,17 +8,19 @@ import os
 import sys
 from collections.abc import Iterator
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
 
 class Outlet:
     """A text stream; what is written once its reader has left goes nowhere, without an error.
 
-    A character that the terminal's encoding lacks is written as its escape.
+    So does what is written where there is none (None, for a command started with `>&-`). A character that
+    the terminal's encoding lacks is written as its escape.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = Path(os.devnull).open("w", encoding="utf-8") if stream is None else stream
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 

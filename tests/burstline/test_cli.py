@@ -100,6 +100,12 @@ def test_a_reader_who_leaves_is_not_complained_of_when_python_ends(argv):
         assert (process.stderr.read(), process.wait(60)) == (b"", 0)
 
 
+@pytest.mark.parametrize(("argv", "code"), [("--help", 0), ("fly", 2)])
+def test_a_command_without_outputs_ends_with_the_same_exit_code(argv, code):
+    closed = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh"]
+    assert subprocess.run([*closed, sys.executable, "-m", "burstline", argv], check=False).returncode == code
+
+
 def test_a_run_begins_without_what_only_its_end_needs():
     code = "import sys, burstline.experiment; print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
