@@ -15,12 +15,11 @@ from typing import Any, TextIO
 class Outlet:
     """A text stream; what is written once its reader has left goes nowhere, without an error.
 
-    So does what is written where there is none (None, for a command started with `>&-`). A character that
-    the terminal's encoding lacks is written as its escape.
+    A character that the terminal's encoding lacks is written as its escape.
     """
 
-    def __init__(self, stream: TextIO | None) -> None:
-        self._stream = Path(os.devnull).open("w", encoding="utf-8") if stream is None else stream
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
@@ -56,12 +55,16 @@ def json_text(value: Any) -> str:
 
 @contextlib.contextmanager
 def outlets() -> Iterator[None]:
-    """Within it standard output and standard error are outlets; flushed at its end."""
+    """Within it standard output and standard error are outlets; flushed at its end.
+
+    Python has None for one that was closed before it began (`>&-`): then it leads nowhere.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = own = tuple(map(Outlet, before))
-    try:
-        yield
-    finally:
-        for stream in own:
-            stream.flush()
-        sys.stdout, sys.stderr = before
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = own = [Outlet(stream or nowhere) for stream in before]
+        try:
+            yield
+        finally:
+            for stream in own:
+                stream.flush()
+            sys.stdout, sys.stderr = before
