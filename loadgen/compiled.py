@@ -10,8 +10,10 @@ import hashlib
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -62,10 +64,7 @@ def _library() -> ctypes.CDLL | str:
     if compiler is None:
         return f"no C compiler ({', '.join(_COMPILERS)}) was found"
     try:
-        path = _kept_at(compiler)
-        if not path.exists():
-            _compile(compiler, path)
-        return _typed(ctypes.CDLL(str(path)))
+        return _typed(_loaded(compiler, _kept_at(compiler)))
     except subprocess.CalledProcessError as error:
         return f"{compiler} failed: {error.stderr.decode(errors='replace').strip()}"
     except (OSError, RuntimeError, AttributeError, subprocess.TimeoutExpired) as error:
@@ -81,9 +80,20 @@ def _kept_at(compiler: str) -> Path:
     return Path(home, "burstline", "reader", f"{key}.so")
 
 
+def _loaded(compiler: str, path: Path) -> ctypes.CDLL:
+    """As it was kept; compiled where it was not, or is torn. OSError where others could have put it there."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = path.parent.stat()
+    if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"{path.parent} is not this user's alone, and what lies there would be run")
+    with suppress(OSError):
+        return ctypes.CDLL(str(path))
+    _compile(compiler, path)
+    return ctypes.CDLL(str(path))
+
+
 def _compile(compiler: str, path: Path) -> None:
     """Into a folder of its own first: whoever compiles at the same time puts the same file into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         fresh = Path(folder, path.name)
         argv = [compiler, *_FLAGS, "-o", str(fresh), str(_SOURCE)]
