@@ -126,9 +126,10 @@ class PythonReader:
         """How long to poll: until the tick, or to a little before what is due, and then spin."""
         left_ns = min(due_ns - _SPIN_NS, tick_ns) - at_ns
         if left_ns >= 1_000_000:
-            return left_ns // 1_000_000 * 1e-3
+            # epoll counts in milliseconds and rounds up: the least more than 9 of them would be 10.
+            return (left_ns // 1_000_000 - 0.5) / 1000
         if left_ns > 0 and self._poller.fileno() < _FD_SETSIZE:
-            # epoll counts in milliseconds, select in microseconds.
+            # select counts in microseconds.
             select.select([self._poller], [], [], left_ns * 1e-9)
         return 0.0
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -19,7 +21,7 @@ from loadgen.exchange import READ as ROW
 from loadgen.exchange import Exchange
 from loadgen.poller import IN, new_poller
 from loadgen.pool import Connection
-from loadgen.reader import LOST, READ
+from loadgen.reader import LOST, READ, PythonReader
 from loadgen.wire import Wire
 from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, chunk
@@ -92,6 +94,14 @@ def test_a_stream_that_goes_on_troubles_nobody(bench: Bench) -> None:
     peer.send(b"more")
     assert bench.reports() == [(connection.fd, READ)]
     assert bench.collected(connection)[1] == [11, 12, 5, 4]
+
+
+def test_python_never_polls_beyond_what_is_due() -> None:
+    """As epoll rounds: up to nanoseconds, then up to milliseconds."""
+    with closing(new_poller()) as poller:
+        reader = PythonReader(poller)
+        waits_s = [reader._wait_s(0, LATER, k * 1_000_000) for k in range(1, 1000)]
+    assert [math.ceil(math.ceil(s * 1e9) / 1e6) for s in waits_s] == list(range(1, 1000))
 
 
 def test_stamps_are_taken_between_the_sending_and_the_return(bench: Bench) -> None:
