@@ -81,7 +81,7 @@ def _kept_at(compiler: str) -> Path:
 
 
 def _loaded(compiler: str, path: Path) -> ctypes.CDLL:
-    """As it was kept; compiled where it was not, or is torn. OSError where others could have put it there."""
+    """As it was kept; compiled where it was not, or is none. OSError where others could have put it there."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = path.parent.stat()
     if folder.st_uid != os.getuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -98,6 +98,8 @@ def _compile(compiler: str, path: Path) -> None:
         fresh = Path(folder, path.name)
         argv = [compiler, *_FLAGS, "-o", str(fresh), str(_SOURCE)]
         subprocess.run(argv, check=True, capture_output=True, timeout=60)
+        with fresh.open("rb") as written:
+            os.fsync(written.fileno())  # loading half a library would kill the process
         fresh.replace(path)
 
 
