@@ -5,6 +5,7 @@ import errno
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from burstline import __version__, exit_codes
 from burstline.outlet import outlets
@@ -58,15 +59,28 @@ def _run_verb(name: str, argv: list[str]) -> int:
     own, engine_args = _split_at_dashes(argv)
     if engine_args is not None:
         parser.set_defaults(engine_args=tuple(engine_args))
+    args = parser.parse_args(own)
     try:
-        return int(verb.run(parser.parse_args(own)))
+        return int(verb.run(args))
     except KeyboardInterrupt:
         return _fail("interrupted", exit_codes.INTERRUPTED)
     except Exception as error:
-        code = _exit_code_of(error)
+        refused = _refused(args, error)
+        code = exit_codes.USAGE if refused else _exit_code_of(error)
         if code == exit_codes.OUR_BUG:
             raise
-        return _fail(str(error), code)
+        return _fail(refused or str(error), code)
+
+
+def _refused(args: argparse.Namespace, error: Exception) -> str | None:
+    """Which place that the user named the system refuses, and why; None for any other error."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    place = Path(str(error.filename)).absolute()
+    for named in (value.absolute() for value in vars(args).values() if isinstance(value, Path)):
+        if place == named or named in place.parents or place in named.parents:
+            return f"{error.filename}: {error.strerror}; name a place that is there and may be used"
+    return None
 
 
 def _exit_code_of(error: Exception) -> int:

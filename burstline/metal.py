@@ -143,7 +143,7 @@ def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
 
 def _counted(run: Run) -> bool:
     """Whether it is known for every reply which of its events carries how many tokens."""
-    return not set(run.record_table.column("split").to_pylist()) & {"spread", "unknown"}
+    return not set(run.request_table.column("split").to_pylist()) & {"spread", "unknown"}
 
 
 def _replies(c: Columns) -> Iterator[Streamed]:

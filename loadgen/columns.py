@@ -17,10 +17,14 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Ints32 = NDArray[np.int32]
 
+_PER_EVENT = ("event_s", "event_n")
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """One entry per planned request, then one per event that carried tokens.
+
+    `table` is the records without what stands here for each event.
 
     `first_s` and `last_s` are when the first and the last token arrived, `first_n` how many came with the
     first. `event_s` and `event_n` run over all events of all requests in order; those of request i are
@@ -62,18 +66,18 @@ class Columns:
         """The requests that were due at `start_s` or later."""
         later = self.due_s >= start_s
         k = len(self) - int(np.count_nonzero(later))
-        if not later[k:].all():
-            return columns_of(self.table.filter(later))
-        # Due times ascend nearly always, and then nothing needs to be copied.
-        event = int(self.starts[k])
-        per_event = {"event_s", "event_n", "owner"}
-        kept = {
-            field.name: getattr(self, field.name)[event if field.name in per_event else k :]
-            for field in fields(self)
-            if field.name != "table"
-        }
-        kept |= {"starts": kept["starts"] - event, "owner": kept["owner"] - np.int32(k)}
-        return Columns(table=self.table.slice(k), **kept)
+        if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
+            return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
+        return self._of(later, later[self.owner], self.table.filter(later))
+
+    def _of(
+        self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table
+    ) -> Columns:
+        n_events = np.diff(self.starts)[requests]
+        made = {"table": table, "starts": _starts(n_events), "owner": _owner(n_events)}
+        names = [field.name for field in fields(self) if field.name not in made]
+        kept = {name: getattr(self, name)[events if name in _PER_EVENT else requests] for name in names}
+        return Columns(**kept, **made)
 
     def tally(self, name: str) -> dict[str, int]:
         """How often each value of a text column occurs, most frequent first; nulls are left out."""
@@ -91,10 +95,10 @@ def columns_of(table: pa.Table) -> Columns:
     event_s = _flat(table, "token_ns", 1e9)
     event_n = _flat(table, "token_n")
     n_events = pc.list_value_length(table.column("token_ns")).fill_null(0).to_numpy()
-    starts = np.concatenate([[0], np.cumsum(n_events, dtype=np.int64)])
+    starts = _starts(n_events)
     some = n_events > 0
     return Columns(
-        table=table,
+        table=table.drop_columns(["token_ns", "token_n"]),
         ok=np.asarray(table.column("outcome").to_numpy() == Outcome.OK.value),
         due_s=floats("due_ns", 1e9),
         dispatched_s=floats("dispatched_ns", 1e9),
@@ -114,8 +118,16 @@ def columns_of(table: pa.Table) -> Columns:
         event_s=event_s,
         event_n=event_n,
         starts=starts,
-        owner=np.repeat(np.arange(len(n_events), dtype=np.int32), n_events),
+        owner=_owner(n_events),
     )
+
+
+def _starts(n_events: Ints) -> Ints:
+    return np.concatenate([[0], np.cumsum(n_events, dtype=np.int64)])
+
+
+def _owner(n_events: Ints) -> Ints32:
+    return np.repeat(np.arange(len(n_events), dtype=np.int32), n_events)
 
 
 def _flat(table: pa.Table, name: str, scale: float | None = None) -> NDArray[Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
 from loadgen.capture import Capture
@@ -31,16 +33,25 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
 
     `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
     read from `counts.parquet`, where somebody did (see `loadgen.recount`). `n_processes` children share the
-    captures (as many as CPUs unless told, fewer for small runs); each streams its share, so that no more
-    raw bytes than one reply's are in memory at once.
+    captures (as many as CPUs unless told, fewer for small runs); each streams its share through a file, so
+    that no more raw bytes than one reply's are in memory at once, and no more records than a batch.
     """
     requests, due_ns = _read_asked(directory)
     if n_processes is None:
         n_processes = min(_n_cpus(), 1 + len(requests) // 2000)
-    with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
-        shares = [pool.submit(_decode_share, directory, decode, k, n_processes) for k in range(n_processes)]
-        seen = pa.concat_tables(share.result() for share in shares)
-    return with_cancelled(seen, requests, due_ns)
+    return with_cancelled(_seen(directory, decode, n_processes), requests, due_ns)
+
+
+def _seen(directory: Path, decode: Decode, n_processes: int) -> pa.Table:
+    """The records of what was captured, in no order."""
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as parts, ProcessPoolExecutor(n_processes, spawn) as pool:
+        paths = [Path(parts, f"{k}.arrow") for k in range(n_processes)]
+        shares = [pool.submit(_decode_share, directory, decode, paths, k) for k in range(n_processes)]
+        for share in shares:
+            share.result()
+        # Read by copy: a file that is mapped cannot be removed everywhere.
+        return pa.concat_tables(feather.read_table(path, memory_map=False) for path in paths)
 
 
 def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
@@ -75,14 +86,14 @@ def decoded_batches(
         ]
 
 
-def _decode_share(directory: Path, decode: Decode, worker: int, n_workers: int) -> pa.Table:
+def _decode_share(directory: Path, decode: Decode, paths: Sequence[Path], k: int) -> None:
     # Each child walks the whole file and decodes every n-th capture: walking costs a tenth of decoding, and
-    # nothing but records crosses a pipe.
+    # nothing crosses a pipe.
     requests, _ = _read_asked(directory)
-    captures = islice(read_captures(directory / "captures"), worker, None, n_workers)
-    batches = decoded_batches(captures, requests, decode, _read_counts(directory))
-    parts = [record_table(records) for records in batches]
-    return pa.concat_tables(parts) if parts else RECORDS.empty_table()
+    captures = islice(read_captures(directory / "captures"), k, None, len(paths))
+    with pa.ipc.new_file(paths[k], RECORDS) as part:
+        for records in decoded_batches(captures, requests, decode, _read_counts(directory)):
+            part.write_table(record_table(records))
 
 
 def _read_counts(directory: Path) -> dict[int, Counts]:

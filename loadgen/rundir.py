@@ -155,20 +155,32 @@ class Run:
         names = [name for name in tables.PLAN.names if name != "prompt_ids"]
         return tables.requests_without_prompts(self._read("plan.parquet", names))
 
-    @cached_property
+    @property
     def record_table(self) -> pa.Table:
         """One row per planned request, in order.
 
         Decoded anew from the captures where the run was cut off before that; a request without a capture is
-        `cancelled`.
+        `cancelled`. Read again each time, for it is most of the memory that a large run takes.
         """
         table = self._read("records.parquet")
-        return self.decoded() if table is None else table
+        return self._decoded if table is None else table
+
+    @cached_property
+    def _decoded(self) -> pa.Table:
+        return self.decoded()
+
+    @cached_property
+    def request_table(self) -> pa.Table:
+        """The same without what it holds for each token."""
+        table = self._read("records.parquet", tables.PER_REQUEST)
+        return self._decoded.select(tables.PER_REQUEST) if table is None else table
 
     @cached_property
     def columns(self) -> Columns:
         """The same as arrays, in seconds."""
-        return columns_of(self.record_table)
+        columns = columns_of(self.record_table)
+        pa.default_memory_pool().release_unused()  # a large run's token times, and what decoding took
+        return columns
 
     @cached_property
     def records(self) -> pd.DataFrame:

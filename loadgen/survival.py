@@ -41,20 +41,20 @@ class Curve:
 
 
 def survival(c: Columns) -> dict[str, dict[str, Figure]]:
-    """TTFT and E2E of all requests that were sent, with those cut off counted for as long as they ran.
+    """TTFT and E2E of all requests that set out, with those cut off counted for as long as they ran.
 
-    By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run; a request
-    that failed in another way never ends.
+    By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run, though it
+    never got as far as a connection; a request that failed in another way never ends.
     """
     outcome = c.table.column("outcome").to_numpy()
-    cut_off, sent = np.isin(outcome, _CUT_OFF), ~np.isnan(c.sent_s)
-    if not (cut_off & sent).any():
+    cut_off, set_out = np.isin(outcome, _CUT_OFF), outcome != Outcome.NOT_SENT.value
+    if not cut_off.any():
         return {name: {label(p): NOBODY_CUT_OFF for p in QUANTILES} for name in ("ttft", "e2e")}
     seen_s = np.where(cut_off, c.closed_s - c.due_s, np.inf)
     began, ended = ~np.isnan(c.first_s) & (c.ok | cut_off), c.ok
     return {
-        "ttft": _figures(np.where(began, c.first_s - c.due_s, seen_s)[sent], began[sent]),
-        "e2e": _figures(np.where(ended, c.last_s - c.due_s, seen_s)[sent], ended[sent]),
+        "ttft": _figures(np.where(began, c.first_s - c.due_s, seen_s)[set_out], began[set_out]),
+        "e2e": _figures(np.where(ended, c.last_s - c.due_s, seen_s)[set_out], ended[set_out]),
     }
 
 

@@ -62,6 +62,9 @@ RECORDS: Final = pa.schema(
     }
 )
 
+PER_REQUEST: Final = [field.name for field in RECORDS if not pa.types.is_list(field.type)]
+"""The fields of `RECORDS` that do not hold something for each token."""
+
 COUNTS: Final = pa.schema({"index": pa.int64(), **dict.fromkeys(RECOUNTS, pa.int64())})
 """What tokenizers count in the text of replies whose tokens the server did not count; null: not asked."""
 
@@ -97,11 +100,6 @@ def counts_of(table: pa.Table) -> dict[int, Counts]:
         row["index"]: [(name, row[name]) for name in RECOUNTS if row[name] is not None]
         for row in table.to_pylist()
     }
-
-
-def without_lists(records: pa.Table) -> pa.Table:
-    """The records without what they hold for each token."""
-    return records.drop_columns([field.name for field in records.schema if pa.types.is_list(field.type)])
 
 
 def telemetry_table(rows: Iterable[Row], t0_ns: int = 0) -> pa.Table:

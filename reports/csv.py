@@ -7,13 +7,12 @@ import pandas as pd
 
 from loadgen.metrics import METRICS
 from loadgen.rundir import Run
-from loadgen.tables import without_lists
 
 
 def records_csv(run: Run) -> bytes:
     """Every plain field of the records, and each request's latencies in seconds; empty where undefined."""
     c = run.columns
-    frame = without_lists(run.record_table).to_pandas(integer_object_nulls=True)
+    frame = run.request_table.to_pandas(integer_object_nulls=True)
     latencies = {
         f"{name}_s": np.where(c.ok, metric.of(c), np.nan)
         for name, metric in METRICS.items()

@@ -15,7 +15,6 @@ from loadgen.columns import Columns, Floats
 from loadgen.metrics import METRICS, latencies
 from loadgen.rundir import Run
 from loadgen.summary import summarize_run
-from loadgen.tables import without_lists
 from reports.estimates import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.series import sending_order
 from reports.shown import Shown, shown_of
@@ -87,7 +86,7 @@ def view_of(run: Run) -> View:
         status=run.status,
         manifest=run.manifest,
         summary=summary_of(run),
-        records=without_lists(run.record_table).to_pandas(),
+        records=run.request_table.to_pandas(),
         telemetry=telemetry,
         columns=run.columns,
     )

@@ -54,6 +54,16 @@ def test_what_was_cut_off_counts_for_as_long_as_it_ran_and_other_failures_for_ev
     assert found["p90"] == Absent("13.4 % had not ended when they were last seen")
 
 
+def test_who_waited_in_vain_for_a_connection_waited_too_and_who_never_set_out_did_not():
+    waited = [dataclasses.replace(given_up(k, 5), sent_ns=None) for k in range(40)]
+    stayed = [failed(k, "not_sent") for k in range(40, 60)]
+    refused = [failed(60, "connect")]
+    found = survival(
+        columns_of(record_table([*waited, *stayed, *refused, *(ok(k, 1.0, []) for k in range(61, 90))]))
+    )
+    assert found["e2e"]["p50"] == Absent("58.6 % had not ended when they were last seen")
+
+
 def test_a_first_token_that_came_before_the_cut_is_known():
     cut = dataclasses.replace(ok(0, 0.2, [5.0]), outcome="cancelled")
     found = survival(columns_of(record_table([cut, *(ok(k, 0.2, [0.1]) for k in range(1, 20))])))
