@@ -100,7 +100,10 @@ def add_load(group: argparse._ArgumentGroup) -> None:
 
 
 def number_or_auto(text: str) -> int | Literal["auto"]:
-    return "auto" if text == "auto" else int(text)
+    try:
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or auto, not {text!r}") from None
 
 
 def add_arrivals(group: argparse._ArgumentGroup) -> None:

@@ -118,7 +118,10 @@ def load_suite(path: Path) -> Suite:
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise WorkloadError(
+            f"{path} cannot be read: {why}; expected a suite, such as suites/sweep.toml"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise WorkloadError(f"{path} is not TOML: {error}") from None
     return parse_suite(raw, str(path))
@@ -201,15 +204,15 @@ def _workload(table: Table, of: str) -> Workload:
         del flags[key]
     table.only("name", *flags)
     workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags), of)
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(exit_on_error=False)
     for add in (add_load, add_arrivals, add_targets):
         add(parser.add_argument_group())
-    asked = parser.parse_args(workload.flags)
     try:
+        asked = parser.parse_args(workload.flags)
         checked(wish_of(asked))
         for target in asked.slo:
             parse_goal(target)
-    except WorkloadError as error:
+    except (argparse.ArgumentError, WorkloadError) as error:
         raise WorkloadError(f"{table.where}: {error}") from None
     return workload
 

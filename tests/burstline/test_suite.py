@@ -126,6 +126,7 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"workload": [{**WORKLOAD, "salt": "5eed"}]}, "unknown key 'salt'"),
         ({"workload": [{**WORKLOAD, "arrival": "gama"}]}, "gama"),
         ({"workload": [{**WORKLOAD, "requests": 0}]}, "[[workload]] 1: --requests 0: expected at least 1"),
+        ({"workload": [{**WORKLOAD, "workers": "many"}]}, "1: argument --workers: expected a number"),
         ({"workload": [{**WORKLOAD, "slo": ["ttft.p99=2s"]}]}, "[[workload]] 1: --slo 'ttft.p99=2s'"),
         ({"workload": [{**WORKLOAD, "slo": "ttft.p99<=2s"}]}, "slo must be a list of strings"),
         ({"workload": [{**WORKLOAD, "rate": []}]}, "rate has 0 values"),
