@@ -50,7 +50,7 @@ def add_host(device_file: Path, vocab_size: int, threads: int) -> HostFit | None
     host = host_fit(vocab_size, threads)
     if host is not None:
         device, calibration = load_device(str(device_file)), load_calibration(str(device_file))
-        device_file.write_text(device_toml(device, replace(calibration, host=host)))
+        device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")
     return host
 
 
@@ -79,10 +79,11 @@ def _burst_log(folder: Path, vocab_size: int, threads: int, burst: Wish) -> Log:
     if interrupted:
         raise KeyboardInterrupt
     _, log = load_steps(folder / "steps.jsonl")
-    first = int(np.searchsorted(log["start_ns"], reports[0].t0_ns or 0))
-    if sum(log["n_logits"][first:]) < sum(request.n_output_tok for request in plan.requests):
+    first = int(np.searchsorted(log.get("start_ns", ()), reports[0].t0_ns or 0))
+    log = {name: column[first:] for name, column in log.items()}
+    if sum(log.get("n_logits", ())) < sum(request.n_output_tok for request in plan.requests):
         raise EngineError(f"not all of the burst was answered within {burst.deadline_s:g} s")
-    return {name: column[first:] for name, column in log.items()}
+    return log
 
 
 def fit_of(log: Log) -> HostFit | None:

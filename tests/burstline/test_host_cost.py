@@ -1,5 +1,8 @@
 """The host's cost out of a step log: found as it was put in, or said to be unknown."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -70,6 +73,18 @@ def test_a_server_that_does_not_start_leaves_the_device_without_a_host(tmp_path,
     before = device_file(tmp_path).read_text()
     assert add_host(tmp_path / "device.toml", 512, 1) is None
     assert (tmp_path / "device.toml").read_text() == before
+
+
+def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
+    faked = {
+        "serving": lambda *_: nullcontext(SimpleNamespace(target=None)),
+        "job_of": lambda *_, **__: None,
+        "fire": lambda *_: ([SimpleNamespace(t0_ns=0)], False),
+        "load_steps": lambda _: ({}, {}),
+    }
+    for name, fake in faked.items():
+        monkeypatch.setattr(host_cost, name, fake)
+    assert host_fit(512, 1) is None
 
 
 def test_what_was_measured_is_kept_in_the_devices_file_with_its_source(tmp_path, monkeypatch):
