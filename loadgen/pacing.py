@@ -44,8 +44,8 @@ def pacing(c: Columns, arrivals: Mapping[str, Any] | None, *, closed_loop: bool)
     end_s = float(np.nan_to_num(c.closed_s, nan=0.0).max())
     over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)[~np.isnan(c.sent_s)]
     starts = c.sent_s[~np.isnan(c.sent_s)]
-    long_enough = end_s > sent_s[0]
-    in_flight = achieved.mean_in_flight(starts.tolist(), over_s.tolist(), float(sent_s[0]), end_s)
+    spans = (starts.tolist(), over_s.tolist(), float(sent_s[0]), end_s)
+    in_flight = achieved.mean_in_flight(*spans) if end_s > sent_s[0] else None
     return {
         "planned_per_s": measured(achieved.mean_rate_per_s(due_s), "1/s", few, len(due_s)),
         "achieved_per_s": measured(achieved.mean_rate_per_s(sent_s), "1/s", few, n),
@@ -59,7 +59,7 @@ def pacing(c: Columns, arrivals: Mapping[str, Any] | None, *, closed_loop: bool)
             for name, window_s in WINDOWS_S.items()
         },
         **_distance_from_law(sent_s, arrivals),
-        "in_flight_mean": measured(in_flight if long_enough else None, "requests", few, n),
+        "in_flight_mean": measured(in_flight, "requests", few, n),
     }
 
 
