@@ -32,7 +32,12 @@ def run(args: argparse.Namespace) -> int:
 
         for path in write_fits(args.data / "measured"):
             print(f"fitted {path}")
-    failed = [check for check in map(_show, _checks(args.data, args.goal)) if check.passed is False]
+    checks = [_show(check) for check in _checks(args.data, args.goal)]
+    if not checks:
+        raise RooflineError(
+            f"--goal {args.goal}: no such goal; `burstline accuracy` without it prints them all"
+        )
+    failed = [check for check in checks if check.passed is False]
     for check in failed:
         print(f"MISSED {check.goal} {check.what}: {check.reached}, gate {check.target}")
     return exit_codes.TARGET_MISSED if failed else exit_codes.DONE

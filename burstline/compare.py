@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     if unlike and not args.anyway:
         told = "; ".join(reason.text.rstrip(".") for reason in unlike)
         raise WorkloadError(
-            f"these runs were not made alike: {told}. Compare like with like, or add --anyway to see them "
-            "side by side without a ranking"
+            f"these runs were not made alike: {told}. Compare like with like, or add --anyway to see what "
+            "differs, and in a page (--format html) their numbers side by side, without a ranking"
         )
     comparison = comparison_of(runs, unlike, (args.out or Path()).parent)
     said = _as(args.format, comparison)
@@ -83,7 +83,7 @@ def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -
         href = os.path.relpath(run.path / "report.html", beside)
         groups.setdefault(load_of(run.manifest) if swept else None, []).append(Member(label, run, href))
     loads = sorted(load for load in groups if load is not None)
-    what = str(runs[0].manifest.get("title") or runs[0].manifest.get("workload"))
+    what = " and ".join(dict.fromkeys(str(m.get("title") or m.get("workload")) for m in manifests))
     told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
     cells = tuple(cell_of(str(load or ""), groups[load], unlike) for load in (loads if swept else [None]))
     title = f"{' against '.join(dict.fromkeys(labels))}: {told}"
@@ -170,18 +170,29 @@ def checked_metadata(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def labels_of(manifests: Sequence[Mapping[str, Any]], *, swept: bool = False) -> list[str]:
-    """A name for each run's contender: its engine, with version and a letter only where that is needed.
+    """A name for each run's contender: its engine, with a letter only where that is needed.
 
-    Where loads are `swept`, what adapters fit to the load makes no other contender.
+    What must be equal makes another contender where it is not, for no run repeats one of other work or on
+    another machine. Where loads are `swept`, neither the load does nor what adapters fit to it.
     """
     passing = OF_A_START | OF_THE_LOAD if swept else OF_A_START
     engines = [str(manifest.get("engine")) for manifest in manifests]
-    kinds = [(engine, *_how(manifest, passing)) for engine, manifest in zip(engines, manifests, strict=True)]
+    kinds = [
+        (engine, *_what(manifest, swept), *_how(manifest, passing))
+        for engine, manifest in zip(engines, manifests, strict=True)
+    ]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
         labels.append(engine if len(others) == 1 else f"{engine} {chr(ord('A') + others.index(kind))}")
     return labels
+
+
+def _what(manifest: Mapping[str, Any], swept: bool) -> tuple[str, ...]:
+    """What was done, and where."""
+    return tuple(
+        value for key, value in checked_metadata(manifest).items() if not (swept and key == "workload")
+    )
 
 
 def _how(manifest: Mapping[str, Any], passing: frozenset[str]) -> tuple[str, ...]:

@@ -97,6 +97,11 @@ def checked(wish: Wish) -> Load:
             f"--concurrency {wish.concurrency} makes a closed loop: a request is due when another ends; "
             f"--arrival {wish.arrival} would be ignored; give one or the other"
         )
+    if closed and wish.rate is not None:
+        raise WorkloadError(
+            f"--concurrency {wish.concurrency} makes a closed loop: a request is due when another ends; "
+            f"--rate {wish.rate:g} would be ignored; give one or the other, or limit the loop by --max-rate"
+        )
     pattern = wish.arrival or ("constant" if wish.rate and not closed else "burst")
     has_count = wish.requests is not None or wish.arrival_times or wish.steps or wish.duration_s
     wanted = arrivals.asked(

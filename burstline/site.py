@@ -163,10 +163,16 @@ def _engine_pid(launch: Launch) -> int | None:
 def _attached(engine: Engine, where: Where, say: Say) -> Site:
     assert where.url is not None
     target = Target(where.url.rstrip("/"), where.model or "", where.api_key)
-    if not target.model:
-        identity = engine.identify(getter(target), "")
-        target = Target(target.url, _served_name(identity) or "default", where.api_key)
-    ready_s = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+    try:
+        if not target.model:
+            identity = engine.identify(getter(target), "")
+            target = Target(target.url, _served_name(identity) or "default", where.api_key)
+        ready_s = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+    except EngineError as error:
+        hint = "`burstline engines` says what answers on this machine"
+        raise EngineError(
+            f"{error}\nExpected a running {engine.title} at --url {where.url}; {hint}"
+        ) from error
     identity = engine.identify(getter(target), "")
     return _probed(Site(engine, target, identity, None, None, ready_s, engine.capabilities), say)
 

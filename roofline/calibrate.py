@@ -78,8 +78,13 @@ def calibrate_pinned(
     env = {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RooflineError(f"calibration on {device} failed: {done.stderr.strip()[-600:]}")
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise RooflineError(f"calibration on {device} failed: {last.removeprefix(_OURS)}")
     return out
+
+
+_OURS = f"{RooflineError.__module__}.{RooflineError.__qualname__}: "
+"""How Python begins the last line of a traceback."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

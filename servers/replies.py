@@ -4,6 +4,7 @@ An adapter gives a function that reads one JSON value into a tally; whole replie
 cut off and what makes no sense are the same for all.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from servers import sse
 from servers.engine import Event, HttpReply, Kind, Reply
 
 DONE = b"[DONE]"
+_TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 class Tally:
@@ -129,9 +131,11 @@ def error_message(answer: object) -> str | None:
 
 
 def refusal(reply: HttpReply) -> Reply:
-    """A reply whose status is not 200, with the server's own words."""
-    answer = loads(reply.body)
-    said = error_message(answer) or reply.body[:300].decode(errors="replace").strip()
+    """A reply whose status is not 200, with the server's own words; of a web page its title, if any."""
+    said = error_message(loads(reply.body))
+    if said is None and (page := _TITLE.search(reply.body[:4096])):
+        said = f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
+    said = said or reply.body[:300].decode(errors="replace").strip()
     error = said or f"HTTP {reply.status} without a body"
     return Reply([Event(len(reply.body), Kind.ERROR, None)], error=error)
 

@@ -202,8 +202,8 @@ def _n_over(wish: Arrivals, duration_s: float | None) -> int:
     if wish.steps is not None:
         return round(sum(rate * span_s for rate, span_s in wish.steps))
     if wish.rate_per_s is None or duration_s is None:
-        raise WorkloadError(f"{wish.pattern}: how many requests? give --requests, or a rate and --duration")
+        raise WorkloadError(f"{wish.pattern}: how many requests? give --requests, or a rate and --duration-s")
     if not 0 < duration_s < np.inf:
-        raise WorkloadError(f"--duration {duration_s}: expected seconds above 0")
+        raise WorkloadError(f"--duration-s {duration_s}: expected seconds above 0")
     last_per_s = wish.rate_per_s if wish.ramp_to_per_s is None else wish.ramp_to_per_s
     return round((wish.rate_per_s + last_per_s) / 2 * duration_s)

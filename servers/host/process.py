@@ -144,7 +144,9 @@ def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> li
 
 
 def require_free_port(host: str, port: int) -> None:
-    """EngineError, naming who holds it where that can be known, if the port is taken."""
+    """EngineError if there is no such port or it is taken, naming by whom where that can be known."""
+    if not 0 < port < 65536:
+        raise EngineError(f"there is no port {port}; expected 1 to 65535")
     try:
         socket.create_server((host, port)).close()
     except OSError as error:

@@ -116,7 +116,7 @@ def test_the_same_runs_give_the_same_page(two_runs, tmp_path, capsys):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_contenders_are_named_by_engine_and_by_a_letter_only_where_command_lines_differ():
+def test_contenders_are_named_by_engine_and_by_a_letter_only_where_command_line_work_or_machine_differ():
     def manifest(engine: str, *argv: str) -> dict:
         return {"engine": engine, "server": {"argv": ["x", *argv]}}
 
@@ -124,6 +124,8 @@ def test_contenders_are_named_by_engine_and_by_a_letter_only_where_command_lines
     other = manifest("vllm", "--port", "3", "--enforce-eager")
     assert labels_of([plain, again, manifest("tgi")]) == ["vllm", "vllm", "tgi"]
     assert labels_of([plain, other, again]) == ["vllm A", "vllm B", "vllm A"]
+    assert labels_of([plain, plain | {"title": "another load"}]) == ["vllm A", "vllm B"]
+    assert labels_of([plain, plain | {"host": {"cpu": "another"}}]) == ["vllm A", "vllm B"]
 
 
 # ---- repeats

@@ -217,6 +217,8 @@ def test_every_shape_of_error_is_understood_as_a_refusal_and_inside_a_stream(
 
 def test_a_refusal_without_json_keeps_its_words_and_one_without_body_its_status() -> None:
     assert decode_completion(HttpReply(502, {}, b"<html>Bad gateway")).error == "<html>Bad gateway"
+    page = b"<!DOCTYPE html><html><head>\n<Title>502 Bad\n Gateway</title></head><body>nginx"
+    assert decode_completion(HttpReply(502, {}, page)).error == "HTTP 502 and a web page, '502 Bad Gateway'"
     assert decode_completion(HttpReply(503, {}, b"")).error == "HTTP 503 without a body"
 
 
