@@ -6,6 +6,7 @@ single requests (`ttft<=2s`) is a criterion: goodput counts the requests that me
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,7 +106,10 @@ def parse_goal(text: str) -> Goal:
     if factor is None:
         known = ", ".join(name or "none" for name in UNITS[unit])
         raise WorkloadError(f"--slo {text!r}: unit {found['unit']!r} of {metric}; expected one of {known}")
-    return Goal(re.sub(r"\s+", "", text), metric, statistic, op, float(found["value"]) * factor)
+    bound = float(found["value"]) * factor
+    if not 0 < bound < math.inf:
+        raise WorkloadError(f"--slo {text!r}: expected a value above 0, and a finite one")
+    return Goal(re.sub(r"\s+", "", text), metric, statistic, op, bound)
 
 
 def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:

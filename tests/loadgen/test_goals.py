@@ -45,6 +45,8 @@ def test_a_goal_says_metric_statistic_and_bound_in_stored_units(text, metric, st
         ("requests_per_s<=2", "better higher, expected >="),
         ("requests_per_s.p99>=2", "one number a run"),
         ("itl<=20ms", "itl.p99"),
+        ("tpot.p50<=0s", "above 0"),
+        ("ttft.p99<=1e400s", "finite"),
     ],
 )
 def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
