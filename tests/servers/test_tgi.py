@@ -1,4 +1,6 @@
 import json
+import socket
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -111,8 +113,12 @@ def test_a_plain_reply_is_read_on_both_of_its_paths(wrap: object) -> None:
 @pytest.mark.usefixtures("installed")
 def test_two_of_them_on_one_machine_share_no_port_and_no_socket(model: Path, tmp_path: Path) -> None:
     first = ENGINE.launch(options(model, tmp_path / "a"))
-    second = ENGINE.launch(LaunchOptions(str(model), "127.0.0.1", 8002, "m", tmp_path / "b"))
     collide = ("--port", "--master-port", "--prometheus-port", "--shard-uds-path")
+    with ExitStack() as running:
+        for flag in collide[1:3]:
+            port = int(first.argv[first.argv.index(flag) + 1])
+            running.enter_context(socket.create_server(("127.0.0.1", port)))
+        second = ENGINE.launch(LaunchOptions(str(model), "127.0.0.1", 8002, "m", tmp_path / "b"))
     for flag in collide:
         assert first.argv[first.argv.index(flag) + 1] != second.argv[second.argv.index(flag) + 1]
     assert first.argv[first.argv.index("--hostname") + 1] == "127.0.0.1"
