@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,7 @@ TITLES = {
     "certified_limit_per_s": "ITL p99 within 5 % up to events",
     "throttled_fraction": "Time the client was throttled",
     **{f"{m.lower()}_client_p50_s": f"{m} p50, from the request written" for m in ("TTFT", "E2E")},
+    "itl_client_p50_s": "ITL p50",
     **{f"{m}_server_p50_s": "… by the server's own histogram" for m in ("ttft", "itl", "e2e")},
     **{f"{m}_gap_s": "… the client has more" for m in ("ttft", "itl", "e2e")},
     "attainment": "Share of all planned requests",
@@ -208,7 +210,9 @@ def group_table(caption: str, group: Node) -> Table:
 
 def _group_cells(key: str, estimate: Node, notes: list[str]) -> Iterator[Cell]:
     scale = scale_of(key, estimate)
-    yield named(key)
+    # What a gap is the gap of decides its sign: means may lie the other way round than the medians above it.
+    how = estimate.get("note", "") if key.endswith("_gap_s") else ""
+    yield replace(named(key), detail=how)
     yield _value(estimate, scale, notes)
     yield Cell(scale.unit)
 

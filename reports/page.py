@@ -170,8 +170,8 @@ def _instrument_error(instrument: Mapping[str, Any]) -> str:
 def _certified(instrument: Mapping[str, Any]) -> str:
     """What a server of known truth found, in a sentence; "" where none was asked."""
     errors = ((name, instrument.get(f"certified_{name}_p99_s", {}).get("point")) for name in ("ttft", "itl"))
-    said = [f"{name.upper()} to {duration(point)}" for name, point in errors if point is not None]
-    return f" At a server of known truth it had 99 % of {' and of '.join(said)}." if said else ""
+    said = [f"{duration(point)} for 99 % of {name.upper()}s" for name, point in errors if point is not None]
+    return f" Tested at a server of known truth, it was right to within {' and '.join(said)}." if said else ""
 
 
 def json_in_html(value: object) -> str:

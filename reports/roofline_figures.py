@@ -168,8 +168,9 @@ def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -
     for dot in dots:
         at = math.log10(dot.intensity / ends[0]) * per_decade
         row = next((k for k, end in enumerate(taken) if end + 8 < at), len(taken))
-        # A name to the right of its line: no line of a dot further left, whose name stands lower, crosses it.
-        taken[: row + 1] = [at + len(dot.name) * LETTER] * (row + 1)
+        # A name stands to the right of its line: no line of a dot further right may end below and cross it.
+        end = at + len(dot.name) * LETTER
+        taken[: row + 1] = [max(end, before) for before in [*taken, end][: row + 1]]
         rows.append(row)
     return rows
 

@@ -56,11 +56,11 @@ def _tiles(found: Node, measured_s: float) -> Iterator[Tile]:
         (
             "The run as predicted",
             found["predicted_s"],
-            f"{measured_s / found['predicted_s'] - 1:+.0%} measured",
+            f"it took {_more(measured_s / found['predicted_s'])}",
         ),
     ):
         scale = scale_for("s", [seconds])
-        yield Tile(label, number(seconds / scale.divisor), scale.unit, of.replace("-", "−"))
+        yield Tile(label, number(seconds / scale.divisor), scale.unit, of)
 
 
 def _shares(found: Node) -> Table:
@@ -134,7 +134,7 @@ def _sensitivity(found: Node, measured_s: float) -> Table:
         [
             str(change["change"]),
             "–" if change["makespan_s"] is None else duration(change["makespan_s"]),
-            "–" if change["ratio"] is None else f"{(change['ratio'] - 1) * 100:+.0f} %".replace("-", "−"),
+            "–" if change["ratio"] is None else _changed(change["ratio"]),
             str(change["why"]),
         ]
         for change in found["sensitivity"]
@@ -154,6 +154,16 @@ def _assumed(found: Node) -> Table:
         *([str(said)] for said in found["assumed"]),
     ]
     return table(f"What was assumed; predictions by {found['tier']}", ["Assumed"], rows)
+
+
+def _changed(ratio: float) -> str:
+    percent = round((ratio - 1) * 100)
+    return f"{percent:+d} %".replace("-", "−") if percent else "0 %"
+
+
+def _more(ratio: float) -> str:
+    percent = round(abs(ratio - 1) * 100)
+    return f"{percent} % {'longer' if ratio > 1 else 'less'}" if percent else "as long"
 
 
 def _percent(share: float | None) -> str:

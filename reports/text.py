@@ -75,7 +75,7 @@ def _latencies(summary: Mapping[str, Any]) -> str:
     metrics = {key: row for key, row in summary.get("metrics", {}).items() if key in HEADLINE}
     shown = [p for p in QUANTILES if any(p in row for row in metrics.values())]
     rows = [["Latency", *(cell for p in shown for cell in (p, "")), ""]]
-    absent = []
+    absent: dict[str, list[str]] = {}
     for key, row in metrics.items():
         known = [row[p] for p in shown if p in row and row[p]["point"] is not None]
         scale = scale_for(known[0]["unit"] if known else "", [estimate["point"] for estimate in known])
@@ -84,9 +84,10 @@ def _latencies(summary: Mapping[str, Any]) -> str:
             estimate = row.get(p, {"point": None})
             cells += [point(estimate, scale), interval(estimate, scale)]
             if estimate["point"] is None and estimate.get("absent"):
-                absent.append(f"  {title_of(key)} {p}: {estimate['absent']}")
+                absent.setdefault(estimate["absent"], []).append(f"{title_of(key)} {p}")
         rows.append([*cells, scale.unit])
-    return "\n".join([columns(rows, words=(0, len(rows[0]) - 1)), *absent]) if metrics else ""
+    reasons = (f"  {', '.join(which)}: {reason}" for reason, which in absent.items())
+    return "\n".join([columns(rows, words=(0, len(rows[0]) - 1)), *reasons]) if metrics else ""
 
 
 def _groups(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -7,6 +7,7 @@ import pytest
 
 from reports.page import render
 from reports.roofline_figures import _Dot, _label_rows, roofline, waterfall
+from reports.roofline_section import _changed, _more
 from reports.roofline_section import metal as section
 from reports.view import view_of
 
@@ -90,3 +91,16 @@ def test_names_on_one_line_have_room_beside_each_other():
     ]
     rows = _label_rows(dots, (0.25, 250.0), 900)
     assert rows == [0, 0, 1, 2]
+
+
+def test_a_short_name_between_two_long_ones_frees_no_room_under_it():
+    dots = [_Dot(name, at, 1e12, None) for name, at in (("lm_head", 57.3), ("o", 60.2), ("qkv", 78.8))]
+    assert _label_rows(dots, (0.25, 250.0), 900) == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "changed", "more"),
+    [(1.724, "+72 %", "72 % longer"), (0.85, "−15 %", "15 % less"), (0.9999, "0 %", "as long")],
+)
+def test_what_rounds_to_nothing_has_no_sign(ratio, changed, more):
+    assert (_changed(ratio), _more(ratio)) == (changed, more)

@@ -23,6 +23,12 @@ def test_show_says_why_a_number_is_absent(hopeless):
     assert "no request succeeded" in text
 
 
+def test_a_reason_that_several_numbers_share_is_said_once(lossy):
+    lines = headline(lossy).splitlines()
+    reasons = [line.split(": ", 1)[1] for line in lines if line.startswith("  ") and " p" in line]
+    assert 0 < len(reasons) == len(set(reasons))
+
+
 def test_the_headline_is_short_and_names_the_verdict(burst):
     text = headline(burst)
     assert text.startswith("VALID: ")
