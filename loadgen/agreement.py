@@ -83,7 +83,7 @@ def disagreement(agreed: Mapping[str, Figure]) -> Reason | None:
             )
         else:
             text = f"The server's own {name.upper()} is {size} longer than the client saw."
-            advice = "Only requests of others, or of before the load, could explain that."
+            advice = "Only requests of others, of before the load, or that we gave up on could explain that."
         return Reason("server-view", text, advice)
     return None
 

@@ -27,7 +27,7 @@ def caveats(
         _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths["output_sources"].get(name, 0) for name in RECOUNTS)),
         _cached(_point(lengths["cached_fraction"])),
-        _conservation(_point(sections["conservation"]["output_residual"])),
+        _conservation(_point(sections["conservation"]["output_residual"]), sections["counts"]),
         _uncertified(certificate),
         _beyond_certified(sections["instrument"]),
         disagreement(sections["agreement"]),
@@ -75,11 +75,13 @@ def _cached(share: float) -> Reason | None:
     )
 
 
-def _conservation(residual: float) -> Reason | None:
+def _conservation(residual: float, counts: Mapping[str, int]) -> Reason | None:
     if abs(residual) <= NOTABLE:
         return None
     text = f"Client and server differ by {residual:.1%} in how many tokens were generated."
-    return Reason("conservation", text, "Does anybody else use this server?")
+    lost = "It may have gone on with requests that had failed here; or does anybody else use it?"
+    none_lost = counts["ok"] == counts["planned"]
+    return Reason("conservation", text, "Does anybody else use this server?" if none_lost else lost)
 
 
 def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:

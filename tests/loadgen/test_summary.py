@@ -127,7 +127,14 @@ def test_client_and_server_must_count_the_same_tokens():
     more = counted.assign(value=[1000.0, 1500.0, 1900.0])
     summary = summarize(run_of(100), Context(telemetry=more))
     assert summary["conservation"]["output_residual"]["point"] == pytest.approx(1 / 9)
-    assert "conservation" in {warning["code"] for warning in summary["verdict"]["warnings"]}
+    assert advice_on_tokens(summary) == "Does anybody else use this server?"
+    summary = summarize(run_of(100, n_failed=12), Context(telemetry=more))
+    assert "gone on with requests that had failed here" in advice_on_tokens(summary)
+
+
+def advice_on_tokens(summary):
+    (advice,) = (row["advice"] for row in summary["verdict"]["warnings"] if row["code"] == "conservation")
+    return advice
 
 
 def test_counters_that_were_not_read_after_the_load_prove_nothing():
