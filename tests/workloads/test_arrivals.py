@@ -163,7 +163,7 @@ def test_a_duration_says_how_many(pattern, given, n):
         ("poisson", {"n": 5, "rate_per_s": float("nan")}, "--rate nan: expected"),
         ("poisson", {"n": 0, "rate_per_s": 1.0}, "0 requests; expected at least 1"),
         ("poisson", {"rate_per_s": 1.0}, "how many requests"),
-        ("poisson", {"rate_per_s": 1.0, "duration_s": -3.0}, "--duration -3.0"),
+        ("poisson", {"rate_per_s": 1.0, "duration_s": -3.0}, "--duration-s -3.0"),
         ("burst", {"duration_s": 3.0}, "burst: how many requests"),
         ("replay", {"n": 5, "times_s": (1.0, 2.0)}, "5 requests asked, 2 times recorded"),
         ("steps", {"n": 5, "steps": ((1.0, 0.0),)}, "--steps"),
