@@ -124,7 +124,9 @@ class Wire:
             self.pool.close()
             self._poller.close()
             os.close(self._wake_in)
-            os.close(self._wake_out)
+            # Its number may soon be another file's, and somebody may still ask.
+            wake_out, self._wake_out = self._wake_out, -1
+            os.close(wake_out)
 
     def _serve(self) -> None:
         """Send, and take what the reader does not, until closed."""

@@ -6,6 +6,7 @@ Every test runs with both readers.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import ssl
 import subprocess
@@ -21,6 +22,7 @@ from loadgen import http1
 from loadgen.capture import Capture
 from loadgen.exchange import Exchange
 from loadgen.transport import Transport
+from loadgen.wire import Wire
 from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 
@@ -622,6 +624,18 @@ def test_an_untrusted_certificate_is_a_connect_failure(server_context: ssl.SSLCo
             assert "CERTIFICATE" in (capture.detail or "").upper()
 
     asyncio.run(scenario())
+
+
+def test_who_asks_a_wire_that_has_ended_writes_into_nobodys_file(tmp_path: Path) -> None:
+    wire = Wire([], lambda _: None)
+    number = wire._wake_out
+    wire.start()
+    wire.close()
+    with (tmp_path / "another").open("wb") as file:
+        os.dup2(file.fileno(), number)
+        wire.cancel(Exchange())
+        os.close(number)
+    assert (tmp_path / "another").read_bytes() == b""
 
 
 def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
