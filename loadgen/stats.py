@@ -119,11 +119,6 @@ def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int |
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
-def order_statistic_coverage(n: int, p: float, low_rank: int, high_rank: int) -> float:
-    """The probability that the true quantile lies between the two ranks."""
-    return float(sps.binom.cdf(high_rank - 1, n, p) - sps.binom.cdf(low_rank - 1, n, p))
-
-
 def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING_CONFIDENCE) -> int:
     """MLPerf's t: the largest with find_min(t) + t <= n; find_min(t) is the least h: I_p(h, t + 1) < 1 - c.
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from workloads.plan import Plan
-from workloads.request import Request, WorkloadError
+from workloads.request import WorkloadError
 from workloads.seeds import rng
 
 N_SALT_WORDS = 8
@@ -119,15 +119,6 @@ def make_texts(
         if count != n_toks[i]:
             texts[i] = _made_exact(texts[i], n_toks[i] - count, words, searches[i])
     return texts
-
-
-def inexact(requests: Iterable[Request], words: Words, n_extra_tok: int = 0) -> int:
-    """How many of these text prompts do not have the planned number of tokens: none, it is hoped."""
-    asked = [request for request in requests if request.prompt_text is not None]
-    counts = words.count([request.prompt_text or "" for request in asked])
-    return sum(
-        count + n_extra_tok != request.n_prompt_tok for count, request in zip(counts, asked, strict=True)
-    )
 
 
 def _first(probe: Words, fitting: Sequence[str], cost_tok: int) -> tuple[str, ...]:
