@@ -82,7 +82,10 @@ def test_measured_dots_lie_under_the_ceiling(quiet_run):
     dots = [op for phase in found["phases"] for op in phase["ops"] if op["measured_s"]]
     assert {op["name"] for op in dots} >= {*GEMMS, "attention"}
     above = {op["name"]: op["ideal_s"] / op["measured_s"] for op in dots}
-    print(f"dots over the ceiling, of {tolerance:.2f}: " + ", ".join(f"{n} {r:.2f}" for n, r in above.items()))
+    print(
+        f"measured over the ceiling, at most {tolerance:.2f}:",
+        *(f"{name} {ratio:.2f}" for name, ratio in above.items()),
+    )
     assert max(above.values()) <= tolerance
     assert found["suspicions"] == []
     assert quiet_run.summary["verdict"]["state"] == "VALID"
