@@ -121,7 +121,7 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
 def _carry_out(
     slot: Slot, n_slots: int, folder: Path, environment: dict[str, str], lock: int, *, certify: bool
 ) -> int:
-    """Run one slot unless it is done; the run's exit code."""
+    """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     said = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
     if finished_in(folder / slot.id) is not None:
@@ -138,7 +138,7 @@ def _carry_out(
         raise WorkloadError(f"{said} could not be run (see above); the suite ends here. What ran is kept")
     run = finished_in(folder / slot.id)
     print(textwrap.indent(_verdict(run) if run else f"failed with exit code {code}", "    "), file=sys.stderr)
-    return code
+    return code if run else exit_codes.ENGINE_FAILED
 
 
 def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:

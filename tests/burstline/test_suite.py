@@ -263,6 +263,15 @@ def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_run
     assert "NOTHING TO COMPARE" in page
 
 
+def test_a_run_that_was_killed_makes_no_suite_a_success(small, tmp_path, fake_runs, monkeypatch):
+    copying = suite_run._called
+    killed = -signal.SIGKILL
+    monkeypatch.setattr(
+        suite_run, "_called", lambda argv, *rest: killed if "003-two" in str(argv) else copying(argv, *rest)
+    )
+    assert run_suite(small, tmp_path) == exit_codes.ENGINE_FAILED
+
+
 TARGETED = """
 name = "targeted"
 repeats = 2
