@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--anyway", action="store_true", help="compare though workload, model or machine differ, and say so"
     )
-    parser.add_argument("--format", choices=("text", "markdown", "html", "json"), default="text")
+    parser.add_argument(
+        "--format", choices=("text", "markdown", "html", "json"), default="text", help="html: the page"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="write it there instead of printing it")
 
 

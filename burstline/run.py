@@ -76,8 +76,13 @@ def hints_of(args: argparse.Namespace) -> "Hints":
 def add_load(group: argparse._ArgumentGroup) -> None:
     """How many requests, how long, how driven."""
     group.add_argument("--requests", type=int, metavar="N", help="how many (1000)")
-    group.add_argument("--prompt-tokens", default="512", metavar="N|A..B", help="exact prompt length (512)")
-    group.add_argument("--output-tokens", default="64", metavar="N|A..B", help="exact output length (64)")
+    group.add_argument(
+        "--prompt-tokens",
+        default="512",
+        metavar="N|A..B",
+        help="prompt length: exactly N, or uniform from A to B (512)",
+    )
+    group.add_argument("--output-tokens", default="64", metavar="N|A..B", help="output length, likewise (64)")
     group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
     group.add_argument("--salt", metavar="HEX", help="an earlier run's salt repeats it byte for byte")
     group.add_argument(

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from servers.engine import Capabilities, Engine, EngineError, Identity, Launch, LaunchOptions, Probing, Target
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
-from servers.host.ready import getter, send, wait_ready
+from servers.host.ready import RefusalError, getter, send, wait_ready
 from servers.host.recognise import engine_at
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
@@ -73,7 +73,7 @@ def choose_engine(where: Where) -> Engine:
             raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
         return ENGINES[where.engine]
     if where.url is not None:
-        target = Target(where.url.rstrip("/"), "", where.api_key)
+        target = Target(_base(where.url), "", where.api_key)
         return ENGINES[engine_at(getter(target, timeout_s=5.0)) or "openai"]
     if where.model is not None and ENGINES["vllm"].installed(where.python) is not None:
         return ENGINES["vllm"]
@@ -162,12 +162,14 @@ def _engine_pid(launch: Launch) -> int | None:
 
 def _attached(engine: Engine, where: Where, say: Say) -> Site:
     assert where.url is not None
-    target = Target(where.url.rstrip("/"), where.model or "", where.api_key)
+    target = Target(_base(where.url), where.model or "", where.api_key)
     try:
         if not target.model:
             identity = engine.identify(getter(target), "")
             target = Target(target.url, _served_name(identity) or "default", where.api_key)
         ready_s = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+    except RefusalError:
+        raise  # it runs, and its own words say what it lacks
     except EngineError as error:
         hint = "`burstline engines` says what answers on this machine"
         raise EngineError(
@@ -175,6 +177,11 @@ def _attached(engine: Engine, where: Where, say: Say) -> Site:
         ) from error
     identity = engine.identify(getter(target), "")
     return _probed(Site(engine, target, identity, None, None, ready_s, engine.capabilities), say)
+
+
+def _base(url: str) -> str:
+    """Users give it with and without `/v1`; `/metrics`, `/health` and the like lie beside that."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _probed(site: Site, say: Say) -> Site:

@@ -87,7 +87,8 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
     raw = send(target, engine.ready_call(target), timeout_s)
     reply = engine.decode(raw)
     if 400 <= raw.status < 500 and raw.status != 429:
-        raise RefusalError(f"{engine.title} at {target.url} refuses a request for one token: {reply.error}")
+        refused = f"refuses a request for one token (HTTP {raw.status})"
+        raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}")
     return reply
 
 
