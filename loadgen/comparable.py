@@ -264,7 +264,8 @@ def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
         runs = [work for work in works if work.verdict == state]
         if runs:
             who = ", ".join(dict.fromkeys(work.label for work in runs))
-            text = f"{len(runs)} of {len(works)} runs are {state} ({who}). {runs[0].verdict_reason}".rstrip()
+            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'}"
+            text = f"{many} {state} ({who}). {runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, "The run's own report says what to do."))
     return tuple(reasons)
 

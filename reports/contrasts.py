@@ -111,7 +111,12 @@ def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
 def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> str:
     """One sentence on the second against the first; `titles` are each number's title and better direction."""
     a, b = pair
-    groups: dict[str, list[str]] = {"better in": [], "worse in": [], "the same in": [], "cannot tell in": []}
+    groups: dict[str, list[str]] = {
+        "better in": [],
+        "worse in": [],
+        "the same in": [],
+        "cannot tell them apart in": [],
+    }
     for path, contrast in contrasts.items():
         if isinstance(contrast, Contrast):
             title, which = titles[path]
@@ -128,7 +133,7 @@ def _said(title: str, contrast: Contrast, is_better: bool | None) -> tuple[str, 
     if contrast.answer == Answer.SAME:
         return "the same in", title
     if is_better is None:
-        return "cannot tell in", title
+        return "cannot tell them apart in", title
     return ("better in" if is_better else "worse in"), times
 
 
@@ -139,7 +144,7 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
         return
     yield (
         f"different: beyond chance, {_n_numbers(contrasts)} numbers allowed for; same: within {MARGIN:.0%}; "
-        "cannot tell: finds what is as large as said, four times out of five."
+        "cannot tell: a difference as large as it says it would see, it sees four times out of five."
     )
     if any(c.noise is None for c in found):
         yield (

@@ -82,8 +82,8 @@ def _against(contrast: Contrast | Absent | None) -> TableCell:
     if isinstance(contrast, Absent):
         return TableCell("–")
     low, ratio, high = map(_times, (contrast.ratio.low, contrast.ratio.point, contrast.ratio.high))
-    finds = f"; finds {_more(contrast.detectable)}" if contrast.answer == Answer.CANNOT_TELL else ""
-    return TableCell(f"{ratio} {contrast.answer}", detail=f"[{low}, {high}]{finds}")
+    seen = f"; would see {_more(contrast.detectable)}" if contrast.answer == Answer.CANNOT_TELL else ""
+    return TableCell(f"{ratio} {contrast.answer}", detail=f"[{low}, {high}]{seen}")
 
 
 def _more(share: float) -> str:

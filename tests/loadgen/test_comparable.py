@@ -121,7 +121,7 @@ def test_an_engine_whose_lengths_cannot_be_forced_is_named_even_where_they_agree
 def test_a_run_that_cannot_be_believed_makes_the_comparison_so():
     gate = comparability([work("A", served()), work("B", served(), verdict="CLIENT-BOUND")])
     assert gate.state == "CLIENT-BOUND"
-    assert "1 of 2 runs are CLIENT-BOUND (B)" in gate.reasons[0].text
+    assert "1 of 2 runs is CLIENT-BOUND (B)" in gate.reasons[0].text
 
 
 def test_cache_hits_that_the_prompts_explain_are_no_reason():

@@ -109,13 +109,13 @@ def test_a_pair_is_told_in_one_sentence():
     found = {(n,): contrast(1.25, answer)[("x",)] for n, answer in zip(names, answers, strict=True)}
     titles = {(n,): (n, "lower" if n == "t" else "higher") for n in names}
     assert finding(("A", "B"), found, titles) == (
-        "B against A: better in g (1.25×); worse in t (1.25×); the same in same; cannot tell in f."
+        "B against A: better in g (1.25×); worse in t (1.25×); the same in same; cannot tell them apart in f."
     )
     assert "nothing can be compared" in finding(("A", "B"), {("t",): Absent("")}, titles)
 
 
 @pytest.mark.parametrize(
-    ("found", "shown"), [(0.07, "finds 7%"), (4.0, "finds 5.00×"), (1e20, "finds 1,000×")]
+    ("found", "shown"), [(0.07, "would see 7%"), (4.0, "would see 5.00×"), (1e20, "would see 1,000×")]
 )
 def test_what_nobody_can_tell_says_how_large_a_difference_would_have_been_found(found, shown):
     (untold,) = contrast(1.1, UNTOLD).values()
