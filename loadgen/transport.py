@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, MutableSequence
+from collections.abc import AsyncIterator, MutableSequence
 from typing import Any
 
 import httpx
@@ -87,13 +88,19 @@ class Transport(httpx.AsyncBaseTransport):
         return _response(exchange)
 
     async def opened(self, n_parked: int) -> None:
-        """Wait until `n_parked` requests are parked and those due in the first second have a connection."""
-        loop, wire = self._running_loop(), self.wire
+        """Wait until `n_parked` requests are parked and those due in the first second have a connection.
+
+        Raises what brought the wire down, if anything did.
+        """
+        self._running_loop()
+        wire, stand = self.wire, threading.Event()
         while wire.traffic.n_parked < n_parked and wire.error is None:  # noqa: ASYNC110 another thread counts
             await asyncio.sleep(0.005)
-        is_open = asyncio.Event()
-        self.wire.when_open(lambda: _call_soon(loop, is_open.set))
-        await is_open.wait()
+        wire.when_open(stand.set)
+        while not stand.is_set() and wire.error is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        if wire.error is not None:
+            raise wire.error
 
     def release(self, t0_ns: int) -> None:
         """Let the run begin at `t0_ns` (monotonic); nothing leaves before."""
@@ -116,8 +123,8 @@ class Transport(httpx.AsyncBaseTransport):
         return self._loop
 
     def _on_ended(self, ended: list[Exchange]) -> None:
-        if self._loop is not None:
-            _call_soon(self._loop, lambda: _resolve(ended))
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_resolve, ended)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -138,11 +145,6 @@ def _resolve(ended: list[Exchange]) -> None:
     for exchange in ended:
         if exchange.future is not None and not exchange.future.done():
             exchange.future.set_result(None)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], Any]) -> None:
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(callback)
 
 
 def _response(exchange: Exchange) -> httpx.Response:

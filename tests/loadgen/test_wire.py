@@ -653,3 +653,20 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
             assert str(transport.wire.error) == "a bug"
 
     asyncio.run(scenario())
+
+
+def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def breaks(self: object, *_: object) -> None:
+        raise OSError("no watches left")
+
+    monkeypatch.setattr("loadgen.pool.Pool.tick", breaks)
+
+    async def scenario() -> None:
+        transport = Transport("http://127.0.0.1:1", barrier=True)
+        with pytest.raises(OSError, match="no watches left"):
+            await asyncio.wait_for(transport.opened(0), 10)
+        await transport.aclose()
+
+    asyncio.run(scenario())
