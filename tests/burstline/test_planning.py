@@ -14,8 +14,9 @@ from burstline.site import Site
 from servers.engine import Identity, Target
 from servers.registry import ENGINES
 from tests.servers.tiny_model import make_tiny_model
+from workloads.plan import Plan
 from workloads.request import WorkloadError
-from workloads.text_prompts import inexact, words_of
+from workloads.text_prompts import words_of
 
 ENGINE = ENGINES["transformers"]
 
@@ -74,8 +75,12 @@ def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
     with counting(lambda text: len(tokenizer.encode(text).ids)) as site:
         plan, _ = plan_for(load(), site, None, None, str(folder), said.append)
     assert all(request.prompt_ids is None for request in plan.requests)
-    assert inexact(plan.requests, words) == 0
+    assert words.count(texts_of(plan)) == [request.n_prompt_tok for request in plan.requests]
     assert said == []
+
+
+def texts_of(plan: Plan) -> list[str]:
+    return [request.prompt_text or "" for request in plan.requests]
 
 
 def test_what_the_server_adds_to_every_prompt_is_found_out_and_left_out(
@@ -84,7 +89,7 @@ def test_what_the_server_adds_to_every_prompt_is_found_out_and_left_out(
     words = words_of(tokenizer)
     with counting(lambda text: len(tokenizer.encode(text).ids) + 11) as site:
         plan, _ = plan_for(load(), site, folder, None, None, lambda words: None)
-    assert inexact(plan.requests, words, n_extra_tok=11) == 0
+    assert words.count(texts_of(plan)) == [request.n_prompt_tok - 11 for request in plan.requests]
 
 
 def test_a_server_that_does_not_count_is_trusted_and_the_user_is_told(folder: Path) -> None:
