@@ -53,8 +53,16 @@ class TextStream:
         """The text that `token` completes, often ""; all that is held where it is the `last`."""
         self._ids.append(token)
         text: str = self._tokenizer.decode(self._ids)
-        if text.endswith("\ufffd") and len(self._ids) <= HELD_TOK and not last:
-            return ""
+        if text.endswith("\ufffd") and not last:
+            if len(self._ids) > HELD_TOK:  # an end of text between the bytes of a character is no byte of it
+                self._ids = [held for held in self._ids if self._tokenizer.decode([held])]
+            if len(self._ids) <= HELD_TOK:
+                return ""
+            # What is broken at the front stays so; behind it a character may have begun.
+            text = self._tokenizer.decode(out := self._ids[: -HELD_TOK + 1])
+            delta = text[len(self._shown) :]
+            self._ids, self._shown = self._ids[len(out) - 1 :], self._tokenizer.decode([out[-1]])
+            return delta
         delta = text[len(self._shown) :]
         self._ids, self._shown = [token], self._tokenizer.decode([token])
         return delta

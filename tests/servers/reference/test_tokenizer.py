@@ -1,7 +1,7 @@
 """Text survives the round trip, whole and streamed, and every id is some text."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from servers.reference.tokenizer import TextStream, built_in
@@ -25,6 +25,8 @@ def test_streamed_deltas_join_to_the_text(text: str) -> None:
 
 
 @settings(max_examples=200)
+@example([0, 127, 0, 0, 0, 95])
+@example([1, 95, 95, 95, 127, 95])
 @given(st.lists(st.integers(0, 8191), min_size=1, max_size=40))
 def test_any_ids_stream_without_a_crash_and_end_with_nothing_held(ids: list[int]) -> None:
     stream = TextStream(TOKENIZER)
