@@ -3,9 +3,16 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from burstline import exit_codes
 from burstline.run import add_hints, hints_of
+from workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from loadgen.rundir import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():
-        folder.save_records(run.decoded())
+        records = run.decoded()
+        _refuse_a_loss(run, records)
+        folder.save_records(records)
         folder.finish("complete" if run.status == "complete" else "interrupted")
     hints = hints_of(args)
     if hints.device or hints.model_config:
@@ -31,3 +40,15 @@ def run(args: argparse.Namespace) -> int:
     write_report(folder)
     print(f"Report: {folder.report}")
     return exit_codes.DONE
+
+
+def _refuse_a_loss(run: "Run", records: "pa.Table") -> None:
+    """WorkloadError where fewer requests were captured than there are ended ones among the records."""
+    if not (run.path / "records.parquet").exists():
+        return
+    before, now = (len(each) - each.column("closed_ns").null_count for each in (run.request_table, records))
+    if now < before:
+        raise WorkloadError(
+            f"{run.path / 'captures'} holds {now:,} of the {before:,} requests that records.parquet has; "
+            "were captures cut or removed? Nothing was changed; without --decode the report is made of the records"
+        )

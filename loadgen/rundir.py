@@ -201,7 +201,7 @@ class Run:
     @cached_property
     def summary(self) -> dict[str, Any] | None:
         path = self.path / "summary.json"
-        return orjson.loads(path.read_bytes()) if path.exists() else None
+        return _json(path) if path.exists() else None
 
     @property
     def drive_reports(self) -> list[DriveReport]:
@@ -254,10 +254,7 @@ def open_run(path: Path) -> Run:
     if not manifest_path.is_file():
         what = "no such folder" if not path.exists() else f"it has no {_MANIFEST}"
         raise WorkloadError(f"{path} is not a run: {what}; expected a folder that `burstline run` wrote")
-    try:
-        manifest = orjson.loads(manifest_path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise WorkloadError(f"{manifest_path} is not JSON ({error}); was it cut or changed?") from error
+    manifest = _json(manifest_path)
     schema = manifest.get("schema") if isinstance(manifest, dict) else None
     if not isinstance(schema, int):
         raise WorkloadError(f"{manifest_path} names no schema; expected a number up to {SCHEMA}")
@@ -267,6 +264,13 @@ def open_run(path: Path) -> Run:
             f"({manifest.get('version', 'not named')}) or a newer one"
         )
     return Run(path, manifest)
+
+
+def _json(path: Path) -> Any:
+    try:
+        return orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise WorkloadError(f"{path} is not JSON ({error}); was it cut or changed?") from error
 
 
 def _drive_report(row: Mapping[str, Any]) -> DriveReport:

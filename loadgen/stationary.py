@@ -72,10 +72,15 @@ def steady_part(c: Columns, pattern: str | None, *, closed_loop: bool) -> Steady
             None if cut_s is None else start_s - float(c.due_s.min()), "s", "it settled only past the middle"
         ),
         n_warm_up=int((c.due_s < start_s).sum()),
-        block_s=max(1.0, 2 * float(np.mean(e2e_service(c)[c.ok]))),
+        block_s=least_block_s(c),
         figures={name: figure for test in tests for name, figure in test.figures().items()},
         reasons=_reasons(tests, int((c.due_s >= start_s).sum()), settled=cut_s is not None),
     )
+
+
+def least_block_s(c: Columns) -> float:
+    """Twice a request's mean stay, and 1 s: the least time over which neighbours depend on each other."""
+    return max(1.0, 2 * float(np.mean(e2e_service(c)[c.ok])))
 
 
 def _warm_up_end_s(c: Columns) -> float | None:

@@ -25,7 +25,7 @@ from loadgen.metrics import METRICS, Metric, Samples, latencies
 from loadgen.pacing import pacing
 from loadgen.pooled import pooled_mean, pooled_percentiles
 from loadgen.rundir import SCHEMA, Run
-from loadgen.stationary import NOT_STEADY, TESTS, Steady, steady_part
+from loadgen.stationary import NOT_STEADY, TESTS, Steady, least_block_s, steady_part
 from loadgen.stats import (
     Absent,
     Estimate,
@@ -118,7 +118,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
         "metrics": metrics,
         "bounds": bounds,
         "survival": survival(whole),
-        "throughput": _throughput(whole, steady, context.seed),
+        "throughput": _throughput(whole, steady, context),
         "goodput": _goodput(c, steady, context),
         "window": _window(whole, steady),
         "stationarity": dict(steady.figures) if steady else dict.fromkeys(TESTS, NOT_STEADY),
@@ -140,9 +140,14 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
     return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}
 
 
-def _throughput(c: Columns, steady: Steady | None, seed: int) -> dict[str, Figure]:
-    random = rng(seed, "throughput")
-    return throughputs_in(c, steady, random) if steady else totals.throughputs(c, random)
+def _throughput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Figure]:
+    random = rng(context.seed, "throughput")
+    if steady:
+        return throughputs_in(c, steady.window, steady.block_s, random)
+    window = totals.whole_run(c)
+    if context.closed_loop and window and window.length_s >= (block_s := least_block_s(c)):
+        return throughputs_in(c, window, block_s, random)
+    return totals.throughputs(c)
 
 
 def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Any]:
@@ -151,10 +156,11 @@ def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, A
     if not criteria:
         return {"criteria": [], **dict.fromkeys(("attainment", "requests_per_s", "tok_per_s"), NO_CRITERION)}
     met, random = good(c, criteria), rng(context.seed, "goodput")
+    rates = goodput_in(c, steady.window, steady.block_s, met, random) if steady else totals.goodput(c, met)
     return {
         "criteria": [goal.text for goal in criteria],
         "attainment": share_in_time(met, c.due_s) if steady else attainment(met),
-        **(goodput_in(c, steady, met, random) if steady else totals.goodput(c, met, random)),
+        **rates,
     }
 
 

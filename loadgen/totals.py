@@ -24,7 +24,7 @@ BURST = (
     "prefill_tok_per_s",
     "fifo",
 )
-ONE_BURST = "one burst is one observation of this; repeat the run for an interval"
+ONE_RUN = "one run is one observation of this; repeat it for an interval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def tokens_in(c: Columns, start_s: float, end_s: float) -> float:
     return float(c.event_n[inside].sum())
 
 
-def throughputs(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
+def throughputs(c: Columns) -> dict[str, Figure]:
     """Rates of work over the whole run."""
     return rates(
         c,
@@ -62,39 +62,33 @@ def throughputs(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
             "total_tok_per_s": ("tok/s", c.output_tok + prompt_tok(c)),
             "requests_per_s": ("1/s", np.ones(len(c))),
         },
-        rng,
     )
 
 
-def goodput(c: Columns, met: NDArray[np.bool_], rng: np.random.Generator) -> dict[str, Figure]:
+def goodput(c: Columns, met: NDArray[np.bool_]) -> dict[str, Figure]:
     """Requests that are good, and their tokens, per second of the whole run."""
     amounts = {
         "requests_per_s": ("1/s", met.astype(np.float64)),
         "tok_per_s": ("tok/s", np.where(met, c.output_tok, 0.0)),
     }
-    return rates(c, amounts, rng)
+    return rates(c, amounts)
 
 
-def rates(
-    c: Columns, amounts: Mapping[str, tuple[str, Floats]], rng: np.random.Generator
-) -> dict[str, Figure]:
+def rates(c: Columns, amounts: Mapping[str, tuple[str, Floats]]) -> dict[str, Figure]:
     """What successes brought per second of the whole run; `amounts` are unit and value per request by name.
 
-    The interval is by bootstrap over requests: a resampled run lasts until the last token among its requests.
-    Where all requests are due at once no block of time is like another, so that a block bootstrap has nothing
-    to resample; the interval says how much hangs on single requests, not how much another run would differ.
+    Without an interval: in a burst no block of time is like another, and requests drawn again would only end
+    earlier than the last did, so that the interval would begin at the point.
     """
     window = whole_run(c)
     if window is None:
         return dict.fromkeys(amounts, NO_SUCCESS)
     if window.length_s <= 0:
         return dict.fromkeys(amounts, NO_LENGTH)
-    lasted_s = c.last_s[c.ok] - window.start_s
-    work = np.array([amount[c.ok] for _, amount in amounts.values()])
-    draws = _resampled_rates(lasted_s, work, rng)
+    totals = {name: (unit, float(amount[c.ok].sum())) for name, (unit, amount) in amounts.items()}
     return {
-        name: _rate(amount, window.length_s, draws[:, k], unit, len(lasted_s))
-        for k, ((name, (unit, _)), amount) in enumerate(zip(amounts.items(), work, strict=True))
+        name: UNCOUNTED if np.isnan(total) else _once(total / window.length_s, unit, int(c.ok.sum()))
+        for name, (unit, total) in totals.items()
     }
 
 
@@ -227,22 +221,5 @@ def _ranks(values: Floats) -> Floats:
     return np.asarray((ends - (counts + 1) / 2)[where])
 
 
-def _resampled_rates(lasted_s: Floats, work: Floats, rng: np.random.Generator) -> Floats:
-    n = len(lasted_s)
-    draws = np.empty((replicates(n), len(work)))
-    for row in draws:
-        drawn = rng.integers(0, n, n)
-        row[:] = work[:, drawn].sum(axis=1) / lasted_s[drawn].max()
-    return draws
-
-
-def _rate(amount: Floats, length_s: float, draws: Floats, unit: str, n: int) -> Figure:
-    if np.isnan(amount).any():
-        return UNCOUNTED
-    low, high = interval(draws)
-    note = "bootstrap over the requests of this run; another run may differ by more"
-    return Estimate(float(amount.sum() / length_s), low, high, LEVEL, n, unit, note)
-
-
 def _once(value: float, unit: str, n: int) -> Figure:
-    return Estimate(float(value), None, None, None, n, unit, ONE_BURST)
+    return Estimate(float(value), None, None, None, n, unit, ONE_RUN)

@@ -68,6 +68,21 @@ def test_the_plan_and_the_points_of_its_summary_are_what_they_were(stored):
         assert now["n"] == then["n"]
 
 
+def test_captures_that_were_cut_take_nothing_from_the_records(copied, capsys):
+    (captures,) = (copied / "captures").glob("*.zst")
+    captures.write_bytes(captures.read_bytes()[:-200])
+    records = (copied / "records.parquet").read_bytes()
+    assert main(["report", "--decode", str(copied)]) == 2
+    assert "were captures cut or removed? Nothing was changed" in " ".join(capsys.readouterr().err.split())
+    assert (copied / "records.parquet").read_bytes() == records
+
+
+def test_a_summary_that_was_cut_is_told_by_its_name(copied, capsys):
+    (copied / "summary.json").write_text('{"schema": 1,')
+    assert main(["show", str(copied)]) == 2
+    assert "summary.json is not JSON" in " ".join(capsys.readouterr().err.split())
+
+
 def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
     assert main(["show", str(copied)]) == 0
     said = capsys.readouterr().out

@@ -103,6 +103,14 @@ def test_throughput_in_the_window_is_the_rate_that_was_offered():
     assert summary["throughput"]["output_tok_per_s"]["point"] == pytest.approx(5 * rate["point"], rel=0.02)
 
 
+def test_a_closed_loops_throughput_has_blocks_of_time_and_a_short_one_a_plain_reading():
+    summaries = (summarize(queued(0.7, n, 5), Context(closed_loop=True)) for n in (2000, 5))
+    long, short = (summary["throughput"]["output_tok_per_s"] for summary in summaries)
+    assert long["low"] < long["point"] < long["high"]
+    assert short["point"] is not None
+    assert short["level"] is None
+
+
 @pytest.mark.parametrize(("n", "known"), [(60, True), (10, False)])
 def test_a_run_shorter_than_five_blocks_gets_no_interval_and_one_shorter_than_a_block_no_rate(n, known):
     rate = summarize(queued(0.5, n, 0), Context(arrivals=POISSON))["throughput"]["requests_per_s"]

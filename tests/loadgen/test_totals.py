@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from loadgen.columns import columns_of
 from loadgen.stats import Absent, Estimate
 from loadgen.tables import record_table
-from loadgen.totals import burst, concurrency, in_flight_steps, stalls, throughputs, whole_run
+from loadgen.totals import ONE_RUN, burst, concurrency, in_flight_steps, stalls, throughputs, whole_run
 from tests.loadgen.making import failed, ok
 
 
@@ -25,29 +25,30 @@ def test_throughput_runs_from_the_first_request_sent_to_the_last_token():
     window = whole_run(c)
     assert window is not None
     assert (window.start_s, window.end_s) == (0.001, 1.001)
-    found = throughputs(c, rng())
+    found = throughputs(c)
     assert found["output_tok_per_s"].point == pytest.approx(4.0)
     assert found["input_tok_per_s"].point == pytest.approx(8.0)
     assert found["total_tok_per_s"].point == pytest.approx(12.0)
     assert found["requests_per_s"].point == pytest.approx(2.0)
+    assert {(figure.low, figure.high, figure.note) for figure in found.values()} == {(None, None, ONE_RUN)}
 
 
 def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():
     cut = replace(ok(1, 0.2, [0.1] * 5), outcome="reset", output_tok=None)
     alone, together = (
-        throughputs(columns(*records), rng()) for records in ([ok(0, 0.1, [0.9])], [ok(0, 0.1, [0.9]), cut])
+        throughputs(columns(*records)) for records in ([ok(0, 0.1, [0.9])], [ok(0, 0.1, [0.9]), cut])
     )
     assert together["output_tok_per_s"].point == pytest.approx(alone["output_tok_per_s"].point)
 
 
 def test_throughput_is_absent_where_tokens_were_never_counted():
-    found = throughputs(columns(replace(ok(0, 0.1, [0.4]), output_tok=None), ok(1, 0.1, [0.4])), rng())
+    found = throughputs(columns(replace(ok(0, 0.1, [0.4]), output_tok=None), ok(1, 0.1, [0.4])))
     assert isinstance(found["output_tok_per_s"], Absent)
     assert isinstance(found["requests_per_s"], Estimate)
 
 
 def test_without_a_success_nothing_is_a_rate():
-    found = throughputs(columns(failed(0)), rng())
+    found = throughputs(columns(failed(0)))
     assert all(isinstance(figure, Absent) for figure in found.values())
 
 
