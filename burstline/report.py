@@ -50,5 +50,5 @@ def _refuse_a_loss(run: "Run", records: "pa.Table") -> None:
     if now < before:
         raise WorkloadError(
             f"{run.path / 'captures'} holds {now:,} of the {before:,} requests that records.parquet has; "
-            "were captures cut or removed? Nothing was changed; without --decode the report is made of the records"
+            "were captures cut or removed? Nothing was changed; without --decode the report is made of these"
         )
