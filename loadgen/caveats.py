@@ -12,6 +12,8 @@ from loadgen.stats import Absent, Figure
 from loadgen.verdict import Reason
 
 NOTABLE = 0.01
+BUSY = 0.25
+"""Of two cores half of one: a server beside it is slowed, though the instrument may not be."""
 BEYOND = 1.1
 """So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
@@ -30,6 +32,7 @@ def caveats(
         _conservation(_point(sections["conservation"]["output_residual"]), sections["counts"]),
         _uncertified(certificate),
         _beyond_certified(sections["instrument"]),
+        _busy_machine(_point(sections["instrument"]["others_cpu_fraction"])),
         disagreement(sections["agreement"]),
     )
     return tuple(reason for reason in found if reason is not None)
@@ -89,6 +92,13 @@ def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
         return None
     text = f"The instrument was not certified before this run: {certificate.reason}."
     return Reason("not-certified", text, "Its own watch during the run is all that speaks for it.")
+
+
+def _busy_machine(others: float) -> Reason | None:
+    if others <= BUSY:
+        return None
+    text = f"Processes that are neither client nor started server used {others:.0%} of this machine's CPU."
+    return Reason("busy-machine", text, "If they are not the server itself, they slowed a server here.")
 
 
 def _beyond_certified(instrument: Mapping[str, Figure]) -> Reason | None:

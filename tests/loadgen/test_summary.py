@@ -132,6 +132,15 @@ def test_client_and_server_must_count_the_same_tokens():
     assert "gone on with requests that had failed here" in advice_on_tokens(summary)
 
 
+@pytest.mark.parametrize(("busy_s", "told"), [(0.5, []), (1.5, ["busy-machine"])])
+def test_a_machine_that_others_kept_busy_is_told_beside_a_verdict_that_stands(busy_s, told):
+    rows = [(0, "host", "n_cpus", 2.0)]
+    rows += [(k * 1_000_000_000, "host", "others_cpu_s", k * busy_s) for k in range(2)]
+    verdict = summarize(run_of(700), Context(telemetry=telemetry(*rows)))["verdict"]
+    assert verdict["state"] == "VALID"
+    assert [row["code"] for row in verdict["warnings"]] == told
+
+
 def advice_on_tokens(summary):
     (advice,) = (row["advice"] for row in summary["verdict"]["warnings"] if row["code"] == "conservation")
     return advice
