@@ -228,7 +228,7 @@ def _squeeze(pids: list[int], done: threading.Event) -> None:
 
 
 def _verdict(fired: Fired) -> dict:
-    return summarize(fired.columns.table, Context(reports=fired.reports))["verdict"]
+    return summarize(fired.columns, Context(reports=fired.reports))["verdict"]
 
 
 def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
