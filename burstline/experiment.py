@@ -117,7 +117,11 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str
 
 
 def _check_what_comes_after(settings: Settings) -> None:
-    """A target or a device that nobody knows is the user's slip, and found before anything is started."""
+    """A tokenizer, target or device that nobody knows is a slip, and found before anything starts."""
+    if settings.vocab_size is not None and settings.vocab_size < 1:
+        raise WorkloadError(f"--vocab-size {settings.vocab_size}: expected how many token ids there are")
+    if settings.tokenizer is not None and not settings.tokenizer.is_dir():
+        raise WorkloadError(f"--tokenizer {settings.tokenizer} is no folder, so it has no tokenizer.json")
     if settings.targets:
         from loadgen.goals import parse_goal
 

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         choices=FORMATS,
         help="parquet and csv: the records; markdown: for a pull request; junit: targets and verdict for CI; "
-        "trace: for ui.perfetto.dev; figures: SVG and PNG (repeatable; all of them)",
+        "trace: for ui.perfetto.dev; figures: SVG and PNG; may be given several times (all)",
     )
 
 

@@ -48,9 +48,15 @@ def test_a_target_nobody_can_judge_is_exit_code_4(url, tmp_path):
     assert target["result"] == "inconclusive"
 
 
-def test_a_target_that_makes_no_sense_is_refused_before_anything_starts(tmp_path, capsys):
-    assert (
-        main(["run", "--engine", "reference", "--out", str(tmp_path / "runs"), "--slo", "speed>=9000"]) == 2
-    )
-    assert "no metric 'speed'" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--slo", "speed>=9000", "no metric 'speed'"),
+        ("--tokenizer", "nowhere", "--tokenizer nowhere is no folder"),
+        ("--vocab-size", "0", "--vocab-size 0: expected how many"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_starts(flag, value, words, tmp_path, capsys):
+    assert main(["run", "--engine", "reference", "--out", str(tmp_path / "runs"), flag, value]) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "runs").exists()
