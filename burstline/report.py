@@ -29,9 +29,7 @@ def run(args: argparse.Namespace) -> int:
     run = open_run(args.run)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():
-        records = run.decoded()
-        _refuse_a_loss(run, records)
-        folder.save_records(records)
+        folder.save_records(_decoded(run))
         folder.finish("complete" if run.status == "complete" else "interrupted")
     hints = hints_of(args)
     if hints.device or hints.model_config:
@@ -42,13 +40,15 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def _refuse_a_loss(run: "Run", records: "pa.Table") -> None:
+def _decoded(run: "Run") -> "pa.Table":
     """WorkloadError where fewer requests were captured than there are ended ones among the records."""
+    records = run.decoded()
     if not (run.path / "records.parquet").exists():
-        return
+        return records
     before, now = (len(each) - each.column("closed_ns").null_count for each in (run.request_table, records))
     if now < before:
         raise WorkloadError(
             f"{run.path / 'captures'} holds {now:,} of the {before:,} requests that records.parquet has; "
             "were captures cut or removed? Nothing was changed; without --decode the report is made of these"
         )
+    return records
