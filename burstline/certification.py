@@ -25,6 +25,7 @@ from loadgen.certify import Certificate, Limit, certificate, limit
 from loadgen.columns import Columns, columns_of
 from loadgen.compiled import reader_name
 from loadgen.decode import decoded_batches, with_cancelled
+from loadgen.files import user_cache
 from loadgen.job import DriveReport
 from loadgen.process import ensure_fd_limit
 from loadgen.spool import read_captures
@@ -186,9 +187,8 @@ def _pin(pids: Sequence[int | None], cores: Sequence[int]) -> None:
 
 
 def _kept_at(what: object) -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     key = orjson.dumps([_host(), what, __version__], default=str, option=orjson.OPT_SORT_KEYS)
-    return Path(home, "burstline", "certificates", f"{hashlib.sha256(key).hexdigest()[:32]}.json")
+    return Path(user_cache(), "certificates", f"{hashlib.sha256(key).hexdigest()[:32]}.json")
 
 
 def _host() -> dict[str, Any]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -73,8 +72,7 @@ def _known(parts: Sequence[pa.Table]) -> bool:
 
 def _server(site: Site, ask: bool) -> Count:
     """The server's own tokenizer, for a minute; silent for good once it does not answer."""
-    engine = site.engine
-    target = replace(site.target, url=site.target.url.rstrip("/").removesuffix("/v1"))
+    engine, target = site.engine, site.target
     asked = partial(send, target, timeout_s=ASK_TIMEOUT_S)
     until_s = time.monotonic() + ASKING_S if ask else 0.0
 

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from loadgen.files import user_cache
 from loadgen.poller import Poller
 from loadgen.pool import KERNEL_STAMPS, Connection
 from loadgen.reader import PythonReader, Reader
@@ -76,8 +77,7 @@ def _kept_at(compiler: str) -> Path:
     binary = Path(compiler).resolve()
     made_of = (_SOURCE.read_bytes(), str(binary), binary.stat().st_mtime_ns, _FLAGS, platform.platform())
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home, "burstline", "reader", f"{key}.so")
+    return Path(user_cache(), "reader", f"{key}.so")
 
 
 def _loaded(compiler: str, path: Path) -> ctypes.CDLL:

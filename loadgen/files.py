@@ -15,6 +15,11 @@ import orjson
 PARTIAL = ".partial"
 
 
+def user_cache() -> Path:
+    """The folder of what is kept between runs; it may not be there yet. RuntimeError without a home."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "burstline")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON, indented, whole or not at all. NaN and infinity become null."""
     write_bytes(path, orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))

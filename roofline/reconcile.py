@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roofline.calibration import TIERS, Calibration
-from roofline.capacity import kv_bytes, weight_bytes
-from roofline.errors import RooflineError
 from roofline.ops import ops
 from roofline.predict import Clock, Prediction, predict_step
 from roofline.reconciliation import (
@@ -25,8 +23,8 @@ from roofline.reconciliation import (
     StepSeen,
     Suspicion,
     Utilisation,
-    WhatIf,
 )
+from roofline.sensitivity import sensitivity
 from roofline.simulate import Limits, simulate
 from roofline.step import Step
 
@@ -64,7 +62,7 @@ def reconcile(run: Run, setup: Setup) -> Reconciliation:
         waterfall=bars,
         predicted_s=predicted.makespan_s,
         ceiling_s=ideal.makespan_s,
-        sensitivity=tuple(_sensitivity(run, setup, predicted.makespan_s)),
+        sensitivity=tuple(sensitivity(run, setup, predicted.makespan_s)),
         assumed=tuple(_assumed(run, setup)),
         suspicions=tuple(_suspicions(run, setup, looked, ideal.makespan_s)),
         device=setup.device.name,
@@ -253,38 +251,6 @@ def _parts(p: Prediction, mixed: float) -> Iterator[tuple[str, float]]:
     yield "mixed", penalty_s
     yield "floors", floor_s
     yield "kernels", above_s - penalty_s - floor_s
-
-
-def _sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:
-    if len(run.requests) > 3000:
-        yield WhatIf("any", None, None, "more than 3000 requests are not simulated again")
-        return
-    quant, limits = setup.quant, run.limits
-    fp8 = replace(quant, weights="fp8", activations="fp8", group=None)
-    wider = replace(setup.parallel, tp=2 * setup.parallel.tp)
-    bigger = replace(limits, max_num_batched_tokens=4 * limits.max_num_batched_tokens)
-    changes: list[tuple[str, Setup, Limits]] = [
-        ("fp8 weights", replace(setup, quant=fp8), limits),
-        ("fp8 KV cache", replace(setup, quant=replace(quant, kv="fp8")), limits),
-        (f"TP {wider.tp}", replace(setup, parallel=wider), limits),
-        (f"a budget of {bigger.max_num_batched_tokens} tokens a step", setup, bigger),
-    ]
-    for change, changed, changed_limits in changes:
-        try:
-            room_tok = _kv_tok(run.limits.kv_tok, setup, changed)
-            result = simulate(run.requests, replace(changed_limits, kv_tok=room_tok), changed.clock())
-        except RooflineError as error:
-            yield WhatIf(change, None, None, str(error))
-        else:
-            why = f"with a cache of {room_tok:,} tokens"
-            yield WhatIf(change, result.makespan_s, result.makespan_s / base_s, why)
-
-
-def _kv_tok(kv_tok: int, now: Setup, then: Setup) -> int:
-    """The same memory, after weights and cache changed size."""
-    before, after = (weight_bytes(s.model, s.quant, s.parallel) for s in (now, then))
-    room_bytes = kv_tok * kv_bytes(now.model, now.quant, now.parallel, 1) + before - after
-    return int(room_bytes / kv_bytes(then.model, then.quant, then.parallel, 1))
 
 
 def _assumed(run: Run, setup: Setup) -> Iterator[str]:

@@ -1,10 +1,8 @@
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-import orjson
 import pytest
 from tokenizers import Tokenizer
 
@@ -13,6 +11,7 @@ from burstline.planning import plan_for
 from burstline.site import Site
 from servers.engine import Identity, Target
 from servers.registry import ENGINES
+from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
 from workloads.plan import Plan
 from workloads.request import WorkloadError
@@ -35,32 +34,16 @@ def tokenizer(folder: Path) -> Tokenizer:
 def counting(count: object) -> Iterator[Site]:
     """A text-only server that counts prompts by `count`, which may be None."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            asked = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
-            reply = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
-            if count is not None:
-                usage = {"prompt_tokens": count(asked["prompt"]), "completion_tokens": 1}  # type: ignore[operator]
-                reply["usage"] = usage
-            body = orjson.dumps(reply)
-            self.send_response(200)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(_: str, asked: Any) -> tuple[int, object]:
+        reply: dict[str, object] = {"choices": [{"index": 0, "text": "a", "finish_reason": "length"}]}
+        if count is not None:
+            usage = {"prompt_tokens": count(asked["prompt"]), "completion_tokens": 1}  # type: ignore[operator]
+            reply["usage"] = usage
+        return 200, reply
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        target = Target(f"http://127.0.0.1:{server.server_address[1]}", "m")
+    with answering(answer) as url:
+        target = Target(url, "m")
         yield Site(ENGINE, target, Identity("transformers"), None, None, 0.0, ENGINE.capabilities)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def load() -> Load:

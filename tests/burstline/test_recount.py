@@ -1,14 +1,12 @@
 """Replies that the server did not count: who is asked, in which order, and what is kept."""
 
-import threading
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-import orjson
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,6 +20,7 @@ from loadgen.tables import counts_of, records_of
 from servers.engine import Identity, Target
 from servers.openai import decode_completion
 from servers.registry import ENGINES
+from tests.burstline.answering import answering
 from tests.loadgen.making import DONE, capture, event, usage, wire
 from workloads.plan import Plan
 from workloads.request import Request
@@ -54,31 +53,14 @@ def tokenizing(count: Count) -> Iterator[tuple[Site, list[str]]]:
     """A server whose `/tokenize` counts by `count` (None: it has none), and what it was asked about."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = orjson.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(body["prompt"])
-            n = count(body["prompt"]) if self.path == "/tokenize" else None
-            reply = orjson.dumps({"count": n} if n else {"detail": "Not Found"})
-            self.send_response(200 if n else 404)
-            self.send_header("content-length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
+    def answer(path: str, body: Any) -> tuple[int, object]:
+        asked.append(body["prompt"])
+        n = count(body["prompt"]) if path == "/tokenize" else None
+        return (200, {"count": n}) if n else (404, {"detail": "Not Found"})
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        target = Target(f"http://127.0.0.1:{server.server_address[1]}/v1", "m")
+    with answering(answer) as url:
         capabilities = replace(ENGINE.capabilities, token_id_prompts=True)
-        yield Site(ENGINE, target, Identity("openai"), None, None, 0.0, capabilities), asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        yield Site(ENGINE, Target(url, "m"), Identity("openai"), None, None, 0.0, capabilities), asked
 
 
 @pytest.fixture
