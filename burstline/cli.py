@@ -8,28 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from burstline import __version__, exit_codes
-from burstline.outlet import outlets
+from burstline.stdout import outlets
 
 VERBS: dict[str, tuple[str, str]] = {
-    "run": ("burstline.run", "fire a workload at an engine and write the report"),
-    "certify": ("burstline.certify", "measure the instrument's own error under the load that is planned"),
-    "compare": ("burstline.compare", "hold runs against each other, if they did the same work"),
+    "run": ("burstline.verbs.run", "fire a workload at an engine and write the report"),
+    "certify": (
+        "burstline.verbs.certify",
+        "measure the client's own error under this load",
+    ),
+    "compare": ("burstline.verbs.compare", "hold runs against each other, if they did the same work"),
     "make-model": (
-        "burstline.make_model",
+        "burstline.verbs.make_model",
         "make a model folder: config, tokenizer, random weights",
     ),
-    "engines": ("burstline.engines", "what is installed here, what answers here, how to get the rest"),
-    "serve": ("burstline.serve", "start an engine by itself and print its URL"),
-    "show": ("burstline.show", "print the summary of a run"),
+    "engines": ("burstline.verbs.engines", "what is installed here, what answers here, how to get the rest"),
+    "serve": ("burstline.verbs.serve", "start an engine by itself and print its URL"),
+    "show": ("burstline.verbs.show", "print the summary of a run"),
     "export": (
-        "burstline.export",
+        "burstline.verbs.export",
         "write a run for other tools: Parquet, CSV, Markdown, JUnit, Perfetto, figures",
     ),
-    "report": ("burstline.report", "make a run's page again from its files"),
-    "bound": ("burstline.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
-    "study": ("burstline.study", "what binds inference across devices, memories and generations"),
-    "calibrate": ("burstline.calibrate", "measure this machine for the roofline"),
-    "accuracy": ("burstline.accuracy", "hold the roofline model against measured data"),
+    "report": ("burstline.verbs.report", "make a run's page again from its files"),
+    "bound": ("burstline.verbs.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
+    "study": ("burstline.verbs.study", "what binds inference across devices, memories and generations"),
+    "calibrate": ("burstline.verbs.calibrate", "measure this machine for the roofline"),
+    "accuracy": ("burstline.verbs.accuracy", "hold the roofline model against measured data"),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from reports.drawing import Plot
+from reports.figures.drawing import Plot
 from reports.tables import Table
 
 

@@ -1,16 +1,16 @@
 """Every engine Burstline can start, watch and stop: one line each."""
 
-from servers.endpoint import Endpoint
 from servers.engine import Engine
-from servers.lightllm import Lightllm
-from servers.llamacpp import LlamaCpp
-from servers.reference.adapter import Reference
-from servers.sglang import Sglang
-from servers.tgi import Tgi
-from servers.transformers_serve import TransformersServe
-from servers.trtllm import TrtLlm
-from servers.truth.adapter import Truth
-from servers.vllm import Vllm
+from servers.engines.endpoint import Endpoint
+from servers.engines.lightllm import Lightllm
+from servers.engines.llamacpp import LlamaCpp
+from servers.engines.reference import Reference
+from servers.engines.sglang import Sglang
+from servers.engines.tgi import Tgi
+from servers.engines.transformers_serve import TransformersServe
+from servers.engines.trtllm import TrtLlm
+from servers.engines.truth import Truth
+from servers.engines.vllm import Vllm
 
 ENGINES: dict[str, Engine] = {
     "vllm": Vllm(),

@@ -101,7 +101,7 @@ def test_every_variable_of_a_server_is_one_that_it_documents(services, profile):
 def test_the_burst_is_a_command_line_that_burstline_takes(services, profile):
     import argparse
 
-    from burstline import run
+    from burstline.verbs import run
 
     parser = argparse.ArgumentParser()
     run.add_arguments(parser)

@@ -9,7 +9,7 @@ import httpx
 
 from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Readied, Reply, Target
 from servers.host.process import Server
-from servers.openai import path_under
+from servers.protocol.openai import path_under
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there."""

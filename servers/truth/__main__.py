@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from servers.truth.desk import House
 from servers.truth.dialects import ROUTES
 from servers.truth.queue import Queue
+from servers.truth.router import House
 from servers.truth.script import Script, scripts_from_json
 from servers.truth.serve import TruthServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from array import array
 
-from servers.truth.calls import Call
-from servers.truth.desk import Answer
+from servers.truth.http_requests import Call
+from servers.truth.router import Answer
 
 
 class Connection:

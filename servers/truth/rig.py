@@ -12,8 +12,8 @@ from urllib.request import ProxyHandler, build_opener
 import orjson
 
 from servers.engine import EngineError
-from servers.truth.desk import House
 from servers.truth.journal import Served, from_jsonl
+from servers.truth.router import House
 from servers.truth.script import Script
 from servers.truth.serve import serving_in_thread
 

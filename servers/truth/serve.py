@@ -16,11 +16,11 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 
 from servers.engine import EngineError
-from servers.truth.calls import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
-from servers.truth.desk import Desk, House
 from servers.truth.exchange import Connection, Exchange
+from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
 from servers.truth.journal import served, to_jsonl
-from servers.truth.scene import Scene, plain_reply
+from servers.truth.router import Desk, House
+from servers.truth.timed_reply import Scene, plain_reply
 from servers.truth.writes import STAMP
 
 _PR_SET_TIMERSLACK = 29

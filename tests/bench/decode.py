@@ -23,11 +23,11 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen import http1
-from loadgen.capture import Capture, Reads
-from loadgen.decode import decoded_batches
-from loadgen.spool import Spool, read_captures
-from loadgen.tables import record_table
+from loadgen.record.capture import Capture, Reads
+from loadgen.record.capture_store import Spool, read_captures
+from loadgen.record.decode import decoded_batches
+from loadgen.record.tables import record_table
+from loadgen.wire import http1
 from servers.registry import ENGINES
 from workloads.request import Request
 

@@ -23,18 +23,18 @@ import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from burstline.fire import fire
-from loadgen.capture import Capture, Reads
-from loadgen.decode import decoded_batches
-from loadgen.job import Job
-from loadgen.process import ensure_fd_limit
-from loadgen.spool import read_captures
-from loadgen.stats import early_stopping_floor
-from loadgen.summary import Context, summarize
-from loadgen.tables import record_table
-from loadgen.verdict import tolerance_s
+from burstline.bench.fire import fire
+from loadgen.driver.job import Job
+from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.capture import Capture, Reads
+from loadgen.record.capture_store import read_captures
+from loadgen.record.decode import decoded_batches
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import early_stopping_floor
+from loadgen.verdict.verdict import tolerance_s
 from servers.engine import HttpReply, Kind, Reply, Target
-from servers.openai import decode_completion
+from servers.protocol.openai import decode_completion
 from tests.bench.wire import server
 from workloads.request import Request
 

@@ -23,9 +23,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.capture import Capture, Reads
-from loadgen.rundir import RunDir
-from loadgen.spool import Spool
+from loadgen.record.capture import Capture, Reads
+from loadgen.record.capture_store import Spool
+from loadgen.record.rundir import RunDir
 from servers.host.telemetry import Row
 from workloads.lengths import Lengths
 from workloads.plan import Plan, Shape, make_plan

@@ -27,12 +27,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen import drive
-from loadgen.capture import NO_STAMP, Capture, Reads
-from loadgen.compiled import VARIABLE, reader_name
-from loadgen.counters import Counters
-from loadgen.job import DriveReport, Job
-from loadgen.spool import read_captures
+from loadgen.driver import drive
+from loadgen.driver.counters import Counters
+from loadgen.driver.job import DriveReport, Job
+from loadgen.record.capture import NO_STAMP, Capture, Reads
+from loadgen.record.capture_store import read_captures
+from loadgen.wire.compiled_reader import VARIABLE, reader_name
 from servers.engine import Call, Target
 from servers.registry import ENGINES
 from workloads.request import Request

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
-from burstline.compare import comparison_of, differences
-from burstline.conclude import write_report
-from burstline.hardware import note_hardware
-from burstline.hints import Hints
-from loadgen.rundir import RunDir, open_run
-from reports import compare, page
+from burstline.bench.finish import write_report
+from burstline.bench.hints import Hints
+from burstline.machine.hardware import note_hardware
+from burstline.verbs.compare import comparison_of, differences
+from loadgen.record.rundir import RunDir, open_run
+from reports.compare import page as comparison_page
+from reports.page import page
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 
@@ -61,5 +62,6 @@ def comparison_pages(folder: Path) -> dict[str, str]:
         "unequal": [repeats[0], stopping],
     }
     return {
-        name: compare.render(comparison_of(runs, differences(runs), folder)) for name, runs in kinds.items()
+        name: comparison_page.render(comparison_of(runs, differences(runs), folder))
+        for name, runs in kinds.items()
     }

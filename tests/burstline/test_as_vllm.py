@@ -5,9 +5,9 @@ from itertools import pairwise
 import numpy as np
 
 from burstline.cli import main
-from loadgen.columns import columns_of
-from loadgen.rundir import open_run
-from loadgen.vllm_block import vllm_block
+from loadgen.metrics.vllm_block import vllm_block
+from loadgen.record.columns import columns_of
+from loadgen.record.rundir import open_run
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from burstline.cli import main
-from loadgen.columns import columns_of
-from loadgen.rundir import open_run
-from loadgen.vllm_block import vllm_block
+from loadgen.metrics.vllm_block import vllm_block
+from loadgen.record.columns import columns_of
+from loadgen.record.rundir import open_run
 from servers.engine import LaunchOptions, Target
+from servers.engines.vllm import PYTHON_VARIABLE, Vllm
 from servers.host import process
 from servers.host.ready import wait_ready
-from servers.vllm import PYTHON_VARIABLE, Vllm
 from tests.burstline.test_as_vllm import numbers_in
 from tests.servers.tiny_model import make_tiny_model
 

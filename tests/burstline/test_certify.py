@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import orjson
 import pytest
 
-from burstline import certification, cli
-from burstline.certification import certificate_for, certified, climbed
-from burstline.certify import told
-from burstline.drill import EVENTS_PER_S, Drill, drill, ladder
-from burstline.load import Load, Wish, checked
-from loadgen.certify import Certificate, Limit, MetricError, Schedule
+from burstline import cli
+from burstline.bench import certification
+from burstline.bench.certification import certificate_for, certified, climbed
+from burstline.bench.certification_load import EVENTS_PER_S, Drill, drill, ladder
+from burstline.bench.load_options import Load, Wish, checked
+from burstline.verbs.certify import told
+from loadgen.verdict.certificate import Certificate, Limit, MetricError, Schedule
 
 CLEAN = Certificate(
     errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from burstline.cli import VERBS, main
-from burstline.outlet import json_text, outlets
+from burstline.stdout import json_text, outlets
 
 
 def code_of(argv):
@@ -114,9 +114,9 @@ def test_a_command_without_outputs_ends_with_the_same_exit_code(argv, code):
 
 
 def test_a_run_begins_without_what_only_its_end_needs():
-    code = "import sys, burstline.experiment; print(*sys.modules)"
+    code = "import sys, burstline.bench.experiment; print(*sys.modules)"
     loaded = set(subprocess.check_output([sys.executable, "-c", code], text=True).split())
-    assert "loadgen.drive" in loaded
+    assert "loadgen.driver.drive" in loaded
     assert not {"matplotlib", "pandas", "scipy"} & loaded
 
 

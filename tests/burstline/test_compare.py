@@ -14,12 +14,12 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.compare import labels_of
-from loadgen import tables
-from loadgen.rundir import RunDir, open_run
-from loadgen.summary import summarize_run
-from servers.truth.desk import House
+from burstline.verbs.compare import labels_of
+from loadgen.metrics.summary import summarize_run
+from loadgen.record import tables
+from loadgen.record.rundir import RunDir, open_run
 from servers.truth.rig import TruthRig, truth_server
+from servers.truth.router import House
 from servers.truth.script import Script
 from tests.reports import synthetic
 

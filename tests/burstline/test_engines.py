@@ -2,10 +2,11 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
-from burstline import cli, engines
-from burstline.engines import Row, rows, table
+from burstline import cli
+from burstline.verbs import engines
+from burstline.verbs.engines import Row, rows, table
+from servers.engines.transformers_serve import PYTHON_VARIABLE
 from servers.registry import ENGINES
-from servers.transformers_serve import PYTHON_VARIABLE
 
 
 def test_every_engine_is_listed_with_how_to_get_those_that_are_not_here():

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from loadgen.decode import decoded_batches
-from loadgen.rundir import SCHEMA, open_run
-from loadgen.spool import read_captures
-from loadgen.summary import summarize_run
-from loadgen.tables import record_table
+from loadgen.metrics.summary import summarize_run
+from loadgen.record.capture_store import read_captures
+from loadgen.record.decode import decoded_batches
+from loadgen.record.rundir import SCHEMA, open_run
+from loadgen.record.tables import record_table
 from servers.registry import ENGINES
 
 RUNS = Path(__file__).parents[1] / "golden" / "runs"

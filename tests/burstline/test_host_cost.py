@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from burstline import host_cost
-from burstline.host_cost import add_host, fit_of, host_fit
-from burstline.load import Wish
-from roofline.calibrate import device_toml
-from roofline.calibration import HostFit, load_calibration
-from roofline.device import load_device
-from roofline.step import Step
+from burstline.bench.load_options import Wish
+from burstline.machine import host_overhead
+from burstline.machine.host_overhead import add_host, fit_of, host_fit
+from roofline.calibrate.calibrate import device_toml
+from roofline.device.calibration import HostFit, load_calibration
+from roofline.device.device import load_device
+from roofline.model.step import Step
 from servers.engine import EngineError
 
 STEP_NS, TOKEN_NS, PROMPT_TOK_NS = 200_000, 37_000, 900
@@ -69,7 +69,7 @@ def test_a_server_that_does_not_start_leaves_the_device_without_a_host(tmp_path,
     def fails(*_):
         raise EngineError("it ended")
 
-    monkeypatch.setattr(host_cost, "serving", fails)
+    monkeypatch.setattr(host_overhead, "serving", fails)
     before = device_file(tmp_path).read_text()
     assert add_host(tmp_path / "device.toml", 512, 1) is None
     assert (tmp_path / "device.toml").read_text() == before
@@ -83,12 +83,12 @@ def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
         "load_steps": lambda _: ({}, {}),
     }
     for name, fake in faked.items():
-        monkeypatch.setattr(host_cost, name, fake)
+        monkeypatch.setattr(host_overhead, name, fake)
     assert host_fit(512, 1) is None
 
 
 def test_what_was_measured_is_kept_in_the_devices_file_with_its_source(tmp_path, monkeypatch):
-    monkeypatch.setattr(host_cost, "_burst_log", lambda *_: log())
+    monkeypatch.setattr(host_overhead, "_burst_log", lambda *_: log())
     found = add_host(device_file(tmp_path), 512, 1)
     kept = load_calibration(str(tmp_path / "device.toml")).host
     assert kept.token_s == pytest.approx(found.token_s, rel=1e-3)

@@ -1,6 +1,6 @@
 """The display's view of a telemetry file that grows."""
 
-from burstline.live import Live
+from burstline.bench.telemetry_tail import Live
 from servers.host.telemetry import Row, as_lines
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.load import Wish, checked
-from burstline.run import add_arrivals, add_load, wish_of
+from burstline.bench.load_options import Wish, checked
+from burstline.verbs.run import add_arrivals, add_load, wish_of
 from servers.engine import Identity
 from workloads.request import WorkloadError
 
@@ -67,9 +67,9 @@ def test_a_silly_wish_is_refused_with_the_flag_that_made_it(wish, words):
     ids=lambda x: checked(x).name if isinstance(x, Wish) else "",
 )
 def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(wish, n_workers, monkeypatch):
-    monkeypatch.setattr("burstline.workers._n_cores", lambda: 16)
+    monkeypatch.setattr("burstline.bench.workers._n_cores", lambda: 16)
     assert checked(replace(wish, workers="auto")).n_workers == n_workers
-    monkeypatch.setattr("burstline.workers._n_cores", lambda: 1)
+    monkeypatch.setattr("burstline.bench.workers._n_cores", lambda: 1)
     assert checked(replace(wish, workers="auto")).n_workers == 1
 
 

@@ -10,11 +10,11 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from burstline import cli
-from burstline.made_model import MARKER, config_like, made_notes, make_model, tokenizer_of
-from burstline.random_weights import Tensor, _sharded, n_bytes_of, tensors_of, write_weights
-from burstline.vocabulary import vocabulary_of_folder
-from roofline.catalog import bundled_models
-from roofline.model import ModelShape
+from burstline.bench.vocabulary import vocabulary_of_folder
+from burstline.models.model_folder import MARKER, config_like, made_notes, make_model, tokenizer_of
+from burstline.models.random_weights import Tensor, _sharded, n_bytes_of, tensors_of, write_weights
+from roofline.model.catalog import bundled_models
+from roofline.model.shapes import ModelShape
 from servers.reference.config import ModelConfig
 from servers.reference.weights import assemble, safetensors_source
 from workloads.request import WorkloadError
@@ -85,7 +85,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path):
 
 
 def test_what_is_too_large_for_one_file_is_sharded_with_an_index(tmp_path, monkeypatch):
-    monkeypatch.setattr("burstline.random_weights._sharded", lambda tensors: _sharded(tensors, 600))
+    monkeypatch.setattr("burstline.models.random_weights._sharded", lambda tensors: _sharded(tensors, 600))
     tensors = [Tensor(f"{k}.weight", (8, 16), "float32") for k in range(3)]
     write_weights(tmp_path, tensors, seed=0)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
@@ -96,7 +96,7 @@ def test_what_is_too_large_for_one_file_is_sharded_with_an_index(tmp_path, monke
 
 
 def test_bfloat16_is_rounded_to_nearest():
-    from burstline.random_weights import _encoded
+    from burstline.models.random_weights import _encoded
 
     values = np.float32([1.0, 1.00390625, -1.01171875, 0.02])
     back = (np.frombuffer(_encoded(values, "bfloat16"), "<u2").astype("<u4") << 16).view("<f4")

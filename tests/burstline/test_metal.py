@@ -6,17 +6,17 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from burstline import cpu, hardware
-from burstline.conclude import write_report
-from burstline.hardware import DEVICE_FILE, check_hints, note_hardware
-from burstline.hints import Hints
-from burstline.metal import reconciled, seen_in
-from loadgen import tables
-from loadgen.rundir import RunDir, open_run
-from reports.text import show
-from roofline.calibrate import device_toml
-from roofline.calibration import HostFit, load_calibration
-from roofline.device import load_device
+from burstline.bench.finish import write_report
+from burstline.bench.hints import Hints
+from burstline.machine import cpu_calibration, hardware
+from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
+from burstline.machine.roofline_input import reconciled, seen_in
+from loadgen.record import tables
+from loadgen.record.rundir import RunDir, open_run
+from reports.formats.text import show
+from roofline.calibrate.calibrate import device_toml
+from roofline.device.calibration import HostFit, load_calibration
+from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from tests.reports import synthetic
 
@@ -171,9 +171,9 @@ def test_a_cpu_is_measured_once_and_kept_unless_others_were_in_the_way(
         asked.append((json.loads(config.read_text())["hidden_size"], how))
         out.write_text(hardware._file_of("h100-sxm5-80g"))
 
-    monkeypatch.setattr(cpu, "calibrate_pinned", measured)
-    monkeypatch.setattr(cpu, "add_host", lambda _, *shape: hosts.append(shape))
-    monkeypatch.setattr(cpu._CpuTime, "others_until", lambda *_: others)
+    monkeypatch.setattr(cpu_calibration, "calibrate_pinned", measured)
+    monkeypatch.setattr(cpu_calibration, "add_host", lambda _, *shape: hosts.append(shape))
+    monkeypatch.setattr(cpu_calibration._CpuTime, "others_until", lambda *_: others)
     first = on_cpu(run, Hints(), said.append)
     assert on_cpu(run, Hints(), said.append) == first
     assert asked == [(64, {"threads": 1, "quick": True, "torch_python": None, "dtype": "fp32"})] * n_measured
@@ -213,8 +213,8 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
 
 
 def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):
-    log = "... device_config=cpu, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
+    log = "... device_config=cpu_calibration, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
     manifest = {"engine": "vllm", "server": STARTED, "identity": {"dtype": "float16"}}
-    assert cpu.cpu_of(manifest, log) == cpu.Cpu(3, "python", "fp16")
-    assert cpu.cpu_of(manifest, log.replace("cpu,", "cuda,")) is None
-    assert cpu.cpu_of({**manifest, "server": LOCAL}, log) is None
+    assert cpu_calibration.cpu_of(manifest, log) == cpu_calibration.Cpu(3, "python", "fp16")
+    assert cpu_calibration.cpu_of(manifest, log.replace("cpu_calibration,", "cuda,")) is None
+    assert cpu_calibration.cpu_of({**manifest, "server": LOCAL}, log) is None

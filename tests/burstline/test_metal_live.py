@@ -15,11 +15,11 @@ import numpy as np
 import psutil
 import pytest
 
-from burstline.metal import seen_in, setup_of
-from loadgen.rundir import Run, open_run
-from roofline.ops import ops
-from roofline.predict import predict_step
-from roofline.simulate import simulate
+from burstline.machine.roofline_input import seen_in, setup_of
+from loadgen.record.rundir import Run, open_run
+from roofline.model.ops import ops
+from roofline.predict.predict import predict_step
+from roofline.predict.simulate import simulate
 from tests.servers.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from burstline.load import Load, Wish, checked
-from burstline.planning import plan_for
-from burstline.site import Site
+from burstline.bench.load_options import Load, Wish, checked
+from burstline.bench.plan_for_server import plan_for
+from burstline.bench.server_session import Site
 from servers.engine import Identity, Target
 from servers.registry import ENGINES
 from tests.burstline.answering import answering

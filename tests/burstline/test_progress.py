@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from burstline.progress import Plain, Quiet, Rich, Snapshot, describe, progress_for
+from burstline.bench.progress import Plain, Quiet, Rich, Snapshot, describe, progress_for
 
 HALF = Snapshot(1000, 1000, 873, 500, 3, 20.0, tok_per_s=812.4, memory_bytes=4e8)
 

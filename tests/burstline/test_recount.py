@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from burstline.recount import recount
-from burstline.site import Site
-from loadgen.recount import GLANCE, uncounted
-from loadgen.rundir import RunDir, open_run
-from loadgen.spool import Spool
-from loadgen.tables import counts_of, records_of
+from burstline.bench.retokenize import recount
+from burstline.bench.server_session import Site
+from loadgen.record.capture_store import Spool
+from loadgen.record.retokenize import GLANCE, uncounted
+from loadgen.record.rundir import RunDir, open_run
+from loadgen.record.tables import counts_of, records_of
 from servers.engine import Identity, Target
-from servers.openai import decode_completion
+from servers.protocol.openai import decode_completion
 from servers.registry import ENGINES
 from tests.burstline.answering import answering
 from tests.loadgen.making import DONE, capture, event, usage, wire
@@ -129,9 +129,9 @@ def test_an_interrupt_ends_the_counting_and_not_the_run(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("burstline.recount.N_BATCH", 1)
+    monkeypatch.setattr("burstline.bench.retokenize.N_BATCH", 1)
     answers = iter([lambda: 3, interrupted])
-    monkeypatch.setattr("servers.endpoint.count_tokens", lambda *_: next(answers)())
+    monkeypatch.setattr("servers.engines.endpoint.count_tokens", lambda *_: next(answers)())
     with tokenizing(len) as (site, _):
         recount(run, site, None, None, lambda words: None, ask=True)
     assert kept(run) == {0: [("tokenize", 3)]}
@@ -144,7 +144,7 @@ def test_a_server_that_counts_is_not_looked_through(tmp_path: Path, monkeypatch:
     assert (said, asked, (run.path / COUNTS).exists()) == ([], [], False)
     many = [capture(wire((10, event(1, finish="length")), (30, DONE)))] * GLANCE
     silent = capture(wire((10, event(finish="length")), (30, DONE)))
-    monkeypatch.setattr("loadgen.recount.read_captures", lambda _: iter([*many, silent]))
+    monkeypatch.setattr("loadgen.record.retokenize.read_captures", lambda _: iter([*many, silent]))
     assert list(uncounted(run.captures, decode_completion)) == []
-    monkeypatch.setattr("loadgen.recount.read_captures", lambda _: iter([silent, *many, silent]))
+    monkeypatch.setattr("loadgen.record.retokenize.read_captures", lambda _: iter([silent, *many, silent]))
     assert list(uncounted(run.captures, decode_completion)) == [(0, "x")] * 2

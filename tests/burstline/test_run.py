@@ -13,7 +13,7 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from loadgen.rundir import open_run
+from loadgen.record.rundir import open_run
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from burstline.site import Where, choose_engine, serving
+from burstline.bench.server_session import Where, choose_engine, serving
 from servers.engine import EngineError
 from tests.burstline.answering import answering
 

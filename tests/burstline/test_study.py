@@ -4,7 +4,7 @@ import argparse
 import json
 from xml.etree import ElementTree
 
-from burstline import study
+from burstline.verbs import study
 
 
 def call(*argv: str) -> int:

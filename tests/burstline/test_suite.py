@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from burstline import cli, exit_codes, suite_run
-from burstline.suite import load_suite, parse_suite, schedule
-from burstline.suite_run import finished_in, run_suite
+from burstline import cli, exit_codes
+from burstline.suites import execution
+from burstline.suites.execution import finished_in, run_suite
+from burstline.suites.suite import load_suite, parse_suite, schedule
 from tests.burstline.waiting import wait_until
 from workloads.request import WorkloadError
 
@@ -213,7 +214,7 @@ def fake_runs(burst_run, monkeypatch):
         shutil.copytree(burst_run.path, out / f"{burst_run.name}-{len(calls)}")
         return 0
 
-    monkeypatch.setattr(suite_run, "_called", called)
+    monkeypatch.setattr(execution, "_called", called)
     return calls
 
 
@@ -253,9 +254,9 @@ def test_one_report_stands_over_all_runs_and_links_to_each(small, tmp_path, fake
 
 
 def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_runs, monkeypatch, capsys):
-    copying = suite_run._called
+    copying = execution._called
     monkeypatch.setattr(
-        suite_run, "_called", lambda argv, *rest: 5 if "-two-" in str(argv) else copying(argv, *rest)
+        execution, "_called", lambda argv, *rest: 5 if "-two-" in str(argv) else copying(argv, *rest)
     )
     assert run_suite(small, tmp_path) == 5
     page = next(tmp_path.glob("small-*/report.html")).read_text()
@@ -264,10 +265,10 @@ def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_run
 
 
 def test_a_run_that_was_killed_makes_no_suite_a_success(small, tmp_path, fake_runs, monkeypatch):
-    copying = suite_run._called
+    copying = execution._called
     killed = -signal.SIGKILL
     monkeypatch.setattr(
-        suite_run, "_called", lambda argv, *rest: killed if "003-two" in str(argv) else copying(argv, *rest)
+        execution, "_called", lambda argv, *rest: killed if "003-two" in str(argv) else copying(argv, *rest)
     )
     assert run_suite(small, tmp_path) == exit_codes.ENGINE_FAILED
 
@@ -302,7 +303,7 @@ slo = ["ttft.p90<=1s"]
 def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_it(
     load, results, code, tmp_path, fake_runs, monkeypatch, capsys
 ):
-    coming, copying = iter(results.split()), suite_run._called
+    coming, copying = iter(results.split()), execution._called
 
     def called(argv, *rest):
         copying(argv, *rest)
@@ -313,7 +314,7 @@ def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_
         path.write_text(json.dumps({**summary, "targets": [target]}))
         return exit_codes.of_summary(summary)
 
-    monkeypatch.setattr(suite_run, "_called", called)
+    monkeypatch.setattr(execution, "_called", called)
     path = tmp_path / "targeted.toml"
     path.write_text(TARGETED.format(load=load))
     assert run_suite(path, tmp_path) == code
@@ -326,15 +327,15 @@ def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_
 
 
 def test_a_slip_of_the_users_ends_the_suite(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(suite_run, "_called", lambda *_: 2)
+    monkeypatch.setattr(execution, "_called", lambda *_: 2)
     with pytest.raises(WorkloadError, match="1 of 4"):
         run_suite(small, tmp_path)
 
 
 def test_an_interrupt_leaves_a_report_of_what_there_is(small, tmp_path, fake_runs, monkeypatch):
-    copying = suite_run._called
+    copying = execution._called
     monkeypatch.setattr(
-        suite_run, "_called", lambda argv, *rest: copying(argv, *rest) if "001" in str(argv) else 130
+        execution, "_called", lambda argv, *rest: copying(argv, *rest) if "001" in str(argv) else 130
     )
     assert run_suite(small, tmp_path) == 130
     assert "No finished run" in next(tmp_path.glob("small-*/report.html")).read_text()
@@ -343,7 +344,7 @@ def test_an_interrupt_leaves_a_report_of_what_there_is(small, tmp_path, fake_run
 def test_two_cannot_run_the_same_suite_at_once(small, tmp_path, fake_runs):
     folder = tmp_path / load_suite(small).folder_name
     folder.mkdir()
-    with suite_run._locked(folder), pytest.raises(WorkloadError, match="is running already"):
+    with execution._locked(folder), pytest.raises(WorkloadError, match="is running already"):
         run_suite(small, tmp_path)
 
 

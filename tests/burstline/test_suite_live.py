@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from loadgen.rundir import open_run
+from loadgen.record.rundir import open_run
 from servers.host.process import require_free_port
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline import vocabulary
-from burstline.site import Site
-from burstline.vocabulary import LARGEST_VOCABULARY, vocabulary_by_asking, vocabulary_of_folder
+from burstline.bench import vocabulary
+from burstline.bench.server_session import Site
+from burstline.bench.vocabulary import LARGEST_VOCABULARY, vocabulary_by_asking, vocabulary_of_folder
 from servers.engine import HttpReply, Identity, Target
 from servers.registry import ENGINES
 from workloads.request import WorkloadError

@@ -14,8 +14,8 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.rundir import SCHEMA, open_run
-from reports.text import headline
+from loadgen.record.rundir import SCHEMA, open_run
+from reports.formats.text import headline
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")
 TARGETS = ("--slo", "ttft.p50<=60s", "--slo", "ttft.p50<=1ms", "--slo", "ttft<=60s")

@@ -8,10 +8,10 @@ from typing import Any
 
 import orjson
 
-from loadgen.capture import Capture
-from loadgen.record import Record, record_of
+from loadgen.record.capture import Capture
+from loadgen.record.record import Record, record_of
 from servers.engine import Read
-from servers.openai import decode_completion
+from servers.protocol.openai import decode_completion
 from workloads.request import Request
 
 MS = 1_000_000

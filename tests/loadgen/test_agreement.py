@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from loadgen.agreement import agreement, disagreement
-from loadgen.columns import Columns, columns_of
-from loadgen.stats import Absent, Estimate
-from loadgen.tables import record_table
-from loadgen.watched import Watched
+from loadgen.metrics.server_histograms import agreement, disagreement
+from loadgen.metrics.telemetry_query import Watched
+from loadgen.record.columns import Columns, columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent, Estimate
 from tests.loadgen.making import failed, ok
 
 EDGES_S = (0.01, 0.1, 0.25, 0.5, 1.0, np.inf)

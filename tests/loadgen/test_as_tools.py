@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.as_tools import TOOLS
-from loadgen.columns import columns_of
-from loadgen.stats import Absent
-from loadgen.tables import record_table
-from loadgen.vllm_block import vllm_block
+from loadgen.metrics.other_tools import TOOLS
+from loadgen.metrics.vllm_block import vllm_block
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent
 from tests.loadgen.making import MS, failed, ok
 
 BY_TITLE = {tool.title.split()[0].rstrip(","): of for tool, of in TOOLS}

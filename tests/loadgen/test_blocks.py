@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.blocks import block_interval, block_length
+from loadgen.stats.blocks import block_interval, block_length
 
 
 def series(phi, n, random):

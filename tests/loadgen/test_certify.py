@@ -7,7 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.certify import (
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.columns import Columns, columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent
+from loadgen.verdict.certificate import (
     Certificate,
     Limit,
     certificate,
@@ -16,10 +20,6 @@ from loadgen.certify import (
     errors_of,
     limit,
 )
-from loadgen.columns import Columns, columns_of
-from loadgen.stats import Absent
-from loadgen.summary import Context, summarize
-from loadgen.tables import record_table
 from servers.truth.journal import Served
 from tests.loadgen.making import failed, ok
 

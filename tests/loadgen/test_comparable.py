@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import tables
-from loadgen.columns import columns_of
-from loadgen.comparable import ALONE, COMPARABLE, comparability
-from loadgen.matched import matched
-from loadgen.prefixes import expected_hit_fraction, hits
-from loadgen.record import Record
-from loadgen.stats import Absent, Estimate, percentile
-from loadgen.verdict import Reason
-from loadgen.work import Work, quantization_in, settings_of
+from loadgen.record import tables
+from loadgen.record.columns import columns_of
+from loadgen.record.record import Record
+from loadgen.stats.estimates import Absent, Estimate, percentile
+from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
+from loadgen.verdict.equal_length import matched
+from loadgen.verdict.served_work import Work, quantization_in, settings_of
+from loadgen.verdict.verdict import Reason
 from servers.engine import Identity
 from tests.loadgen.making import failed, ok
 from workloads.plan import Plan, fingerprint
+from workloads.prefix_tree import expected_hit_fraction, hits
 from workloads.request import Request, Sampling
 
 SETTINGS = {

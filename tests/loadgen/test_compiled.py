@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import compiled
-from loadgen.poller import new_poller
+from loadgen.wire import compiled_reader
+from loadgen.wire.poller import new_poller
 from tests.loadgen.readers import use_reader
 from workloads.request import WorkloadError
 
@@ -19,11 +19,11 @@ from workloads.request import WorkloadError
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty cache of the user's, and a process that has not looked yet."""
-    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.delenv(compiled_reader.VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    compiled._library.cache_clear()
+    compiled_reader._library.cache_clear()
     yield tmp_path / "cache"
-    compiled._library.cache_clear()
+    compiled_reader._library.cache_clear()
 
 
 def a_compiler(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,15 +38,15 @@ def a_compiler(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> No
 def the_reader() -> str:
     poller = new_poller()
     try:
-        return compiled.new_reader(poller).name
+        return compiled_reader.new_reader(poller).name
     finally:
         poller.close()
 
 
 def test_without_a_compiler_python_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no C compiler" in str(compiled.library())
-    assert the_reader() == compiled.reader_name() == "python"
+    assert "no C compiler" in str(compiled_reader.library())
+    assert the_reader() == compiled_reader.reader_name() == "python"
 
 
 BROKEN = [
@@ -61,39 +61,39 @@ def test_with_a_broken_compiler_python_reads(
     script: str, why: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     a_compiler(tmp_path / "bin", script, monkeypatch)
-    found = compiled.library()
+    found = compiled_reader.library()
     if "64 bits" in str(found):
         pytest.skip(str(found))
     assert why in str(found) or "file too short" in str(found)
     assert the_reader() == "python"
-    monkeypatch.setenv(compiled.VARIABLE, "compiled")
+    monkeypatch.setenv(compiled_reader.VARIABLE, "compiled")
     with pytest.raises(WorkloadError, match="there is no compiled reader"):
-        compiled.library()
+        compiled_reader.library()
 
 
 def test_with_a_cache_that_cannot_be_written_python_reads(cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    assert isinstance(compiled.library(), str)
+    assert isinstance(compiled_reader.library(), str)
     assert the_reader() == "python"
 
 
 def test_python_reads_where_it_is_asked_to(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    monkeypatch.setenv(compiled.VARIABLE, "python")
-    assert the_reader() == compiled.reader_name() == "python"
+    monkeypatch.setenv(compiled_reader.VARIABLE, "python")
+    assert the_reader() == compiled_reader.reader_name() == "python"
     assert not cache.exists()
 
 
 def test_an_unknown_reader_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiled.VARIABLE, "rust")
+    monkeypatch.setenv(compiled_reader.VARIABLE, "rust")
     with pytest.raises(WorkloadError, match="BURSTLINE_READER=rust: expected python or compiled"):
-        compiled.library()
+        compiled_reader.library()
 
 
 def test_a_library_is_kept_and_found_again(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     use_reader("compiled", monkeypatch)
     [kept] = (cache / "burstline" / "reader").iterdir()
     written_ns = kept.stat().st_mtime_ns
-    compiled._library.cache_clear()
+    compiled_reader._library.cache_clear()
     assert the_reader() == "compiled"
     assert [path.stat().st_mtime_ns for path in kept.parent.iterdir()] == [written_ns]
 
@@ -107,19 +107,19 @@ def test_a_library_that_a_power_cut_left_empty_is_compiled_again(
     empty = cache / "another" / "burstline" / "reader" / kept.name
     empty.parent.mkdir(mode=0o700, parents=True)
     empty.touch()
-    compiled._library.cache_clear()
+    compiled_reader._library.cache_clear()
     assert the_reader() == "compiled"
     assert empty.stat().st_size == kept.stat().st_size
 
 
 def test_what_others_may_have_put_into_the_cache_is_not_run(cache: Path) -> None:
-    if isinstance(why := compiled.library(), str):
+    if isinstance(why := compiled_reader.library(), str):
         pytest.skip(why)
     folder = cache / "burstline" / "reader"
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.chmod(0o777)
-    compiled._library.cache_clear()
-    assert "is not this user's alone" in str(compiled.library())
+    compiled_reader._library.cache_clear()
+    assert "is not this user's alone" in str(compiled_reader.library())
     assert the_reader() == "python"
 
 
@@ -133,7 +133,7 @@ def test_two_processes_that_compile_at_once_both_read_with_it(
     writes = f'while [ "$1" != -o ]; do shift; done; cd {tmp_path}/met; touch $$; {meets}; cp {library} "$2"'
     (tmp_path / "met").mkdir()
     a_compiler(tmp_path / "bin", writes, monkeypatch)
-    code = "from loadgen.compiled import reader_name; print(reader_name())"
+    code = "from loadgen.wire.compiled_reader import reader_name; print(reader_name())"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     processes = [
         subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)

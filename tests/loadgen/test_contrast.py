@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.contrast import (
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.significance import (
     ASSUMED_NOISE,
     Answer,
     Contrast,
@@ -15,7 +16,6 @@ from loadgen.contrast import (
     holm,
     judged,
 )
-from loadgen.stats import Absent, Estimate
 
 N_NUMBERS = 6
 SLACK = 67

@@ -5,11 +5,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.capture import Capture
-from loadgen.decode import decode_run
-from loadgen.spool import Spool
-from loadgen.tables import plan_tables, records_of
-from servers.openai import decode_completion
+from loadgen.record.capture import Capture
+from loadgen.record.capture_store import Spool
+from loadgen.record.decode import decode_run
+from loadgen.record.tables import plan_tables, records_of
+from servers.protocol.openai import decode_completion
 from tests.loadgen.making import DONE, capture, event, usage, wire
 from workloads.plan import Plan
 from workloads.request import Request

@@ -5,8 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.columns import columns_of
-from loadgen.dependent import (
+from loadgen.metrics.definitions import METRICS
+from loadgen.record.columns import columns_of
+from loadgen.stats.estimates import Absent, Estimate, early_stopping_bound, percentile
+from loadgen.stats.serial_correlation import (
     Timed,
     bound_in_time,
     mean_in_time,
@@ -15,8 +17,6 @@ from loadgen.dependent import (
     timed,
     worth,
 )
-from loadgen.metrics import METRICS
-from loadgen.stats import Absent, Estimate, early_stopping_bound, percentile
 from tests.loadgen.queueing import queued
 from tests.loadgen.test_blocks import series
 

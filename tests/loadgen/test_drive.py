@@ -21,13 +21,14 @@ from typing import Any
 import httpx
 import pytest
 
-from loadgen import drive, http1
-from loadgen.capture import Capture
-from loadgen.counters import Counters
-from loadgen.exchange import Exchange
-from loadgen.job import DriveReport, Job
-from loadgen.process import ensure_fd_limit
-from loadgen.spool import read_captures
+from loadgen.driver import drive
+from loadgen.driver.counters import Counters
+from loadgen.driver.job import DriveReport, Job
+from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.record.capture import Capture
+from loadgen.record.capture_store import read_captures
+from loadgen.wire import http1
+from loadgen.wire.exchange import Exchange
 from servers.engine import Target
 from servers.registry import ENGINES
 from tests.loadgen.scripted import Asked, FakeEngine, Script, Scripted, reset, serving, stream
@@ -289,7 +290,7 @@ def test_a_job_is_split_without_losing_a_request(tmp_path: Path) -> None:
 def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))\n"
-        "from loadgen.process import ensure_fd_limit\n"
+        "from loadgen.driver.os_limits import ensure_fd_limit\n"
         "ensure_fd_limit(150); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "ensure_fd_limit(1000)"
     )
@@ -304,7 +305,7 @@ def test_enough_file_descriptors_are_no_matter() -> None:
 
 
 def test_a_driver_imports_nothing_heavy() -> None:
-    code = "import sys, loadgen.drive; print(*sys.modules)"
+    code = "import sys, loadgen.driver.drive; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "httpx" in loaded
     assert not {"pandas", "pyarrow", "matplotlib", "scipy", "tokenizers"} & set(loaded)
@@ -315,7 +316,7 @@ import sys
 from multiprocessing.connection import Client
 from tests.loadgen.scripted import FakeEngine
 from servers.registry import ENGINES
-from loadgen import drive
+from loadgen.driver import drive
 ENGINES["fake"] = FakeEngine()
 conn = Client(sys.argv[1])
 drive.run(conn.recv(), conn)

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from burstline import exit_codes
-from loadgen.columns import columns_of
-from loadgen.goals import Result, attainment, good, judge_goals, parse_goal
-from loadgen.stats import Absent, Estimate
-from loadgen.summary import Context, summarize
-from loadgen.tables import record_table
-from loadgen.verdict import Reason, State, Verdict
+from loadgen.metrics.slo import Result, attainment, good, judge_goals, parse_goal
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.verdict.verdict import Reason, State, Verdict
 from tests.loadgen.making import failed, ok
 from workloads.request import WorkloadError
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import http1
-from loadgen.capture import Reads
+from loadgen.record.capture import Reads
+from loadgen.wire import http1
 from servers.engine import EngineError, Read
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 

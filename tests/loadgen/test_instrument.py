@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.columns import columns_of
-from loadgen.instrument import instrument, read_error_s
-from loadgen.stats import Absent
-from loadgen.tables import record_table
-from loadgen.watched import Watched
+from loadgen.metrics.telemetry_query import Watched
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent
+from loadgen.verdict.instrument import instrument, read_error_s
 from tests.loadgen.making import MS, ok
 
 

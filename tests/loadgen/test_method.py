@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from loadgen.metrics import METRICS
+from loadgen.metrics.definitions import METRICS
 
 METHOD = Path(__file__).parents[2] / "docs" / "method.md"
 BEGIN, END = "<!-- metrics: begin -->\n", "<!-- metrics: end -->"

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from loadgen.columns import columns_of
-from loadgen.metrics import (
+from loadgen.metrics.definitions import (
     METRICS,
     connect,
     e2e,
@@ -17,9 +16,10 @@ from loadgen.metrics import (
     ttft,
     ttft_service,
 )
-from loadgen.pooled import pooled_percentiles
-from loadgen.stats import Absent
-from loadgen.tables import record_table
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.clustered_bootstrap import pooled_percentiles
+from loadgen.stats.estimates import Absent
 from tests.loadgen.making import DONE, chat, event, failed, ok, recorded, request, usage
 
 

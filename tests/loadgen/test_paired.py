@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from loadgen.contrast import Answer, Difference, holm, judged
-from loadgen.paired import moving_blocks, paired_percentiles
-from loadgen.stats import Absent
+from loadgen.stats.estimates import Absent
+from loadgen.stats.paired_runs import moving_blocks, paired_percentiles
+from loadgen.stats.significance import Answer, Difference, holm, judged
 from tests.loadgen.test_blocks import series
 
 

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import compiled
-from loadgen.exchange import READ as ROW
-from loadgen.exchange import Exchange
-from loadgen.poller import IN, new_poller
-from loadgen.pool import Connection
-from loadgen.reader import LOST, READ, PythonReader
-from loadgen.wire import Wire
+from loadgen.wire import compiled_reader
+from loadgen.wire.exchange import READ as ROW
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.poller import IN, new_poller
+from loadgen.wire.pool import Connection
+from loadgen.wire.reader import LOST, READ, PythonReader
+from loadgen.wire.wire import Wire
 from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 
@@ -35,7 +35,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.poller = new_poller()
-        self.reader = compiled.new_reader(self.poller)
+        self.reader = compiled_reader.new_reader(self.poller)
         self._socks: list[socket.socket] = []
 
     def follow(self, ours: socket.socket) -> Connection:

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.capture import Capture
-from loadgen.record import record_of, record_without_capture
+from loadgen.record.capture import Capture
+from loadgen.record.record import record_of, record_without_capture
 from servers.engine import Event, Kind, Read, Reply
-from servers.openai import decode_completion
+from servers.protocol.openai import decode_completion
 from tests.loadgen.making import DONE, HEAD, MS, capture, chat, chunk, event, recorded, request, usage, wire
 
 THREE = [(10, event()), (20, event()), (30, event(finish="length"))]

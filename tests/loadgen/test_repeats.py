@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics import Samples
-from loadgen.repeats import over_runs, percentile_over
-from loadgen.stats import Absent, Estimate, percentile
+from loadgen.metrics.definitions import Samples
+from loadgen.stats.across_runs import over_runs, percentile_over
+from loadgen.stats.estimates import Absent, Estimate, percentile
 
 
 def samples(values, weight=1, owner=None):

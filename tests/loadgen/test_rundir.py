@@ -8,13 +8,13 @@ from dataclasses import asdict, replace
 import orjson
 import pytest
 
-from loadgen.files import write_json
-from loadgen.job import DriveReport
-from loadgen.rundir import SCHEMA, RunDir, open_run
-from loadgen.spool import Spool
-from loadgen.spread import Spread
-from loadgen.summary import summarize_run
-from loadgen.tables import record_table
+from loadgen.driver.duration_histogram import Spread
+from loadgen.driver.job import DriveReport
+from loadgen.metrics.summary import summarize_run
+from loadgen.record.capture_store import Spool
+from loadgen.record.files import write_json
+from loadgen.record.rundir import SCHEMA, RunDir, open_run
+from loadgen.record.tables import record_table
 from servers.engine import Identity
 from servers.host.telemetry import Row
 from tests.loadgen.making import DONE, capture, event, ok, usage, wire

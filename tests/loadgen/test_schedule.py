@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.exchange import Exchange
-from loadgen.schedule import Schedule
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.schedule import Schedule
 
 AHEAD_NS = 100
 

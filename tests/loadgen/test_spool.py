@@ -10,9 +10,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.capture import Capture
-from loadgen.clock import Offsets
-from loadgen.spool import Spool, packed, read_captures, unpacked
+from loadgen.record.capture import Capture
+from loadgen.record.capture_store import Spool, packed, read_captures, unpacked
+from loadgen.wire.clock import Offsets
 from servers.engine import Read
 
 moments = st.none() | st.integers(-(10**12), 10**15)

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from loadgen.columns import columns_of
-from loadgen.metrics import METRICS
-from loadgen.stationary import steady_part
-from loadgen.stats import Absent, Estimate
-from loadgen.summary import Context, figures, summarize
+from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.summary import Context, figures, summarize
+from loadgen.record.columns import columns_of
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.stationarity import steady_part
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 
 POISSON = {"pattern": "poisson", "rate_per_s": 20.0, "burstiness": None}

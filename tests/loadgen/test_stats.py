@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from loadgen.pooled import pooled_mean, pooled_percentiles
-from loadgen.stats import (
+from loadgen.stats.clustered_bootstrap import pooled_mean, pooled_percentiles
+from loadgen.stats.estimates import (
     Absent,
     Estimate,
     early_stopping_bound,

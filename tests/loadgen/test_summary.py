@@ -5,9 +5,9 @@ import orjson
 import pandas as pd
 import pytest
 
-from loadgen.metrics import METRICS
-from loadgen.summary import Context, summarize
-from loadgen.tables import RECORDS, record_table
+from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.tables import RECORDS, record_table
 from servers.engine import Identity
 from tests.loadgen.making import failed, ok
 

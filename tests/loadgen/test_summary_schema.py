@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.goals import parse_goal
-from loadgen.summary import Context, summarize
-from loadgen.tables import RECORDS, record_table
+from loadgen.metrics.slo import parse_goal
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.tables import RECORDS, record_table
 from tests.loadgen.making import failed, ok
 from tests.loadgen.queueing import queued
 

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from loadgen.columns import columns_of
-from loadgen.stats import Absent, Estimate
-from loadgen.survival import NOBODY_CUT_OFF, curve, survival
-from loadgen.tables import record_table
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.kaplan_meier import NOBODY_CUT_OFF, curve, survival
 from tests.loadgen.making import failed, ok
 
 

@@ -5,8 +5,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loadgen.columns import columns_of
-from loadgen.tables import (
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import (
     plan_of,
     plan_tables,
     record_table,

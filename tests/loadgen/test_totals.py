@@ -5,10 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.columns import columns_of
-from loadgen.stats import Absent, Estimate
-from loadgen.tables import record_table
-from loadgen.totals import ONE_RUN, burst, concurrency, in_flight_steps, stalls, throughputs, whole_run
+from loadgen.metrics.throughput import (
+    ONE_RUN,
+    burst,
+    concurrency,
+    in_flight_steps,
+    stalls,
+    throughputs,
+    whole_run,
+)
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import record_table
+from loadgen.stats.estimates import Absent, Estimate
 from tests.loadgen.making import failed, ok
 
 

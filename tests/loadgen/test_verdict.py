@@ -1,7 +1,7 @@
 import pytest
 
-from loadgen.stats import Absent, Estimate
-from loadgen.verdict import Evidence, Reason, State, judge
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.verdict.verdict import Evidence, Reason, State, judge
 
 
 def at(value_s):

@@ -18,11 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadgen import http1
-from loadgen.capture import Capture
-from loadgen.exchange import Exchange
-from loadgen.transport import Transport
-from loadgen.wire import Wire
+from loadgen.record.capture import Capture
+from loadgen.wire import http1
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.transport import Transport
+from loadgen.wire.wire import Wire
 from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 
@@ -38,7 +38,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(autouse=True)
 def _connections_are_opened_just_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.traffic._OPEN_AHEAD_NS", 50 * MS)
+    monkeypatch.setattr("loadgen.wire.dispatcher._OPEN_AHEAD_NS", 50 * MS)
 
 
 def shoot(
@@ -642,7 +642,7 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
     def breaks(self: object, *_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("loadgen.traffic.Traffic.check", breaks)
+    monkeypatch.setattr("loadgen.wire.dispatcher.Traffic.check", breaks)
 
     async def scenario() -> None:
         async with serving(stream) as server:
@@ -661,7 +661,7 @@ def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(
     def breaks(self: object, *_: object) -> None:
         raise OSError("no watches left")
 
-    monkeypatch.setattr("loadgen.pool.Pool.tick", breaks)
+    monkeypatch.setattr("loadgen.wire.pool.Pool.tick", breaks)
 
     async def scenario() -> None:
         transport = Transport("http://127.0.0.1:1", barrier=True)

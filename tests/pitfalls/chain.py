@@ -18,19 +18,19 @@ from unittest.mock import patch
 import orjson
 import pyarrow as pa
 
-from loadgen import drive
-from loadgen.columns import Columns, columns_of
-from loadgen.counters import Counters
-from loadgen.decode import decoded_batches, with_cancelled
-from loadgen.job import DriveReport, Job
-from loadgen.record import Record
-from loadgen.spool import read_captures
-from loadgen.summary import Context, summarize
-from loadgen.tables import record_table, records_of
+from loadgen.driver import drive
+from loadgen.driver.counters import Counters
+from loadgen.driver.job import DriveReport, Job
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.capture_store import read_captures
+from loadgen.record.columns import Columns, columns_of
+from loadgen.record.decode import decoded_batches, with_cancelled
+from loadgen.record.record import Record
+from loadgen.record.tables import record_table, records_of
 from servers.engine import Call, Target
-from servers.openai import encode_completion
+from servers.engines.truth import Truth
+from servers.protocol.openai import encode_completion
 from servers.registry import ENGINES
-from servers.truth.adapter import Truth
 from servers.truth.journal import Served
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics import METRICS, latencies
-from loadgen.trend import mann_kendall, warm_up_end
-from servers.truth.desk import House
+from loadgen.metrics.definitions import METRICS, latencies
+from loadgen.stats.trend import mann_kendall, warm_up_end
 from servers.truth.queue import Queue, departures, service_times
 from servers.truth.rig import truth_server
+from servers.truth.router import House
 from servers.truth.script import Script
 from tests.pitfalls.chain import fired, play, requests
 from workloads import achieved, arrivals

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.job import Job
+from loadgen.driver.job import Job
 from servers.engine import Target
-from servers.truth.desk import House
 from servers.truth.rig import truth_server
+from servers.truth.router import House
 from servers.truth.script import Script
 from tests.pitfalls.chain import VOCABULARY, fired, play, requests
 from workloads.prompts import salted

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from loadgen.record import Record
+from loadgen.record.record import Record
 from servers.truth.script import Script
 from tests.pitfalls.chain import play
 

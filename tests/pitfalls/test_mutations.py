@@ -16,8 +16,13 @@ from types import FunctionType
 
 import pytest
 
-from loadgen import agreement, clock, drive, metrics, record, stats, totals, verdict, watched
-from servers import openai, sse
+from loadgen.driver import drive
+from loadgen.metrics import definitions, server_histograms, telemetry_query, throughput
+from loadgen.record import record
+from loadgen.stats import estimates
+from loadgen.verdict import verdict
+from loadgen.wire import clock
+from servers.protocol import openai, sse
 from workloads import arrivals
 
 
@@ -107,77 +112,77 @@ MUTATIONS = (
     ),
     Mutation(
         "latency counts from the send",
-        metrics.ttft,
+        definitions.ttft,
         "c.due_s",
         "c.sent_s",
         LOADGEN + "test_metrics.test_one_token_has_a_ttft_that_is_its_e2e_and_no_tpot",
     ),
     Mutation(
         "E2E ends with the connection",
-        metrics.e2e,
+        definitions.e2e,
         "c.last_s",
         "c.closed_s",
         LOADGEN + "test_metrics.test_e2e_ends_with_the_last_token_and_not_with_usage_or_done",
     ),
     Mutation(
         "one token came first",
-        metrics.tpot,
+        definitions.tpot,
         "c.output_tok - c.first_n",
         "c.output_tok - 1",
         LOADGEN + "test_metrics.test_tpot_leaves_out_the_five_tokens_that_came_first",
     ),
     Mutation(
         "gaps are not weighted by their tokens",
-        metrics.itl,
+        definitions.itl,
         "gap_s / n, n,",
         "gap_s / n, np.ones(len(n)),",
         CHAIN + "test_counting.test_03_a_gap_counts_as_often_as_tokens_came_at_its_end",
     ),
     Mutation(
         "a gap before four tokens is one gap",
-        metrics.itl,
+        definitions.itl,
         "gap_s / n, n,",
         "gap_s, n,",
         LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
         "percentiles of the survivors",
-        metrics.latencies,
+        definitions.latencies,
         "np.where(c.ok, values, np.inf)",
         "np.where(c.ok, values, np.nan)",
         LOADGEN + "test_summary.test_failures_take_the_p99_and_every_mean",
     ),
     Mutation(
         "the mean of the survivors",
-        stats.mean,
+        estimates.mean,
         "kept = values[~np.isnan(values)]",
         "kept = values[np.isfinite(values)]",
         LOADGEN + "test_stats.test_a_mean_is_absent_when_any_failed",
     ),
     Mutation(
         "what is missing counts as zero",
-        stats.mean,
+        estimates.mean,
         "values[~np.isnan(values)]",
         "np.where(np.isnan(values), 0, values)",
         LOADGEN + "test_stats.test_what_is_undefined_is_left_out_and_not_counted",
     ),
     Mutation(
         "a percentile takes what is missing for zero",
-        stats.percentile,
+        estimates.percentile,
         "values[~np.isnan(values)]",
         "np.where(np.isnan(values), 0, values)",
         LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
     ),
     Mutation(
         "a bound takes what is missing for zero",
-        stats.early_stopping_bound,
+        estimates.early_stopping_bound,
         "values[~np.isnan(values)]",
         "np.where(np.isnan(values), 0, values)",
         LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",
     ),
     Mutation(
         "tokens of failed requests are throughput",
-        totals.tokens_in,
+        throughput.tokens_in,
         " & c.ok[c.owner]",
         "",
         LOADGEN + "test_totals.test_tokens_of_a_failed_request_are_no_part_of_the_plateau",
@@ -226,14 +231,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the server's latency is held against ours from when a request was due",
-        agreement._client,
+        server_histograms._client,
         "ttft_service(c)",
         "c.first_s - c.due_s",
         LOADGEN + "test_agreement.test_two_sides_that_agree_say_so_and_nothing_is_flagged",
     ),
     Mutation(
         "the server's histogram is read once, after the load",
-        watched.Watched.grown_together,
+        telemetry_query.Watched.grown_together,
         "(last - first)",
         "last",
         LOADGEN

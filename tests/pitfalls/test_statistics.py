@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 import pytest
 
-from burstline.conclude import write_report
-from loadgen.rundir import RunDir, open_run
-from loadgen.tables import telemetry_table
+from burstline.bench.finish import write_report
+from loadgen.record.rundir import RunDir, open_run
+from loadgen.record.tables import telemetry_table
 from servers.engine import Target
 from servers.host.ready import getter
 from servers.host.scrape import _gauge_rows

@@ -17,17 +17,17 @@ import numpy as np
 import pytest
 from scipy import stats as sps
 
-import loadgen.clock
-from burstline.certification import Fired
-from burstline.certification import fired as fired_drill
-from burstline.drill import drill
-from burstline.load import Wish, checked
-from loadgen.certify import Limit, limit
-from loadgen.compiled import VARIABLE
-from loadgen.metrics import METRICS, latencies
-from loadgen.reader import PythonReader
-from loadgen.summary import Context, summarize
-from loadgen.tables import record_table
+import loadgen.wire.clock
+from burstline.bench.certification import Fired
+from burstline.bench.certification import fired as fired_drill
+from burstline.bench.certification_load import drill
+from burstline.bench.load_options import Wish, checked
+from loadgen.metrics.definitions import METRICS, latencies
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record.tables import record_table
+from loadgen.verdict.certificate import Limit, limit
+from loadgen.wire.compiled_reader import VARIABLE
+from loadgen.wire.reader import PythonReader
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 from tests.pitfalls.chain import Played, fired, play, requests
@@ -246,7 +246,7 @@ def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyP
         clock_gettime_ns = staticmethod(stepped)
         CLOCK_REALTIME = time.CLOCK_REALTIME
 
-    monkeypatch.setattr(loadgen.clock, "time", Time)
+    monkeypatch.setattr(loadgen.wire.clock, "time", Time)
     script = Script(ttft_s=0.1, gaps_s=(0.05,))
     played = play(script, 4, n_output_tok=14, meanwhile=lambda conn: began.append(time.monotonic()))
     assert played.report.n_clock_steps == 2

@@ -2,10 +2,10 @@
 
 import pytest
 
-from burstline.conclude import write_report
-from burstline.hardware import note_hardware
-from burstline.hints import Hints
-from loadgen.rundir import Run, RunDir, open_run
+from burstline.bench.finish import write_report
+from burstline.bench.hints import Hints
+from burstline.machine.hardware import note_hardware
+from loadgen.record.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 
 

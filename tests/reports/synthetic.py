@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen import tables
-from loadgen.record import Outcome, Record
-from loadgen.rundir import Run, RunDir, open_run
-from loadgen.summary import summarize_run
+from loadgen.metrics.summary import summarize_run
+from loadgen.record import tables
+from loadgen.record.record import Outcome, Record
+from loadgen.record.rundir import Run, RunDir, open_run
 from servers.host.telemetry import Row
 
 MS = 1_000_000

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen import tables
-from loadgen.record import Record
-from loadgen.rundir import Run, RunDir, open_run
-from loadgen.summary import summarize_run
+from loadgen.metrics.summary import summarize_run
+from loadgen.record import tables
+from loadgen.record.record import Record
+from loadgen.record.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan

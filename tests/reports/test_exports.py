@@ -8,14 +8,14 @@ import pytest
 from PIL import Image
 
 from burstline.cli import main
-from loadgen import tables
-from loadgen.goals import parse_goal
-from loadgen.rundir import RunDir, open_run
-from loadgen.summary import Context, summarize
-from reports.figure_files import figure_files
-from reports.junit import junit
-from reports.markdown import markdown
-from reports.view import view_of
+from loadgen.metrics.slo import parse_goal
+from loadgen.metrics.summary import Context, summarize
+from loadgen.record import tables
+from loadgen.record.rundir import RunDir, open_run
+from reports.formats.figure_files import figure_files
+from reports.formats.junit import junit
+from reports.formats.markdown import markdown
+from reports.run_view import view_of
 from tests.reports import synthetic
 
 TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")

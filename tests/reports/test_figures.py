@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from reports import ecdf, figures
-from reports.figures import Line, Panel
+from reports.figures import ecdf, run_figures
+from reports.figures.run_figures import Line, Panel
 
 
 def values_of(plot) -> list[list[str]]:
@@ -56,7 +56,7 @@ def test_the_timeline_draws_what_its_table_says():
         Panel("Requests", "", (Line("a", np.array([1.0, 2.0])), Line("b", np.array([np.nan, 3.0])))),
         Panel("Memory", "bytes", (Line("server", np.array([2.0**30, 2.0**31])),)),
     ]
-    plot = figures.timeline(edges, panels, [(0.5, "here")], "found")
+    plot = run_figures.timeline(edges, panels, [(0.5, "here")], "found")
     assert [column.title for column in plot.table.columns] == [
         "From (s)", "Requests: a", "Requests: b", "Memory (GiB)",
     ]  # fmt: skip
@@ -66,10 +66,10 @@ def test_the_timeline_draws_what_its_table_says():
 
 def test_the_drain_draws_the_slope_it_was_given():
     ttft_s = np.r_[np.arange(1, 51) * 0.02, np.inf]
-    plot = figures.drain(ttft_s, np.arange(51), 0.02, "found")
+    plot = run_figures.drain(ttft_s, np.arange(51), 0.02, "found")
     assert "20.0 ms for each place" in plot.drawings[0].body
     assert values_of(plot)[-1] == ["51", "#50", "failed"]
-    assert figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
+    assert run_figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
 
 
 def test_two_figures_on_one_page_share_no_id():
@@ -80,11 +80,11 @@ def test_two_figures_on_one_page_share_no_id():
 
 
 def test_every_request_of_the_drain_is_a_visible_stroke():
-    plot = figures.drain(np.full(40, 0.5), np.arange(40), None, "found")
+    plot = run_figures.drain(np.full(40, 0.5), np.arange(40), None, "found")
     paths = re.findall(r'd="([^"]+)"[^>]*--c0', plot.drawings[0].body)
     assert max(path.count("L") for path in paths) >= 40
 
 
 def test_text_in_a_figure_takes_the_font_of_the_page():
-    plot = figures.drain(np.full(4, 0.5), np.arange(4), None, "found")
+    plot = run_figures.drain(np.full(4, 0.5), np.arange(4), None, "found")
     assert "font-family" not in plot.drawings[0].body

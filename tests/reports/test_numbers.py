@@ -1,6 +1,6 @@
 import pytest
 
-from reports.numbers import Scale, interval, number, point, scale_for
+from reports.number_format import Scale, interval, number, point, scale_for
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadgen import tables
-from loadgen.metrics import METRICS
-from loadgen.rundir import Run, RunDir, open_run
-from loadgen.summary import summarize_run
-from reports import estimates, sections
-from reports.numbers import number, scale_for
-from reports.page import STATES, banner, json_in_html, render
-from reports.view import view_of
+from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.summary import summarize_run
+from loadgen.record import tables
+from loadgen.record.rundir import Run, RunDir, open_run
+from reports import estimate_tables
+from reports.number_format import number, scale_for
+from reports.page import sections
+from reports.page.page import STATES, banner, json_in_html, render
+from reports.run_view import view_of
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 
@@ -180,9 +181,9 @@ def steady(tmp_path_factory) -> Run:
 
 def test_every_number_on_the_page_has_a_proper_name(lossy, steady):
     groups = [run.summary[group] for run in (lossy, steady) for group in GROUPS]
-    keys = {key for group in groups for key, _ in estimates.leaves(group)}
-    assert keys - set(estimates.TITLES) - set(METRICS) == {"preemptions"}  # which is one as it stands
-    assert set(CERTIFIED) <= set(estimates.TITLES)
+    keys = {key for group in groups for key, _ in estimate_tables.leaves(group)}
+    assert keys - set(estimate_tables.TITLES) - set(METRICS) == {"preemptions"}  # which is one as it stands
+    assert set(CERTIFIED) <= set(estimate_tables.TITLES)
 
 
 def test_an_open_loops_warm_up_and_drain_are_greyed_and_a_bursts_are_not(lossy, steady):

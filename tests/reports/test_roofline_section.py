@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from reports.page import render
-from reports.roofline_figures import _Dot, _label_rows, roofline, waterfall
-from reports.roofline_section import _changed, _more
-from reports.roofline_section import metal as section
-from reports.view import view_of
+from reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
+from reports.page.page import render
+from reports.page.roofline_section import _changed, _more
+from reports.page.roofline_section import metal as section
+from reports.run_view import view_of
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen import tables
-from loadgen.columns import Columns, columns_of
-from reports import series
+from loadgen.record import tables
+from loadgen.record.columns import Columns, columns_of
+from reports.figures import series
 from tests.reports import synthetic
 
 

@@ -5,10 +5,11 @@ import re
 import numpy as np
 import pytest
 
-from reports import figures, shown
-from reports.page import render
-from reports.shown import shown_of
-from reports.view import view_of
+from reports import request_sample
+from reports.figures import run_figures
+from reports.page.page import render
+from reports.request_sample import shown_of
+from reports.run_view import view_of
 from tests.reports import synthetic
 from tests.reports.test_page import Page
 
@@ -29,13 +30,13 @@ def test_a_small_run_is_shown_whole_and_a_large_one_in_parts():
 
 def test_the_outline_of_many_points_keeps_both_ends_of_each_few():
     y = np.random.default_rng(0).normal(size=20_000)
-    kept = figures.outline(y)
-    assert len(kept) <= figures.MOST_POINTS
+    kept = run_figures.outline(y)
+    assert len(kept) <= run_figures.MOST_POINTS
     assert (np.diff(kept) > 0).all()
-    for part in np.array_split(np.arange(20_000), figures.MOST_POINTS // 3):
+    for part in np.array_split(np.arange(20_000), run_figures.MOST_POINTS // 3):
         inside = set(part.tolist()) & set(kept.tolist())
         assert {int(part[y[part].argmin()]), int(part[y[part].argmax()])} <= inside
-    assert figures.outline(y[:2000]).tolist() == list(range(2000))
+    assert run_figures.outline(y[:2000]).tolist() == list(range(2000))
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,9 @@ def crowded(tmp_path_factory):
 @pytest.fixture(scope="module")
 def html(crowded):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shown, "ALL_UP_TO", 100)
-        patch.setattr(shown, "EACH", 60)
-        patch.setattr(figures, "MOST_POINTS", 90)
+        patch.setattr(request_sample, "ALL_UP_TO", 100)
+        patch.setattr(request_sample, "EACH", 60)
+        patch.setattr(run_figures, "MOST_POINTS", 90)
         return render(crowded)
 
 

@@ -1,7 +1,7 @@
 import shutil
 
-from loadgen.rundir import open_run
-from reports.text import columns, headline, show
+from loadgen.record.rundir import open_run
+from reports.formats.text import columns, headline, show
 
 
 def test_columns_align_words_left_and_numbers_right():

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen import tables
-from loadgen.rundir import RunDir, open_run
-from reports.trace_events import PHASES, trace_json
-from reports.view import view_of
+from loadgen.record import tables
+from loadgen.record.rundir import RunDir, open_run
+from reports.formats.trace_events import PHASES, trace_json
+from reports.run_view import view_of
 from tests.reports import synthetic
 
 REQUIRED = {

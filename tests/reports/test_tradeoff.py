@@ -4,15 +4,15 @@ import re
 
 import pytest
 
-from burstline.compare import comparison_of, differences
-from loadgen.rundir import Run
-from reports.compare import banner, render, to_json
-from reports.compare_text import markdown, text
-from reports.loads import differ_in_load_alone, load_of
-from reports.scatter import Curve, Dot, Reach, Region, scatter
-from reports.sweep_words import knee, told
-from reports.sweeps import sweeps_in
-from reports.versus import Comparison
+from burstline.verbs.compare import comparison_of, differences
+from loadgen.record.rundir import Run
+from reports.compare.comparison import Comparison
+from reports.compare.page import banner, render, to_json
+from reports.compare.sweep_load import differ_in_load_alone, load_of
+from reports.compare.sweep_words import knee, told
+from reports.compare.sweeps import sweeps_in
+from reports.figures.scatter import Curve, Dot, Reach, Region, scatter
+from reports.formats.comparison_text import markdown, text
 from tests.reports.synthetic_sweep import finished_run
 
 TARGETS = ("ttft.p50<=60ms", "tpot.p50<=12ms")

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.comparable import COMPARABLE, Comparability
-from loadgen.contrast import Answer, Contrast
-from loadgen.stats import Absent, Estimate
-from reports.compare import banner, render
-from reports.compare_text import markdown, text
-from reports.contrasts import finding, remarks
-from reports.overlay import overlay
-from reports.several import envelope
-from reports.side_by_side import side_by_side
-from reports.versus import HEADLINES, Cell, Comparison, Headline
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.significance import Answer, Contrast
+from loadgen.verdict.comparable import COMPARABLE, Comparability
+from reports.compare.comparison import HEADLINES, Cell, Comparison, Headline
+from reports.compare.page import banner, render
+from reports.compare.pooled_figures import envelope
+from reports.compare.side_by_side import side_by_side
+from reports.compare.significance_text import finding, remarks
+from reports.figures.overlay import overlay
+from reports.formats.comparison_text import markdown, text
 
 
 def figure(point: float, low: float | None = None, high: float | None = None, level: float | None = 0.95):

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from roofline.accuracy import kernel_checks
-from roofline.accuracy_serving import serving_checks
+from roofline.validate.accuracy import kernel_checks
+from roofline.validate.accuracy_serving import serving_checks
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -19,7 +19,7 @@ def test_every_gate_holds(checks):
 
 
 def test_a_real_run_of_vllm_is_replayed_within_its_goals():
-    from roofline.accuracy_serving import _replay
+    from roofline.validate.accuracy_serving import _replay
 
     found = list(_replay(DATA / "serving" / "rtx4090_replay" / "requests.jsonl"))
     assert len(found) == 3
@@ -27,7 +27,7 @@ def test_a_real_run_of_vllm_is_replayed_within_its_goals():
 
 
 def test_no_measured_row_beats_its_ceiling_without_a_reason():
-    from roofline.accuracy import _ceilings
+    from roofline.validate.accuracy import _ceilings
 
     check = _ceilings(DATA / "measured")
     assert check.passed, check
@@ -35,6 +35,6 @@ def test_no_measured_row_beats_its_ceiling_without_a_reason():
 
 
 def test_bound_classes_agree_with_measured_slopes():
-    from roofline.accuracy import _classes
+    from roofline.validate.accuracy import _classes
 
     assert _classes(DATA / "measured").passed

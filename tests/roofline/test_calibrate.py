@@ -6,18 +6,18 @@ import time
 import numpy as np
 import pytest
 
-from roofline.accuracy_serving import bundled_model
-from roofline.calibrate import cached_file, calibrate_pinned, device_toml
-from roofline.calibration import load_calibration
-from roofline.device import load_device
+from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
+from roofline.calibrate.measurements import calibrate, levels_of
+from roofline.calibrate.probe_numpy import NumpyProbe
+from roofline.calibrate.probe_remote import RemoteProbe
+from roofline.device.calibration import load_calibration
+from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model import QUANTS
-from roofline.ops import Step, ops
-from roofline.parallel import Parallel
-from roofline.predict import predict_step
-from roofline.probe_numpy import NumpyProbe
-from roofline.probe_remote import RemoteProbe
-from roofline.sweep import calibrate, levels_of
+from roofline.model.ops import Step, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
+from roofline.predict.predict import predict_step
+from roofline.validate.accuracy_serving import bundled_model
 
 REFERENCE = bundled_model("reference")
 MIB = 1 << 20
@@ -144,7 +144,7 @@ def test_the_cache_keeps_models_devices_and_cores_apart(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
-    from burstline.calibrate import model_config
+    from burstline.verbs.calibrate import model_config
 
     out = calibrate_pinned(model_config("reference"), tmp_path / "d.toml", quick=True)
     assert load_device(str(out)).peaks["fp32"] > 1e8

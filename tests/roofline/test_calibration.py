@@ -6,19 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roofline.accuracy_serving import bundled_model
-from roofline.calibration import (
-    ShapeTimes,
-    calibration_toml,
-    generic,
-    load_calibration,
-)
-from roofline.device import load_device
+from roofline.device.calibration import ShapeTimes, calibration_toml, generic, load_calibration
+from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model import QUANTS
-from roofline.ops import Step, matmul, ops
-from roofline.parallel import Parallel
-from roofline.predict import Clock, predict, predict_step, step_seconds
+from roofline.model.ops import Step, matmul, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
+from roofline.predict.predict import Clock, predict, predict_step, step_seconds
+from roofline.validate.accuracy_serving import bundled_model
 
 SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "l40s", "rtx4090")
 LLAMA = bundled_model("llama-3.1-8b")

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from roofline.calibration import generic
-from roofline.catalog import bundled_models, load_model
-from roofline.deployment import Deployment, UniformBatch, calibrations_of, latency_s, phase_bounds
-from roofline.device import load_device
+from roofline.device.calibration import generic
+from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model import QUANTS, Quant
-from roofline.parallel import Parallel
+from roofline.model.catalog import bundled_models, load_model
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS, Quant
+from roofline.predict.deployment import Deployment, UniformBatch, calibrations_of, latency_s, phase_bounds
 
 
 def llama(tp: int = 1) -> Deployment:

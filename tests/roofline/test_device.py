@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from roofline.device import DTYPES, bundled_devices, load_device, read_device
+from roofline.device.device import DTYPES, bundled_devices, load_device, read_device
 from roofline.errors import RooflineError
 
 FILE = """

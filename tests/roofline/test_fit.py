@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roofline.calibration import GemmFit, PassFit, load_calibration
-from roofline.device import load_device
-from roofline.fit import fit_device, fit_gemm, fit_passes, held_out, spread_of
-from roofline.kernels import Products, Rates, gemm_s, p_norm, pass_s
-from roofline.measured import Rows
+from roofline.calibrate.fit import fit_device, fit_gemm, fit_passes, held_out, spread_of
+from roofline.calibrate.kernel_tables import Rows
+from roofline.device.calibration import GemmFit, PassFit, load_calibration
+from roofline.device.device import load_device
+from roofline.predict.kernels import Products, Rates, gemm_s, p_norm, pass_s
 
 MEASURED = Path(__file__).parents[1] / "data" / "measured"
 RATES = Rates(1e15, 3e12, 132, 50e6)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from roofline.model import QUANTS, ModelShape
-from roofline.ops import Step, ops
-from roofline.parallel import Parallel
+from roofline.model.ops import Step, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS, ModelShape
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 
-MODELS = Path(__file__).parents[2] / "roofline" / "models"
+MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 DENSE = [
     *("llama-2-7b", "llama-2-13b", "llama-2-70b", "llama-3.1-8b", "mistral-7b", "qwen2.5-7b", "qwen3-8b"),
     *("gemma-2-9b", "gpt2", "opt-6.7b"),

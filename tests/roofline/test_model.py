@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from roofline.errors import RooflineError
-from roofline.families import FAMILIES, quant_of
-from roofline.model import Dense, ModelShape, Moe, Quant
+from roofline.model.families import FAMILIES, quant_of
+from roofline.model.shapes import Dense, ModelShape, Moe, Quant
 
-MODELS = Path(__file__).parents[2] / "roofline" / "models"
+MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 PUBLISHED = {
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roofline.bound import ceiling
-from roofline.device import load_device
+from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model import QUANTS, ModelShape, Moe
-from roofline.ops import Op, Step, experts_hit, matmul, ops
-from roofline.parallel import Parallel
+from roofline.model.ops import Op, Step, experts_hit, matmul, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS, ModelShape, Moe
+from roofline.predict.bound import ceiling
 
-MODELS = Path(__file__).parents[2] / "roofline" / "models"
+MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 EXAMPLE = Path(__file__).parents[1] / "golden" / "roofline" / "worked_example.csv"
 BF16 = QUANTS["bf16"]
 

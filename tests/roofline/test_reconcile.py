@@ -5,14 +5,14 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from roofline.accuracy_serving import bundled_model
-from roofline.calibration import HostFit, load_calibration
-from roofline.device import load_device
-from roofline.model import QUANTS
-from roofline.parallel import Parallel
-from roofline.reconcile import reconcile
-from roofline.reconciliation import Run, Setup, StepSeen
-from roofline.simulate import Asked, Limits, simulate
+from roofline.device.calibration import HostFit, load_calibration
+from roofline.device.device import load_device
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
+from roofline.predict.simulate import Asked, Limits, simulate
+from roofline.reconcile.reconcile import reconcile
+from roofline.reconcile.reconciliation import Run, Setup, StepSeen
+from roofline.validate.accuracy_serving import bundled_model
 
 H100 = load_device("h100")
 SETUP = Setup(bundled_model("llama-2-7b"), QUANTS["bf16"], Parallel(), H100, load_calibration(H100))

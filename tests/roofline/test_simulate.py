@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.errors import RooflineError
-from roofline.simulate import Asked, Limits, simulate
+from roofline.predict.simulate import Asked, Limits, simulate
 
 
 def tick(step):

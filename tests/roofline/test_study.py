@@ -2,8 +2,8 @@
 
 import pytest
 
-from roofline.deployment import UniformBatch, latency_s
-from roofline.study import OTHERS, dram_scaling, generations, mean_error, published_runs
+from roofline.predict.deployment import UniformBatch, latency_s
+from roofline.validate.study import OTHERS, dram_scaling, generations, mean_error, published_runs
 
 ASKED = UniformBatch(1, 200, 200)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from loadgen.capture import Capture
-from loadgen.record import Record, record_of
+from loadgen.record.capture import Capture
+from loadgen.record.record import Record, record_of
 from servers.engine import Read
 from servers.registry import ENGINES
 from tests.servers import documented as said

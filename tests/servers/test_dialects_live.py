@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from servers.endpoint import IDS, IGNORE_EOS, USAGE
 from servers.engine import Engine, EngineError, Launch, Probing, Target
+from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE
 from servers.host import process
 from servers.host.ready import RefusalError, getter, send, wait_ready
 from servers.host.recognise import engine_at

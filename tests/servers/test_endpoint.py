@@ -7,8 +7,8 @@ from typing import Any
 import orjson
 import pytest
 
-from servers.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
 from servers.engine import Call, EngineError, HttpReply, LaunchOptions, Probing, Target
+from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
 from servers.registry import ENGINES
 from tests.servers import documented as said
 from tests.servers.golden import http_reply

@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers import lightllm
 from servers.engine import EngineError, HttpReply, LaunchOptions, Target
+from servers.engines import lightllm
+from servers.engines.lightllm import Lightllm
 from servers.host.installation import Installation
-from servers.lightllm import Lightllm
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
 from workloads.request import Request, Sampling
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers import llamacpp
 from servers.engine import EngineError, HttpReply, LaunchOptions, Target
-from servers.llamacpp import LlamaCpp
+from servers.engines import llamacpp
+from servers.engines.llamacpp import LlamaCpp
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
 from workloads.request import Request

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servers.engine import Call, Event, HttpReply, Kind, Reply, Target
-from servers.openai import count_tokens, decode_completion, encode_completion
+from servers.protocol.openai import count_tokens, decode_completion, encode_completion
 from tests.servers.golden import golden_reply
 from workloads.request import Request, Sampling
 

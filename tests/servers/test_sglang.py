@@ -5,10 +5,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers import sglang
 from servers.engine import EngineError, HttpReply, LaunchOptions, Target
+from servers.engines import sglang
+from servers.engines.sglang import Sglang
 from servers.host.installation import Installation
-from servers.sglang import Sglang
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
 from workloads.request import Request, Sampling

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from burstline import cli, exit_codes
-from burstline.site import Where, serving
-from servers import lightllm, sglang, transformers_serve, vllm
+from burstline.bench.server_session import Where, serving
 from servers.engine import EngineError
+from servers.engines import lightllm, sglang, transformers_serve, vllm
 from servers.host.installation import Installation
 from servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
@@ -114,7 +114,7 @@ def test_an_engine_that_is_never_ready_is_told_with_its_last_line_and_ended(
     (fake / "says").write_text("Loading weights: 3 of 99")
     monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
     monkeypatch.setenv("FAKE_ENGINE", "hangs")
-    monkeypatch.setattr("burstline.site.wait_ready", impatient)
+    monkeypatch.setattr("burstline.bench.server_session.wait_ready", impatient)
     with pytest.raises(
         EngineError, match=r"not ready after 0\.5 s: .*its log ends: Loading weights: 3 of 99"
     ):

@@ -7,9 +7,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers import tgi
 from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
-from servers.tgi import Tgi
+from servers.engines import tgi
+from servers.engines.tgi import Tgi
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
 from workloads.request import Request, Sampling

@@ -6,10 +6,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers import transformers_serve
 from servers.engine import EngineError, HttpReply, LaunchOptions, Target
+from servers.engines import transformers_serve
+from servers.engines.transformers_serve import TransformersServe
 from servers.host.installation import Installation
-from servers.transformers_serve import TransformersServe
 from tests.servers.golden import GOLDEN, golden_reply
 from workloads.request import Request, Sampling
 

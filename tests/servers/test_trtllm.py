@@ -4,9 +4,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers import trtllm
 from servers.engine import EngineError, HttpReply, LaunchOptions, Target
-from servers.trtllm import TrtLlm
+from servers.engines import trtllm
+from servers.engines.trtllm import TrtLlm
 from workloads.request import Request
 
 ENGINE = TrtLlm()

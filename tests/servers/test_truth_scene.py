@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers import sse
 from servers.engine import HttpReply
-from servers.openai import decode_completion
+from servers.protocol import sse
+from servers.protocol.openai import decode_completion
 from servers.truth.ask import Ask
 from servers.truth.dialects import DIALECTS
-from servers.truth.scene import Scene, Scenes
 from servers.truth.script import Script
+from servers.truth.timed_reply import Scene, Scenes
 from servers.truth.writes import STAMP
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,16 +10,16 @@ import httpx
 import orjson
 import pytest
 
-from servers import sse
 from servers.engine import EngineError, HttpReply, Target
+from servers.engines.truth import Truth
+from servers.protocol import sse
 from servers.registry import ENGINES
-from servers.truth.adapter import Truth
-from servers.truth.calls import take_call
-from servers.truth.desk import House
+from servers.truth.http_requests import take_call
 from servers.truth.journal import Served
 from servers.truth.prefix import PrefixCache
 from servers.truth.queue import Queue
 from servers.truth.rig import TruthRig, truth_server
+from servers.truth.router import House
 from servers.truth.script import Script
 from servers.truth.serve import TruthServer
 from workloads.request import Request, WorkloadError

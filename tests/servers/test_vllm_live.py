@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from servers.engine import EngineError, HttpReply, Launch, LaunchOptions, Target
+from servers.engines.vllm import PYTHON_VARIABLE, Vllm
 from servers.host import process
 from servers.host.ready import getter, wait_ready
-from servers.vllm import PYTHON_VARIABLE, Vllm
 from tests.servers.tiny_model import MAX_LEN, make_tiny_model
 from workloads.request import Request
 

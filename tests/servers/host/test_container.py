@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from burstline.site import Where, serving
+from burstline.bench.server_session import Where, serving
 from servers.engine import EngineError, Image, Launch, LaunchOptions
 from servers.host import container, process
 from servers.host.container import Runtime, contained, find_runtime, launch_in_container

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from servers.engine import EngineError, Launch, Target
+from servers.engines.vllm import Vllm
 from servers.host import process
 from servers.host.ready import RefusalError, getter, wait_ready
-from servers.vllm import Vllm
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]

@@ -11,12 +11,12 @@ import psutil
 import pytest
 
 from servers.engine import Launch, Target
+from servers.engines.vllm import Vllm
 from servers.host import process
 from servers.host.processes import ProcessTree
 from servers.host.ready import wait_ready
 from servers.host.telemetry import Row, as_lines, load_telemetry, missing, rows_of
 from servers.host.watch import start_watcher
-from servers.vllm import Vllm
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]

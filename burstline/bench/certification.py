@@ -1,0 +1,203 @@
+"""Certificates: made by firing at a server of known truth, kept for the same host and shape of load."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import psutil
+import pyarrow as pa
+
+from burstline import __version__
+from burstline.bench.certification_load import Drill, drill, ladder
+from burstline.bench.fire import OnPids, fire
+from burstline.bench.load_options import Load, job_of
+from burstline.bench.vocabulary import ASSUMED
+from burstline.machine import host_facts
+from loadgen.driver.job import DriveReport
+from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.record.capture_store import read_captures
+from loadgen.record.columns import Columns, columns_of
+from loadgen.record.decode import decoded_batches, with_cancelled
+from loadgen.record.files import user_cache
+from loadgen.record.tables import RECORDS, record_table
+from loadgen.verdict.certificate import Certificate, Limit, certificate, limit
+from loadgen.wire.compiled_reader import reader_name
+from servers.engine import Target
+from servers.host.ready import send
+from servers.registry import ENGINES
+from servers.truth.journal import Served
+from servers.truth.rig import TruthRig, truth_server
+from workloads.plan import Plan
+
+SHORT_S: Final = 2.0
+"""How long the load lasts that is fired before a run; starting it, reading and judging take as long again."""
+N_CLIMBS: Final = 3
+
+
+def certificate_for(load: Load) -> Certificate:
+    """The certificate of this host for loads of this shape: the one that is kept, else a new, short one.
+
+    Only a clean one is kept: what a busy moment spoilt must not speak against later runs. Its limit is what
+    the last `burstline certify` found on this host, None where nobody asked.
+    """
+    path = _kept_at(_shape_of(load))
+    try:
+        found = Certificate.from_json(orjson.loads(path.read_bytes()))
+    except (OSError, KeyError, TypeError, ValueError):
+        found = certified(drill(load, SHORT_S))
+        if found.is_clean:
+            _keep(path, found.to_json())
+    return found if found.limit else replace(found, limit=_known_limit())
+
+
+def remember(found: Limit) -> None:
+    """Keep the limit for the certificates of later runs on this host."""
+    _keep(_kept_at("limit"), asdict(found))
+
+
+def _known_limit() -> Limit | None:
+    try:
+        return Limit(**orjson.loads(_kept_at("limit").read_bytes()))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _keep(path: Path, row: dict[str, Any]) -> None:
+    with suppress(OSError):  # a home that cannot be written to costs some seconds each time, no more
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(f".{os.getpid()}")
+        partial.write_bytes(orjson.dumps(row))
+        partial.replace(path)
+
+
+def certified(drill: Drill) -> Certificate:
+    """Fire the drill; how far off the client was."""
+    found = fired(drill)
+    return certificate(
+        found.columns,
+        found.served,
+        found.reports,
+        open_loop=drill.load.concurrency is None,
+        law=drill.law,
+        others_cpu_fraction=found.others_cpu_fraction,
+    )
+
+
+def climbed() -> Limit:
+    """How many events a second the client follows, as far as the truth server can tell.
+
+    The best of up to three climbs: what else runs on the machine can only take from it.
+    """
+    drill, rungs = ladder()
+    tries: list[Limit] = []
+    while len(tries) < N_CLIMBS and all(found.by == "client" for found in tries):
+        found = fired(drill)
+        tries.append(limit(found.columns, found.served, found.reports[0].t0_ns or 0, rungs))
+    return max(tries, key=lambda found: found.events_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What the client recorded, what the server did, what the drivers say of themselves and who else ran."""
+
+    columns: Columns
+    served: tuple[Served, ...]
+    reports: list[DriveReport]
+    others_cpu_fraction: float
+
+
+def fired(drill: Drill, on_pids: OnPids = lambda _: None) -> Fired:
+    """Fire the drill at a truth server of its own; `on_pids` hears of the driver processes."""
+    load, engine = drill.load, ENGINES["truth"]
+    ensure_fd_limit(load.n_at_once)
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    with truth_server(drill.scripts) as truth, tempfile.TemporaryDirectory(prefix="burstline-") as name:
+        _pin([truth.pid], cores[:1])
+        target = Target(truth.url, "truth")
+        send(target, engine.ready_call(target), 10.0)
+        truth.reset()
+        folder = Path(name)
+        job = job_of(
+            drill.plan,
+            load,
+            engine=engine.name,
+            target=target,
+            vocabulary=ASSUMED,
+            captures=folder / "captures",
+            counters=folder / "counters",
+        )
+        before = _Cpu.now(truth)
+
+        def started(pids: list[int]) -> None:
+            _pin(pids, cores[1:])
+            on_pids(pids)
+
+        reports, interrupted = fire(job, load.n_workers, started, lambda _: None)
+        if interrupted:
+            raise KeyboardInterrupt
+        others = before.others_fraction(_Cpu.now(truth))
+        return Fired(columns_of(_records(job.captures, drill.plan)), truth.log(), reports, others)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cpu:
+    """CPU seconds so far: of the whole machine, of it busy, and of those that take part."""
+
+    all_s: float
+    busy_s: float
+    ours_s: float
+
+    @classmethod
+    def now(cls, truth: TruthRig) -> _Cpu:
+        times = psutil.cpu_times()
+        # Guests are in user time already.
+        all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        ours_s = sum(used.ru_utime + used.ru_stime for used in (own, children))
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        return cls(all_s, all_s - idle_s, ours_s + truth.metrics()["process_cpu_seconds_total"])
+
+    def others_fraction(self, later: _Cpu) -> float:
+        busy_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
+        return max(0.0, busy_s / (later.all_s - self.all_s))
+
+
+def _records(captures: Path, plan: Plan) -> pa.Table:
+    requests = list(plan.requests)
+    batches = decoded_batches(read_captures(captures), requests, ENGINES["truth"].decode)
+    parts = [record_table(records) for records in batches]
+    seen = pa.concat_tables(parts) if parts else RECORDS.empty_table()
+    return with_cancelled(seen, requests, plan.due_ns)
+
+
+def _pin(pids: Sequence[int | None], cores: Sequence[int]) -> None:
+    """Client and truth server apart, where there are two cores."""
+    for pid in pids:
+        if pid and cores:
+            with suppress(OSError):
+                os.sched_setaffinity(pid, cores)
+
+
+def _kept_at(what: object) -> Path:
+    key = orjson.dumps([_host(), what, __version__], default=str, option=orjson.OPT_SORT_KEYS)
+    return Path(user_cache(), "certificates", f"{hashlib.sha256(key).hexdigest()[:32]}.json")
+
+
+def _host() -> dict[str, Any]:
+    host = host_facts.facts()["host"]
+    names = ("platform", "cpu", "cores", "cores_allowed", "memory_bytes")
+    return {"reader": reader_name(), **{name: host[name] for name in names}}
+
+
+def _shape_of(load: Load) -> dict[str, Any]:
+    """All of the load but its seeds: which ids are sent, or exactly when, changes nothing for the client."""
+    return {name: value for name, value in asdict(load).items() if name not in ("seed", "salt", "deadline_s")}

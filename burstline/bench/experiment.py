@@ -1,0 +1,302 @@
+"""One run, told as a paragraph: choose, serve, plan, watch, fire, decode, summarise, report.
+
+What only the end of a run needs (figures, statistics: a second of imports) is imported there.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from burstline import exit_codes
+from burstline.bench.fire import fire
+from burstline.bench.hints import Hints
+from burstline.bench.interrupt import terminable
+from burstline.bench.load_options import Load, Wish, checked, job_of
+from burstline.bench.plan_for_server import plan_for
+from burstline.bench.progress import Progress, Snapshot, progress_for
+from burstline.bench.retokenize import recount
+from burstline.bench.server_session import Site, Where, check_where, choose_engine, serving
+from burstline.bench.telemetry_tail import Live
+from burstline.bench.vocabulary import ASSUMED
+from burstline.machine import host_facts
+from burstline.models.model_folder import made_notes
+from loadgen.driver.job import DriveReport
+from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.record.capture import Capture
+from loadgen.record.capture_store import Spool
+from loadgen.record.rundir import RunDir, Status, open_run
+from servers.engine import Engine, EngineError, Launch
+from servers.host.telemetry import load_telemetry
+from servers.host.watch import start_watcher
+from servers.reference.steplog import load_steps
+from workloads.plan import Plan
+from workloads.prompts import Vocabulary
+from workloads.request import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a person may say about a run."""
+
+    where: Where = field(default_factory=Where)
+    wish: Wish = field(default_factory=Wish)
+    tokenizer: Path | None = None
+    vocab_size: int | None = None
+    out: Path = Path("runs")
+    quiet: bool = False
+    certify: bool = True
+    targets: tuple[str, ...] = ()
+    hints: Hints = field(default_factory=Hints)
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """What a load left behind besides its captures. `engine_error` is why the server ended under it."""
+
+    reports: list[DriveReport]
+    interrupted: bool
+    engine_error: str | None
+
+    @property
+    def t0_ns(self) -> int:
+        return next((report.t0_ns for report in self.reports if report.t0_ns is not None), 0)
+
+    @property
+    def status(self) -> Status:
+        return "interrupted" if self.interrupted else "failed" if self.engine_error else "complete"
+
+
+def run_experiment(settings: Settings) -> int:
+    """The whole run; its exit code. From the first moment on, every planned request is accounted for."""
+    load = checked(settings.wish)
+    _check_what_comes_after(settings)
+    check_where(settings.where)
+    ensure_fd_limit(load.n_at_once)
+    engine = choose_engine(settings.where)
+    run = RunDir.create(settings.out, engine.name, load.name, _facts(settings, load))
+    progress = progress_for(settings.quiet)
+    progress.phase(f"{load.title}, at {engine.title}")
+    with terminable():
+        try:
+            run.update(certificate=_certificate(load, settings, progress))
+            fired = _measured(run, engine, load, settings, progress)
+        except WorkloadError:
+            shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
+            raise
+        except (EngineError, KeyboardInterrupt) as error:
+            _account_for_nothing_sent(run, engine, load, error)
+            raise
+        finally:
+            progress.close()
+        _note_hardware(run, fired, settings.hints, progress)
+        progress.phase("Decoding what was captured, and writing the report")
+        from burstline.bench.finish import conclude
+
+        summary = conclude(run, engine, fired.status, fired.reports)
+    return _told(run, summary, fired)
+
+
+def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """What the manifest says of the instrument's own error under this load, or why it says nothing."""
+    if not settings.certify:
+        return {"absent": "--no-certify"}
+    from burstline.bench.certification import certificate_for
+
+    progress.phase("Certifying the instrument at a server of known truth")
+    try:
+        return certificate_for(load).to_json()
+    except EngineError as error:
+        return {"absent": str(error)}
+
+
+def _check_what_comes_after(settings: Settings) -> None:
+    """A tokenizer, target or device that nobody knows is a slip, and found before anything starts."""
+    if settings.vocab_size is not None and settings.vocab_size < 1:
+        raise WorkloadError(f"--vocab-size {settings.vocab_size}: expected how many token ids there are")
+    if settings.tokenizer is not None and not settings.tokenizer.is_dir():
+        raise WorkloadError(f"--tokenizer {settings.tokenizer} is no folder, so it has no tokenizer.json")
+    if settings.targets:
+        from loadgen.metrics.slo import parse_goal
+
+        for target in settings.targets:
+            parse_goal(target)
+    if settings.hints != Hints():
+        from burstline.machine.hardware import check_hints
+
+        check_hints(settings.hints)
+
+
+def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) -> None:
+    """What it ran on; a CPU is measured only now, when neither load nor server is there to be disturbed."""
+    from burstline.machine.hardware import note_hardware
+
+    if fired.status != "complete":
+        hints = replace(hints, calibrate=False)
+    try:
+        note_hardware(run, hints, progress.phase)
+    except KeyboardInterrupt:
+        why = "this CPU was not measured: interrupted; `burstline report RUN --device cpu` measures it"
+        run.update(hardware={"absent": why})
+
+
+def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
+    progress.phase("Waiting until the server has generated a token")
+    where = replace(settings.where, n_concurrent=load.n_at_once)
+    with serving(engine, where, run.path, progress.phase) as site:
+        run.update(identity=asdict(site.identity), server=_server_facts(site, settings.where.model))
+        load.check_fits(site.identity)
+        plan, vocabulary = plan_for(
+            load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
+        )
+        run.save_plan(plan)
+        run.update(plan_sha256=plan.sha256)
+        progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
+        fired = _watched(run, site, plan, load, vocabulary, progress)
+        recount(
+            run,
+            site,
+            settings.tokenizer,
+            settings.where.model,
+            progress.phase,
+            ask=fired.status == "complete",
+        )
+        launch = site.launch
+    _keep_steps(run, launch, fired.t0_ns)
+    return fired
+
+
+def _watched(
+    run: RunDir, site: Site, plan: Plan, load: Load, vocabulary: Vocabulary, progress: Progress
+) -> Fired:
+    telemetry = run.path / "telemetry.jsonl"
+    live = Live(telemetry)
+
+    def on_tick(snapshot: Snapshot) -> None:
+        live.refresh()
+        progress.update(replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes))
+
+    job = job_of(
+        plan,
+        load,
+        engine=site.engine.name,
+        target=site.target,
+        vocabulary=vocabulary,
+        captures=run.captures,
+        counters=run.path / "counters",
+    )
+    with start_watcher(
+        telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
+    ) as watcher:
+        reports, interrupted = fire(job, load.n_workers, watcher.add_clients, on_tick)
+    fired = Fired(reports, interrupted, _why_the_server_ended(site))
+    _keep_telemetry(run, telemetry, fired.t0_ns)
+    job.counters.unlink()
+    return fired
+
+
+def _keep_telemetry(run: RunDir, path: Path, t0_ns: int) -> None:
+    """What the watcher saw, on the run's clock."""
+    run.save_telemetry(load_telemetry(path), t0_ns)
+    path.unlink()
+
+
+def _why_the_server_ended(site: Site) -> str | None:
+    if site.server is None or site.server.alive():
+        return None
+    cause = site.engine.root_cause(site.server.log()) or site.server.last_line()
+    return f"{site.engine.title} ended during the run with exit code {site.server.exit_code}: {cause}"
+
+
+def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
+    """The engine's own step log, where it wrote one, on the run's clock."""
+    if launch is None or launch.step_log is None or not launch.step_log.exists():
+        return
+    header, columns = load_steps(launch.step_log)
+    for name in ("start_ns", "end_ns"):
+        columns[name] = [at_ns - t0_ns for at_ns in columns.get(name, [])]
+    if columns["start_ns"]:
+        run.save_steps(pa.table(columns))
+    run.update(step_log=header)
+    launch.step_log.unlink()
+
+
+def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
+    """A record, "not_sent", of every request that was planned for a server that never got one."""
+    why = str(error) or "interrupted before the load began"
+    run.update(error=why)
+    if not (run.path / "plan.parquet").exists():
+        plan = load.plan(ASSUMED)
+        run.save_plan(plan)
+        run.update(plan_sha256=plan.sha256)
+        spool = Spool(run.captures)
+        for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
+            spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
+        spool.close()
+    from burstline.bench.finish import conclude
+
+    conclude(run, engine, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", [])
+    print(f"What there is: {run.path}", file=sys.stderr)
+
+
+def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
+    """Say in a few lines how it went and where the page is; the exit code."""
+    from reports.formats.text import headline
+
+    print(headline(open_run(run.path)))
+    print(f"Report: {run.report}")
+    if fired.engine_error:
+        raise EngineError(fired.engine_error)
+    if fired.interrupted:
+        return exit_codes.INTERRUPTED
+    return exit_codes.of_summary(summary)
+
+
+def _facts(settings: Settings, load: Load) -> dict[str, Any]:
+    wish = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in asdict(settings.wish).items()
+    }
+    return {
+        **host_facts.facts(),
+        "title": load.title,
+        "asked": wish,
+        "concurrency": load.concurrency,
+        "arrivals": {name: getattr(load.arrivals, name) for name in ("pattern", "rate_per_s", "burstiness")},
+        "targets": list(settings.targets),
+        "seed": load.seed,
+        "salt": load.salt,
+        "repeat": _command_to_repeat(load.salt),
+    }
+
+
+def _command_to_repeat(salt: str) -> str:
+    """The command that asks for the same bytes again."""
+    argv = ["burstline", *sys.argv[1:]]
+    if "--salt" not in argv:
+        at = argv.index("--") if "--" in argv else len(argv)
+        argv[at:at] = ["--salt", salt]
+    return shlex.join(argv)
+
+
+def _server_facts(site: Site, model: str | None) -> dict[str, Any]:
+    return {
+        "url": site.target.url,
+        "model": site.target.model,
+        "model_asked": model,
+        "attached": site.server is None,
+        "argv": list(site.launch.argv) if site.launch else None,
+        "env": dict(site.launch.env) if site.launch else None,
+        "image": site.launch.image if site.launch else None,
+        "image_digest": site.launch.image_digest if site.launch else None,
+        "notes": [*site.notes, *(made_notes(Path(model)) if model else ())],
+        "ready_s": site.ready_s,
+        "capabilities": asdict(site.capabilities),
+    }

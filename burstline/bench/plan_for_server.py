@@ -1,0 +1,81 @@
+"""The plan for a server that is there: token ids where it takes them, text of the same lengths elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from burstline.bench.load_options import Load
+from burstline.bench.server_session import Site
+from burstline.bench.vocabulary import ASSUMED, vocabulary_for
+from servers.host.ready import send
+from workloads.plan import Plan
+from workloads.prompts import Vocabulary
+from workloads.request import Request, WorkloadError
+from workloads.text_prompts import Words, as_text, make_texts, words_of
+
+PROBES_TOK = (64, 96)
+"""Two lengths: what a server adds to both alike, a chat template say, is known; anything else is not."""
+ASK_TIMEOUT_S = 120.0
+
+Say = Callable[[str], None]
+
+
+def plan_for(
+    load: Load, site: Site, tokenizer: Path | None, vocab_size: int | None, model: str | None, say: Say
+) -> tuple[Plan, Vocabulary]:
+    """Every request of the run, and the vocabulary that token-id prompts were drawn from."""
+    if site.capabilities.token_id_prompts:
+        vocabulary = vocabulary_for(tokenizer, vocab_size, model, site)
+        return load.plan(vocabulary), vocabulary
+    words = words_of(tokenizer_for(tokenizer, model, site))
+    n_extra_tok = _extra_tokens(site, words, say)
+    return as_text(load.plan(ASSUMED), words, load.salt, n_extra_tok), ASSUMED
+
+
+def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
+    """The folder's tokenizer, else the model's; None where there is no such file."""
+    for where in (folder, Path(model) if model else None):
+        if where is not None and (where / "tokenizer.json").is_file():
+            return Tokenizer.from_file(str(where / "tokenizer.json"))
+    return None
+
+
+def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
+    """The tokenizer by which prompts are measured: the folder's, the model's, the Hub's."""
+    found = local_tokenizer(folder, model)
+    if found is not None:
+        return found
+    name = model or site.target.model
+    why = f"{folder} has no tokenizer.json"
+    if folder is None:
+        try:
+            return Tokenizer.from_pretrained(name)
+        except Exception as error:  # whatever the Hub's client makes of being offline
+            why = str(error).splitlines()[0]
+    raise WorkloadError(
+        f"{site.engine.title} takes text only, and prompts of an exact length need the model's tokenizer: "
+        f"give --tokenizer DIR with its tokenizer.json ({why})"
+    )
+
+
+def _extra_tokens(site: Site, words: Words, say: Say) -> int:
+    """What the server counts beyond our count of the same text, alike for two lengths of it."""
+    texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
+    first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
+    if first is None or second is None:
+        say("The server does not tell how long a prompt was: lengths are the tokenizer's word alone")
+        return 0
+    if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
+        raise WorkloadError(
+            f"texts of {PROBES_TOK[0]} and {PROBES_TOK[1]} tokens count {first} and {second} at the "
+            "server: that is not its tokenizer; give --tokenizer DIR"
+        )
+    return first - PROBES_TOK[0]
+
+
+def _counted(site: Site, text: str, n_tok: int) -> int | None:
+    call = site.engine.encode(Request(0, None, text, n_tok, 1), site.target)
+    return site.engine.decode(send(site.target, call, ASK_TIMEOUT_S)).n_prompt_tok

@@ -1,0 +1,116 @@
+"""Counting the tokens that a server did not: it is asked about the text, and a local tokenizer as well.
+
+After the load, while the server is still there. What they say is kept with the run, so that its records can
+be made again without either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+from tokenizers import Tokenizer
+
+from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
+from burstline.bench.server_session import Site
+from loadgen.record.record import RECOUNTS
+from loadgen.record.retokenize import uncounted
+from loadgen.record.rundir import RunDir
+from loadgen.record.tables import COUNTS
+from servers.engine import EngineError, Tokenizing
+from servers.host.ready import send
+
+ASKING_S = 60.0
+"""The server is asked for so long: what is left then has a local tokenizer's word, or none."""
+ASK_TIMEOUT_S = 10.0
+N_ASKED_AT_ONCE = 8
+N_BATCH = 1000
+
+Say = Callable[[str], None]
+Count = Callable[[Sequence[str]], Sequence[int | None]]
+
+
+def recount(
+    run: RunDir, site: Site, tokenizer: Path | None, model: str | None, say: Say, *, ask: bool
+) -> None:
+    """Write `counts.parquet`, where the server left replies uncounted and anybody here can count their text.
+
+    `ask` says whether the server is there to be asked. A person's interrupt ends the counting, not the run.
+    """
+    texts = uncounted(run.captures, site.engine.decode)
+    counters: dict[str, Count] = {}
+    parts: list[pa.Table] = []
+    with suppress(KeyboardInterrupt):
+        for batch in iter(lambda: list(islice(texts, N_BATCH)), []):
+            if not parts:
+                say("Replies came without a count of their tokens: their text is tokenized again")
+                counters = {"tokenize": _server(site, ask), "tokenizer": _local(site, tokenizer, model, say)}
+            parts.append(_counted(batch, counters))
+            say(f"  {sum(map(len, parts)):,} replies")
+            if not _known(parts):
+                say("Nobody can: the server has no /tokenize, and no tokenizer is here (--tokenizer DIR)")
+                return
+    if parts:
+        run.save_counts(pa.concat_tables(parts))
+
+
+def _counted(batch: Sequence[tuple[int, str]], counters: Mapping[str, Count]) -> pa.Table:
+    indices, texts = zip(*batch, strict=True)
+    counts = {name: count(texts) for name, count in counters.items()}
+    return pa.table({"index": indices, **counts}, schema=COUNTS)
+
+
+def _known(parts: Sequence[pa.Table]) -> bool:
+    return any(part.column(name).null_count < len(part) for part in parts for name in RECOUNTS)
+
+
+def _server(site: Site, ask: bool) -> Count:
+    """The server's own tokenizer, for a minute; silent for good once it does not answer."""
+    engine, target = site.engine, site.target
+    asked = partial(send, target, timeout_s=ASK_TIMEOUT_S)
+    until_s = time.monotonic() + ASKING_S if ask else 0.0
+
+    def one(text: str) -> int | None:
+        nonlocal until_s
+        if time.monotonic() >= until_s or not isinstance(engine, Tokenizing):
+            return None
+        try:
+            count = engine.count_tokens(text, asked, target)
+        except EngineError:
+            count = None
+        if count is None:
+            until_s = 0.0
+        return count
+
+    def count(texts: Sequence[str]) -> list[int | None]:
+        with ThreadPoolExecutor(N_ASKED_AT_ONCE) as pool:
+            return list(pool.map(one, texts))
+
+    return count
+
+
+def _local(site: Site, folder: Path | None, model: str | None, say: Say) -> Count:
+    """The tokenizer that is at hand: the one by which prompts were measured, else the folder's or model's."""
+    found: Tokenizer | None = None
+    try:
+        found = local_tokenizer(folder, model)
+        if found is None and not site.capabilities.token_id_prompts:
+            found = tokenizer_for(folder, model, site)
+    except Exception as error:  # whatever the library makes of a file that is none of its own
+        say(f"The local tokenizer cannot be read: {error}")
+    if found is None:
+        return lambda texts: [None] * len(texts)
+    tokenizer = found
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def count(texts: Sequence[str]) -> list[int | None]:
+        return [len(got.ids) for got in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    return count

@@ -1,0 +1,133 @@
+"""This machine's CPU as an engine computes on it: measured for one model, and kept for its next run.
+
+What was measured while others used the machine counts for one run only, with their share as its spread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import resource
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import psutil
+
+from burstline import __version__
+from burstline.machine import host_facts
+from burstline.machine.host_overhead import add_host
+from loadgen.record.files import write_bytes
+from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
+from roofline.device.calibration import load_calibration
+from roofline.device.device import load_device
+
+DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+MOST_OTHERS: Final = 0.05
+"""The share of the machine that others may use while it is measured for later runs."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """How an engine computes on a CPU: by numpy in fp32, or by torch where `torch_python` has it.
+
+    `host`: it is the embedded engine, whose host can be measured too.
+    """
+
+    threads: int
+    torch_python: str | None
+    dtype: str
+    host: bool = False
+
+
+def cpu_of(manifest: Mapping[str, Any], log: str) -> Cpu | None:
+    """How the engine computes on this machine's CPU, where it says that it does."""
+    server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
+    if server.get("attached", True) or server.get("image"):
+        return None
+    if manifest.get("engine") == "reference":
+        return Cpu(int((identity.get("raw") or {}).get("threads", 1)), None, "fp32", host=True)
+    if "device_config=cpu" in log:  # vLLM's line on its configuration
+        cores = re.search(r"core ids=\[([\d, ]+)\]", log)
+        threads = len(cores[1].split(",")) if cores else 1
+        return Cpu(threads, server["argv"][0], DTYPES.get(str(identity.get("dtype")), "bf16"))
+    return None
+
+
+def kept(cpu: Cpu, config: Mapping[str, Any]) -> str | None:
+    """The device file of an earlier measurement; None where there is none."""
+    path = _kept_at(cpu, config)
+    return path.read_text("utf-8") if path.exists() else None
+
+
+def measured(cpu: Cpu, config: Mapping[str, Any], say: Say) -> str:
+    """The device file of a measurement made now, kept where the machine was quiet."""
+    with_what = "torch" if cpu.torch_python else "numpy"
+    say(
+        f"Measuring this CPU for the roofline: this model's shapes by {with_what} on {cpu.threads} core(s), "
+        "once, in less than 20 s (--no-calibrate leaves it out)"
+    )
+    before = _CpuTime.now()
+    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
+        config_file, out = Path(name, "config.json"), Path(name, "device.toml")
+        config_file.write_bytes(orjson.dumps(config))
+        calibrate_pinned(
+            config_file, out, threads=cpu.threads, quick=True, torch_python=cpu.torch_python, dtype=cpu.dtype
+        )
+        if cpu.host and add_host(out, config["vocab_size"], cpu.threads) is None:
+            say("The burst that measures the engine's host failed: predictions will not hold its time")
+        others = before.others_until(_CpuTime.now())
+        text = out.read_text("utf-8") if others <= MOST_OTHERS else _doubted(str(out), others)
+    if others <= MOST_OTHERS:
+        path = _kept_at(cpu, config)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, text.encode())
+    else:
+        say(f"Others used {others:.0%} of this machine meanwhile: what was measured counts for this run only")
+    return text
+
+
+def _doubted(path: str, others: float) -> str:
+    """The file's device and calibration, said to be uncertain by the share that others used."""
+    device, calibration = load_device(path), load_calibration(path)
+    return device_toml(
+        replace(device, assurance=f"{device.assurance}, while others used {others:.0%} of the machine"),
+        replace(calibration, measured_spread=(calibration.measured_spread or 0.0) + others),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuTime:
+    """CPU seconds so far: of the whole machine, of it busy, and of this process and its children."""
+
+    all_s: float
+    busy_s: float
+    ours_s: float
+
+    @classmethod
+    def now(cls) -> _CpuTime:
+        times = psutil.cpu_times()
+        # Guests are in user time already.
+        all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        return cls(all_s, all_s - idle_s, sum(each.ru_utime + each.ru_stime for each in used))
+
+    def others_until(self, later: _CpuTime) -> float:
+        """The share of the machine that anybody else used."""
+        others_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
+        return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
+
+
+def _kept_at(cpu: Cpu, config: Mapping[str, Any]) -> Path:
+    """One file a model, a way to compute, a machine and a version of ours."""
+    host = host_facts.facts()["host"]
+    key = [config, cpu.torch_python, cpu.host, host["cpu"], host["cores"], host["memory_bytes"], __version__]
+    digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
+    kind = f"torch-{cpu.dtype}" if cpu.torch_python else "numpy"
+    return cached_file(digest, f"cpu-{kind}", cpu.threads, quick=True)

@@ -1,0 +1,158 @@
+"""Model folders made on the spot: the shape of a known model, a tokenizer of made-up words, random weights.
+
+Weights do not change how fast a dense model runs, so that every engine can be measured with no download. What
+was made says so in `burstline.json` beside it, and runs repeat it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from burstline.models.random_weights import n_bytes_of, tensors_of, write_weights
+from roofline.model.catalog import bundled_config, bundled_models
+from workloads.request import WorkloadError
+from workloads.seeds import rng
+
+MARKER: Final = "burstline.json"
+TINY: Final = "reference"
+"""`tiny` is the embedded engine's own model: 5 million parameters."""
+
+SPECIAL: Final = ("<unk>", "<s>", "</s>")
+_ARCHITECTURES: Final = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "opt": "OPTForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+}
+_DEFAULTS: Final[dict[str, Any]] = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+"""What the families of `tensors_of` need besides their shape; speed does not depend on it."""
+
+
+def make_model(
+    folder: Path, like: str, *, weights: bool = False, seed: int = 0, dtype: str | None = None
+) -> Path:
+    """The folder, made. WorkloadError where `like` is not known, DIR is taken, or the disk lacks room.
+
+    Without `weights` it serves engines that invent them (vLLM and SGLang: `--load-format dummy`).
+    """
+    config = config_like(like, dtype)
+    tensors = tensors_of(config, like) if weights else []
+    _check(folder, n_bytes_of(tensors))
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer_of(config["vocab_size"]).save(str(folder / "tokenizer.json"))
+    _write(folder / "tokenizer_config.json", _tokenizer_config(config))
+    _write(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
+    if tensors:
+        write_weights(folder, tensors, seed)
+    made = {"made_like": like, "weights": "random" if weights else "none", "seed": seed}
+    _write(folder / MARKER, made)
+    _write(folder / "config.json", config)  # last: with it the folder is a model
+    return folder
+
+
+def made_notes(folder: Path) -> tuple[str, ...]:
+    """What readers of a run must know of a made model; nothing where the folder was not made by us."""
+    try:
+        made = json.loads((folder / MARKER).read_text("utf-8"))
+    except (OSError, ValueError):
+        return ()
+    what = "its weights are random" if made.get("weights") == "random" else "it has no weights of its own"
+    shape = f"{folder} was made by burstline make-model in the shape of {made.get('made_like')}"
+    return (f"{shape}: {what}, its answers mean nothing, its speed is that of the shape",)
+
+
+def config_like(like: str, dtype: str | None = None) -> dict[str, Any]:
+    """The config.json of a bundled model, of `tiny` or of a folder, with our tokenizer's special ids."""
+    known = ["tiny", *bundled_models()]
+    if Path(like, "config.json").is_file():
+        raw = json.loads(Path(like, "config.json").read_text("utf-8"))
+    elif like in known:
+        raw = bundled_config(TINY if like == "tiny" else like)
+    else:
+        near = difflib.get_close_matches(like, known, n=3, cutoff=0.4)
+        raise WorkloadError(f"--like {like}: no such model is known; try one of: {', '.join(near or known)}")
+    family = raw.get("model_type")
+    if family not in _ARCHITECTURES and "architectures" not in raw:
+        raise WorkloadError(f"--like {like}: model_type {family!r} is not known: {', '.join(_ARCHITECTURES)}")
+    default = "bfloat16" if like == "tiny" else raw.get("torch_dtype", "bfloat16")
+    return {
+        "architectures": raw.get("architectures") or [_ARCHITECTURES[family]],
+        **(_DEFAULTS if family in ("llama", "mistral", "qwen2", "qwen3") else {}),
+        **raw,
+        "torch_dtype": dtype or default,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": None,
+    }
+
+
+def tokenizer_of(n_ids: int) -> Tokenizer:
+    """A byte-level BPE of exactly `n_ids` ids, trained on made-up words; the first three are special."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=n_ids,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_made_up_text(n_ids), trainer)
+    missing = n_ids - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([AddedToken(f"<unused{k}>") for k in range(missing)])
+    return tokenizer
+
+
+def _made_up_text(n_words: int) -> Iterator[str]:
+    """As many different words as the vocabulary wants, the frequent ones more often: a word gives a merge."""
+    random = rng(0, "made-up words")
+    syllables = [c + v + e for c in "bcdfghklmnprstvz" for v in "aeiou" for e in ("", "n", "r", "s", "l")]
+    drawn = random.integers(0, len(syllables), (n_words, 4))
+    n_syllables = random.integers(2, 5, n_words)
+    words = ["".join(syllables[k] for k in row[:n]) for row, n in zip(drawn, n_syllables, strict=True)]
+    for start in range(0, n_words, 1000):
+        yield " ".join(words[start : start + 1000])
+    for row in random.zipf(1.3, (500, 40)) % n_words:
+        yield " ".join(words[k] for k in row)
+
+
+def _tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:
+    unk, bos, eos = SPECIAL
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": unk,
+        "bos_token": bos,
+        "eos_token": eos,
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": config.get("max_position_embeddings") or config.get("n_positions"),
+    }
+
+
+def _check(folder: Path, n_bytes: int) -> None:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise WorkloadError(f"{folder} exists and is not an empty folder; name another, or remove it first")
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(above).free
+    if n_bytes > free:
+        raise WorkloadError(
+            f"the weights take {n_bytes:,} bytes, {above} has {free:,} free; make room, name another disk, "
+            "or leave --weights out for engines that invent them"
+        )
+
+
+def _write(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", "utf-8")

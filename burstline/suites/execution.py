@@ -1,0 +1,198 @@
+"""A suite carried out: every run a command of its own, the finished ones never twice, one report over all."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from burstline import exit_codes
+from burstline.bench.interrupt import terminable
+from burstline.suites.suite import SCHEMA, Contender, Model, Slot, Suite, load_suite, schedule
+from burstline.verbs.run import API_KEY_VARIABLE
+from loadgen.record.files import write_json
+from loadgen.record.rundir import Run, open_run
+from workloads.request import WorkloadError
+
+MANIFEST: Final = "suite.json"
+
+
+def run_suite(path: Path, out: Path, *, certify: bool = True, dry_run: bool = False) -> int:
+    """Run what of the suite is not done yet, then write the report over all of it; the exit code.
+
+    The suite's folder is `out/<name>-<first 8 of its hash>`: another word in the file is another suite.
+    """
+    suite = load_suite(path)
+    folder = out / suite.folder_name
+    slots = schedule(suite)
+    if dry_run:
+        print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
+        return exit_codes.DONE
+    environments = {engine.name: _environment(engine) for engine in suite.engines}
+    for model in suite.models:
+        make_where_missing(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder) as lock, terminable():
+        _keep(suite, slots, path, folder)
+        try:
+            codes = [
+                _carry_out(slot, len(slots), folder, environments[slot.engine.name], lock, certify=certify)
+                for slot in slots
+            ]
+        except KeyboardInterrupt:
+            codes = [exit_codes.INTERRUPTED]
+        comparable = _report(folder)
+    return exit_codes.worst(
+        [
+            *(code for code in codes if code in (exit_codes.INTERRUPTED, exit_codes.ENGINE_FAILED)),
+            *_codes_of_targets(slots, folder),
+            exit_codes.DONE if comparable else exit_codes.INCONCLUSIVE,
+        ]
+    )
+
+
+def finished_in(folder: Path) -> Run | None:
+    """The run in a slot's folder that came to its end, None where there is none yet."""
+    runs = [open_run(manifest.parent) for manifest in sorted(folder.glob("*/manifest.json"))]
+    return next((run for run in runs if run.status == "complete" and run.summary is not None), None)
+
+
+def make_where_missing(model: Model) -> None:
+    """A model folder that the suite asks to be made is made, once."""
+    if model.like is None or model.path is None or (Path(model.path) / "config.json").exists():
+        return
+    from burstline.models.model_folder import make_model
+
+    print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
+    make_model(Path(model.path), model.like, weights=model.weights)
+
+
+def _environment(engine: Contender) -> dict[str, str]:
+    """Ours, with this engine's key, and no other, under the name that a run reads."""
+    environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+    if engine.api_key_env is None:
+        return environment
+    key = os.environ.get(engine.api_key_env)
+    if not key:
+        raise WorkloadError(
+            f"engine {engine.name!r} wants its key in the environment variable {engine.api_key_env}, "
+            f"which is not set; try: export {engine.api_key_env}=..."
+        )
+    return environment | {API_KEY_VARIABLE: key}
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Nobody else works in the folder. Runs inherit the lock: one whose parent was killed still holds it."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise WorkloadError(f"{folder} is in use: this suite is running already; wait for it") from None
+        yield lock.fileno()
+
+
+def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
+    """What is to be run, in order, beside the file as it was written."""
+    (folder / "suite.toml").write_text(path.read_text("utf-8"), "utf-8")
+    rows = [
+        {
+            "id": slot.id,
+            "engine": slot.engine.name,
+            "model": slot.model.name,
+            "workload": slot.workload.name,
+            "repeat": slot.repeat,
+            "cell": slot.cell,
+        }
+        for slot in slots
+    ]
+    facts = {"schema": SCHEMA, "name": suite.name, "description": suite.description, "sha256": suite.sha256}
+    write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
+
+
+def _carry_out(
+    slot: Slot, n_slots: int, folder: Path, environment: dict[str, str], lock: int, *, certify: bool
+) -> int:
+    """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
+    title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
+    said = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
+    if finished_in(folder / slot.id) is not None:
+        print(f"{said}: done before", file=sys.stderr)
+        return exit_codes.DONE
+    print(said, file=sys.stderr)
+    argv = slot.argv(folder / slot.id)
+    if not certify:
+        argv = (argv[0], "--no-certify", *argv[1:])
+    code = _called(argv, environment, lock)
+    if code == exit_codes.INTERRUPTED:
+        raise KeyboardInterrupt
+    if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
+        raise WorkloadError(f"{said} could not be run (see above); the suite ends here. What ran is kept")
+    run = finished_in(folder / slot.id)
+    print(textwrap.indent(_verdict(run) if run else f"failed with exit code {code}", "    "), file=sys.stderr)
+    return code if run else exit_codes.ENGINE_FAILED
+
+
+def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
+    """The exit code of `burstline ARGV`, in a session of its own: a Ctrl-C reaches it once, through us."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "burstline", *argv],
+        stdout=subprocess.DEVNULL,
+        env=environment,
+        pass_fds=(lock,),
+        start_new_session=True,
+    ) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+
+
+def _verdict(run: Run) -> str:
+    """The run's verdict and what came of its targets, a line each."""
+    from reports.formats.text import headline
+    from reports.page.slo_lines import target_lines
+
+    lines = target_lines(run.summary or {})
+    return "\n".join([headline(run).splitlines()[0], *(f"{t.mark} {t.text}: {t.measured}" for t in lines)])
+
+
+def _report(folder: Path) -> bool:
+    """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
+    from burstline.verbs.compare import comparison_of_suite, write_all
+    from loadgen.verdict.comparable import ALONE
+    from reports.formats.comparison_text import text
+
+    comparison = comparison_of_suite(folder)
+    if comparison is None:
+        print("No run of the suite came to its end: there is nothing to report.", file=sys.stderr)
+        return False
+    page = write_all(comparison, folder)
+    print(text(comparison))
+    print(f"Report: {page}")
+    alone = all(cell.gate.state == ALONE for cell in comparison.cells)
+    return comparison.comparable or (alone and not comparison.missing)
+
+
+def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:
+    """For each engine at each workload, whether every repeat kept its targets; a sweep at one load at least.
+
+    A sweep is driven until its targets are missed: that alone is no failure.
+    """
+    found: dict[tuple[str, str, str], dict[str, list[int]]] = {}
+    for slot in slots:
+        run = finished_in(folder / slot.id)
+        if run is not None and run.summary is not None and run.summary.get("targets"):
+            loads = found.setdefault((slot.engine.name, slot.model.name, slot.workload.of), {})
+            loads.setdefault(slot.workload.name, []).append(exit_codes.of_summary(run.summary))
+    for loads in found.values():
+        yield exit_codes.best(map(exit_codes.worst, loads.values()))

@@ -1,0 +1,248 @@
+"""A suite: engines x models x workloads x repeats out of a TOML file, checked before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from burstline.bench.load_options import checked
+from burstline.suites.expansion import expanded
+from burstline.suites.toml_table import Table
+from burstline.verbs.run import add_arrivals, add_engine, add_load, add_targets, wish_of
+from loadgen.metrics.slo import parse_goal
+from loadgen.record.redact import without_secrets
+from servers.registry import ENGINES
+from workloads.request import WorkloadError
+
+SCHEMA: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """An engine as the suite starts or reaches it. `api_key_env` names a variable, never holds a key."""
+
+    name: str
+    flags: tuple[str, ...]
+    args: tuple[str, ...]
+    api_key_env: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model folder or name; `like` says after which model the folder is made where it is missing."""
+
+    name: str
+    path: str | None
+    like: str | None
+    weights: bool
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A load: the flags of `burstline run`; those of one sweep share `of`, their name in the file."""
+
+    name: str
+    flags: tuple[str, ...]
+    of: str
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A checked suite; `sha256` is of what it says, comments apart."""
+
+    name: str
+    description: str
+    repeats: int
+    engines: tuple[Contender, ...]
+    models: tuple[Model, ...]
+    workloads: tuple[Workload, ...]
+    sha256: str
+
+    @property
+    def folder_name(self) -> str:
+        return f"{self.name}-{self.sha256[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One run of a suite: `id` is its folder, `place` its place in time from 1."""
+
+    place: int
+    engine: Contender
+    model: Model
+    workload: Workload
+    repeat: int
+
+    @property
+    def id(self) -> str:
+        words = (f"{self.place:03d}", self.engine.name, self.model.name, self.workload.name)
+        return "-".join(word for word in words if word)
+
+    @property
+    def cell(self) -> str:
+        """What is held equal where engines are compared."""
+        return ", ".join(word for word in (self.model.name, self.workload.name) if word)
+
+    def argv(self, out: Path) -> tuple[str, ...]:
+        """What `burstline` is called with for this run."""
+        model = () if self.model.path is None else ("--model", self.model.path)
+        flags = (*self.engine.flags, *model, *self.model.flags, *self.workload.flags)
+        args = ("--", *self.engine.args) if self.engine.args else ()
+        return ("run", *flags, "--out", str(out), *args)
+
+
+def schedule(suite: Suite) -> tuple[Slot, ...]:
+    """Every run in the order of time: all of the first repeat, then all of it backwards, and so on.
+
+    A B C C B A: what drifts with time (heat, a neighbour) falls on all engines alike.
+    """
+    forwards = [(m, w, e) for m in suite.models for w in suite.workloads for e in suite.engines]
+    order = [
+        (model, workload, engine, repeat)
+        for repeat in range(1, suite.repeats + 1)
+        for model, workload, engine in (forwards if repeat % 2 else reversed(forwards))
+    ]
+    return tuple(Slot(k, e, m, w, repeat) for k, (m, w, e, repeat) in enumerate(order, 1))
+
+
+def load_suite(path: Path) -> Suite:
+    """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run as it stands."""
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise WorkloadError(
+            f"{path} cannot be read: {why}; expected a suite, such as suites/sweep.toml"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise WorkloadError(f"{path} is not TOML: {error}") from None
+    return parse_suite(raw, str(path))
+
+
+def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
+    """The suite that a parsed TOML document describes."""
+    top = Table(raw, source)
+    top.only("name", "description", "repeats", "engine", "model", "workload")
+    suite = Suite(
+        name=_slug(top.need("name", str), top),
+        description=top.get("description", str, ""),
+        repeats=top.get("repeats", int, 1),
+        engines=tuple(_engine(table) for table in top.tables("engine", required=True)),
+        models=tuple(_model(table) for table in top.tables("model")) or (Model("", None, None, False, ()),),
+        workloads=tuple(
+            _workload(one, of=table.need("name", str))
+            for table in top.tables("workload", required=True)
+            for one in expanded(table)
+        ),
+        sha256=hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest(),
+    )
+    if suite.repeats < 1:
+        raise WorkloadError(f"{source}: repeats = {suite.repeats}: expected at least 1")
+    for kind, names in (
+        ("engine", [e.name for e in suite.engines]),
+        ("model", [m.name for m in suite.models]),
+        ("workload", [w.name for w in suite.workloads]),
+    ):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise WorkloadError(f"{source}: two [[{kind}]] are called {twice!r}; give each a name of its own")
+    return suite
+
+
+def _slug(name: str, table: Table) -> str:
+    if not name or not all(c.isalnum() or c in "._-" for c in name):
+        raise WorkloadError(f"{table.where}: name {name!r}: expected letters, digits, dot, dash, underscore")
+    return name
+
+
+def _engine(table: Table) -> Contender:
+    flags = _flags_of(add_engine)
+    del flags["model"]
+    if "api_key" in table.raw:
+        raise WorkloadError(
+            f"{table.where}: a key does not belong in a file: put it in an environment variable and name "
+            'that, e.g. api_key_env = "OPENAI_API_KEY"'
+        )
+    table.only("name", "args", "api_key_env", *flags)
+    engine = table.get("engine", str, None)
+    name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
+    if engine is not None and engine not in ENGINES:
+        near = difflib.get_close_matches(engine, ENGINES, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known are: {', '.join(ENGINES)}"
+        raise WorkloadError(f"{table.where}: unknown engine {engine!r}; {hint}")
+    args = tuple(table.get("args", list, []))
+    if without_secrets(list(args)) != list(args):
+        raise WorkloadError(f"{table.where}: args hold a secret; name a variable with api_key_env instead")
+    return Contender(name, _as_flags(table, flags), args, table.get("api_key_env", str, None))
+
+
+def _model(table: Table) -> Model:
+    load = _flags_of(add_load)
+    flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
+    table.only("name", "path", "like", "weights", *flags)
+    return Model(
+        name=_slug(table.need("name", str), table),
+        path=table.need("path", str),
+        like=table.get("like", str, None),
+        weights=table.get("weights", bool, False),
+        flags=_as_flags(table, flags),
+    )
+
+
+def _workload(table: Table, of: str) -> Workload:
+    flags = _flags_of(add_load) | _flags_of(add_arrivals) | _flags_of(add_targets)
+    # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
+    for key in ("tokenizer", "vocab_size", "salt"):
+        del flags[key]
+    table.only("name", *flags)
+    workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags), of)
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    for add in (add_load, add_arrivals, add_targets):
+        add(parser.add_argument_group())
+    try:
+        asked = parser.parse_args(workload.flags)
+        checked(wish_of(asked))
+        for target in asked.slo:
+            parse_goal(target)
+    except (argparse.ArgumentError, WorkloadError) as error:
+        raise WorkloadError(f"{table.where}: {error}") from None
+    return workload
+
+
+def _flags_of(add: Any) -> dict[str, argparse.Action]:
+    """What a group of the command's flags takes, by key: a flag's name with underscores."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add(parser.add_argument_group())
+    return {action.dest: action for action in parser._actions}
+
+
+def _as_flags(table: Table, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
+    """The table's keys as the command's flags, in the order in which the command lists them."""
+    flags: list[str] = []
+    for key, action in known.items():
+        if key not in table.raw:
+            continue
+        flag = action.option_strings[-1]
+        may_stand_alone = action.nargs == 0 or (action.nargs == "?" and isinstance(table.raw[key], bool))
+        if may_stand_alone:
+            flags += [flag] if table.get(key, bool, False) else []
+            continue
+        if isinstance(action.default, list):  # may be given several times
+            flags += [word for value in table.get(key, list, []) for word in (flag, value)]
+            continue
+        kind = action.type if action.type in (int, float) else str
+        value = table.raw[key]
+        if kind is str and isinstance(value, int) and not isinstance(value, bool):
+            value = str(value)  # prompt_tokens = 512 is as good as "512"
+        else:
+            value = table.get(key, kind, None)
+        flags += [flag, str(value)]
+    return tuple(flags)

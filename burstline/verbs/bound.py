@@ -1,0 +1,214 @@
+"""`burstline bound`: what the hardware could do, which op bounds each phase, and how many requests fit."""
+
+import argparse
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from burstline import exit_codes
+from burstline.verbs.bound_text import compared, told
+from roofline.device.calibration import Calibration, load_calibration
+from roofline.device.device import Device, load_device
+from roofline.errors import RooflineError
+from roofline.model.catalog import bundled_models, load_model
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
+from roofline.predict.capacity import check_batch, kv_bytes, largest_batch, room
+from roofline.predict.deployment import (
+    Deployment,
+    Line,
+    PhaseBound,
+    UniformBatch,
+    calibrations_of,
+    latency_s,
+    phase_bounds,
+)
+from roofline.predict.predict import Clock
+from roofline.predict.simulate import Asked, Limits, simulate
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    models = f"a bundled model ({', '.join(bundled_models())}) or a folder or file with a config.json"
+    parser.add_argument("--model", required=True, help=models)
+    parser.add_argument(
+        "--device",
+        required=True,
+        nargs="+",
+        help="one device or several to compare: an id, the driver's name, or a .toml file of your own",
+    )
+    parser.add_argument("--batch", type=int, default=1, help="requests at once (for each replica); default 1")
+    parser.add_argument("--prompt", type=int, default=512, help="prompt tokens; default 512")
+    parser.add_argument("--output", type=int, default=128, help="output tokens; default 128")
+    for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("ep", "expert"), ("dp", "data")):
+        parser.add_argument(f"--{ranks}", type=int, default=1, help=f"{meaning}-parallel ranks; default 1")
+    parser.add_argument("--quant", choices=tuple(QUANTS), help="default: as the checkpoint's config says")
+    parser.add_argument(
+        "--network-gb-per-s", type=float, help="between nodes: 1e9 bytes a second, per device and direction"
+    )
+    parser.add_argument(
+        "--utilisation", type=float, default=0.9, help="share of the memory the engine takes; default 0.9"
+    )
+    parser.add_argument(
+        "--simulate",
+        type=int,
+        nargs="?",
+        const=1000,
+        metavar="N",
+        help="a burst of N such requests at each replica; default 1000",
+    )
+    parser.add_argument("--max-num-seqs", type=int, default=256, help="of the burst at once; default 256")
+    parser.add_argument(
+        "--max-num-batched-tokens", type=int, default=2048, help="new tokens in one step of it; default 2048"
+    )
+    parser.add_argument("--json", action="store_true", help="everything as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    several = len(args.device) > 1
+    found = [_analyse_or_say_why(args, name) if several else analyse(args, name) for name in args.device]
+    if args.json:
+        print(json.dumps(found if several else found[0], indent=2))
+    else:
+        print(compared(found) if several else told(found[0]))
+    return exit_codes.DONE
+
+
+def _analyse_or_say_why(args: argparse.Namespace, name: str) -> dict[str, Any]:
+    device = load_device(name)
+    try:
+        return analyse(args, name)
+    except RooflineError as error:
+        return {"device": _device_facts(device), "impossible": str(error)}
+
+
+def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
+    """Everything the verb says of one device, ready for JSON. Times are seconds unless the key says µs."""
+    model, stored = load_model(args.model)
+    device = load_device(device_name)
+    if args.network_gb_per_s:
+        device = device.with_network(args.network_gb_per_s * 1e9)
+    quant = QUANTS[args.quant] if args.quant else stored
+    parallel = Parallel(args.tp, args.pp, args.ep, args.dp)
+    asked = UniformBatch(args.batch, args.prompt, args.output)
+    n_tok = args.prompt + args.output
+    deployment = Deployment(model, quant, parallel, device)
+    kv_room = room(model, quant, parallel, device, utilisation=args.utilisation)
+    check_batch(model, quant, parallel, kv_room, args.batch, n_tok)
+    tiers = _calibrations(device_name, device)
+    phases = phase_bounds(deployment, asked, tiers)
+    latency = {"ceiling": latency_s(phases)} | {tier: latency_s(phases, tier) for tier in tiers}
+    n_out = args.batch * args.output * parallel.dp
+    return {
+        "model": {"name": model.name, "params": model.params(), "active_params": model.active_params()},
+        "quant": asdict(quant),
+        "parallel": asdict(parallel),
+        "device": _device_facts(device),
+        "asked": asdict(asked),
+        "phases": {name: _phase_facts(phase, device) for name, phase in phases.items()},
+        "latency_s": latency,
+        "output_tok_per_s": {tier: n_out / seconds for tier, seconds in latency.items()},
+        "memory": asdict(kv_room)
+        | {
+            "kv_bytes_per_tok": kv_bytes(model, quant, parallel, 1),
+            "largest_batch": largest_batch(model, quant, parallel, kv_room, n_tok),
+        },
+        "calibrations": {tier: known.fitted_on for tier, known in tiers.items()},
+        "burst": _burst(args, deployment, kv_room.kv_tok, tiers) if args.simulate else None,
+        "assumed": _assumed(args, device, asked),
+    }
+
+
+def _burst(
+    args: argparse.Namespace, deployment: Deployment, kv_tok: int, tiers: Mapping[str, Calibration]
+) -> dict[str, Any]:
+    """A burst of `--simulate` requests through vLLM's scheduling rules, by the ceiling and by each tier."""
+    limits = Limits(args.max_num_seqs, args.max_num_batched_tokens, kv_tok)
+    requests = [Asked(0.0, args.prompt, args.output)] * args.simulate
+    shape = (deployment.model, deployment.quant, deployment.parallel, deployment.device)
+    found = {}
+    for tier, known in {"ceiling": None, **tiers}.items():
+        outcome = simulate(requests, limits, Clock(*shape, known))
+        found[tier] = {
+            "makespan_s": outcome.makespan_s,
+            "output_tok_per_s": len(requests) * args.output / outcome.makespan_s,
+            "ttft_p50_s": float(np.median(outcome.ttft_s)),
+            "ttft_p99_s": float(np.quantile(outcome.ttft_s, 0.99)),
+            "tpot_mean_s": float(np.mean(outcome.tpot_s)) if args.output > 1 else None,
+            "most_running": int(outcome.steps.n_running.max()),
+            "n_preemptions": outcome.n_preemptions,
+        }
+    return {"n_requests": args.simulate, **asdict(limits), "tiers": found}
+
+
+def _calibrations(name: str, device: Device) -> dict[str, Calibration]:
+    """The shipped calibrations; a device file's own where it holds one."""
+    if name.endswith(".toml") and "calibration" in tomllib.loads(Path(name).read_text("utf-8")):
+        return {"device fit": load_calibration(name)}
+    return calibrations_of(device)
+
+
+def _device_facts(device: Device) -> dict[str, Any]:
+    return {
+        "id": device.id,
+        "name": device.name,
+        "peak_flops_per_s": dict(device.peaks),
+        "bytes_per_s": device.bytes_per_s,
+        "capacity_bytes": device.memory.capacity_bytes,
+        "source": device.source,
+        "assurance": device.assurance,
+    }
+
+
+def _phase_facts(phase: PhaseBound, device: Device) -> dict[str, Any]:
+    return {
+        "n_steps": phase.n_steps,
+        "ceiling_s": phase.ceiling_s,
+        "predicted_s": {tier: phase.predicted_s(tier) for tier in phase.host_s},
+        "range_s": {tier: phase.range_s(tier) for tier in phase.host_s},
+        "host_s": dict(phase.host_s),
+        "bound": phase.limit(),
+        "ops": [_op_facts(line, phase, device) for line in phase.lines],
+    }
+
+
+def _op_facts(line: Line, phase: PhaseBound, device: Device) -> dict[str, Any]:
+    op, total = line.bound.op, sum(other.seconds for other in phase.lines)
+    return {
+        "op": op.name,
+        "kind": op.kind,
+        "m": op.m,
+        "n": op.n,
+        "k": op.k,
+        "groups": op.groups,
+        "count": op.count,
+        "flops": op.count * op.flops,
+        "bytes": op.count * (op.bytes or op.link_bytes),
+        "intensity": op.intensity,
+        "ridge": device.ridge(op.dtype) if op.flops else None,
+        "bound": line.limit,
+        "level": line.bound.level,
+        "ideal_us": line.bound.seconds * 1e6,
+        "predicted_us": {tier: p.seconds * 1e6 for tier, p in line.predictions.items()},
+        "share": line.seconds / total if total else 0.0,
+    }
+
+
+def _assumed(args: argparse.Namespace, device: Device, asked: UniformBatch) -> list[str]:
+    said = [
+        f"peaks and bandwidths are dense datasheet figures ({device.source}; {device.assurance})",
+        "every request has the same length; decode is shown at its mean context",
+        "the ceiling charges products, attention and cache writes; other passes are taken as fused",
+        f"engines take {args.utilisation:.0%} of the memory, 1.5 GB of it for activations and graphs",
+    ]
+    if asked.batch > 1:
+        said.append("the whole batch is prefilled at once, then decodes together")
+    if args.pp > 1:
+        said.append("one micro-batch at a time passes through the pipeline's stages")
+    if args.tp * args.ep > 1:
+        said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
+    return said

@@ -1,0 +1,70 @@
+"""`burstline calibrate`: measures this machine for the roofline and keeps what it found."""
+
+import argparse
+import json
+from pathlib import Path
+
+from burstline import exit_codes
+from roofline.errors import RooflineError
+
+_MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu (numpy), or torch's name of a GPU, e.g. cuda:0")
+    parser.add_argument(
+        "--model",
+        default="reference",
+        help="whose products to measure: a bundled name, a folder, a config.json",
+    )
+    parser.add_argument("--threads", type=int, default=1, help="cores to compute on, as the engine will (1)")
+    parser.add_argument("--quick", action="store_true", help="20 seconds instead of 2 minutes")
+    parser.add_argument("--out", type=Path, help="the file to write (default: in the user's cache)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Always 0: what could not be measured raises."""
+    from burstline.machine.host_overhead import add_host
+    from roofline.calibrate.calibrate import cached_file, calibrate_pinned
+    from roofline.model.shapes import ModelShape
+
+    if args.threads < 1:
+        raise RooflineError(f"--threads must be at least 1, not {args.threads}")
+    config = model_config(args.model)
+    out = args.out or cached_file(args.model, args.device, args.threads, quick=args.quick)
+    print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
+    calibrate_pinned(config, out, device=args.device, threads=args.threads, quick=args.quick)
+    if args.device == "cpu":
+        add_host(out, ModelShape.from_config(json.loads(config.read_text("utf-8"))).vocab, args.threads)
+    _show(out)
+    print(f"Written to {out}; `burstline bound --device {out}` uses it.")
+    return exit_codes.DONE
+
+
+def model_config(model: str) -> Path:
+    """The config.json of a bundled model, a folder or a file; raises where there is none."""
+    for path in (_MODELS / f"{model}.json", Path(model) / "config.json", Path(model)):
+        if path.is_file():
+            return path
+    known = ", ".join(sorted(path.stem for path in _MODELS.glob("*.json")))
+    raise RooflineError(f"no model {model!r}: give a folder with config.json, or one of {known}")
+
+
+def _show(out: Path) -> None:
+    from roofline.device.calibration import load_calibration
+    from roofline.device.device import load_device
+
+    device, calibration = load_device(str(out)), load_calibration(str(out))
+    print(device.name)
+    for dtype, peak in device.peaks.items():
+        print(f"  {dtype:<12}{peak / 1e9:10.1f} GFLOP/s")
+    for level in device.levels:
+        rate, size = (level.bytes_per_s or 0) / 1e9, level.capacity_bytes / 2**20
+        print(f"  {level.name:<12}{rate:10.1f} GB/s up to {size:,.1f} MiB")
+    for kind, spread in calibration.spread.items():
+        print(
+            f"  {kind:<12}measured is {spread.low:.2f} to {spread.high:.2f} of predicted ({spread.n} points)"
+        )
+    if host := calibration.host:
+        print(f"  {'host':<12}{host} (of the embedded engine)")
+    print(f"  repeats of one measurement differ by {calibration.measured_spread or 0:.1%}")

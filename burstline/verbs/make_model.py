@@ -1,0 +1,38 @@
+"""`burstline make-model`: a model folder for any engine, with no download."""
+
+import argparse
+from pathlib import Path
+
+from burstline import exit_codes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "burstline make-model DIR --like NAME [--weights] [OPTIONS]"
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where it is made")
+    parser.add_argument(
+        "--like",
+        required=True,
+        metavar="NAME",
+        help="tiny, llama-2-7b, ... (`burstline bound --help` lists them), or a folder with a config.json",
+    )
+    parser.add_argument(
+        "--weights", action="store_true", help="random safetensors too, for engines that invent none"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="of config and weights")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights (0)")
+    parser.add_argument(
+        "--unless-exists", action="store_true", help="do nothing where DIR holds a model already"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from burstline.models.model_folder import make_model
+
+    if args.unless_exists and (args.folder / "config.json").exists():
+        print(f"{args.folder} holds a model already: left as it is")
+        return exit_codes.DONE
+    make_model(args.folder, args.like, weights=args.weights, seed=args.seed, dtype=args.dtype)
+    n_bytes = sum(file.stat().st_size for file in args.folder.iterdir())
+    weights = "random weights" if args.weights else "no weights: engines must invent them"
+    print(f"{args.folder}: shaped like {args.like}, {weights}; {n_bytes:,} bytes")
+    return exit_codes.DONE

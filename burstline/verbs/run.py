@@ -1,0 +1,212 @@
+"""`burstline run`: the flags of a run and what they mean."""
+
+import argparse
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from burstline.bench.hints import Hints
+    from burstline.bench.load_options import Wish
+
+API_KEY_VARIABLE = "BURSTLINE_API_KEY"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]\n"
+        "       burstline run SUITE.toml [--out DIR] [--no-certify] [--dry-run]"
+    )
+    parser.add_argument("suite", nargs="?", type=Path, metavar="SUITE.toml", help="a whole suite (suites/)")
+    parser.add_argument("--dry-run", action="store_true", help="a suite's commands, in order, and no more")
+    add_engine(parser.add_argument_group("what is measured"))
+    add_load(parser.add_argument_group("the load"))
+    add_arrivals(parser.add_argument_group("when requests are due"))
+    add_targets(parser.add_argument_group("what it must reach"))
+    add_hints(parser.add_argument_group("how far from the metal"))
+    out = parser.add_argument_group("what is written")
+    out.add_argument(
+        "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
+    )
+    out.add_argument(
+        "--no-certify", action="store_true", help="do not measure the instrument's own error first"
+    )
+    out.add_argument("-q", "--quiet", action="store_true", help="no progress, only the result")
+    parser.set_defaults(engine_args=())
+
+
+def add_engine(group: argparse._ArgumentGroup) -> None:
+    """Which engine, started or attached to."""
+    group.add_argument("--engine", metavar="NAME", help="the engine to start, or the dialect spoken at --url")
+    group.add_argument(
+        "--url", help=f"drive the server that already runs there (its API key: {API_KEY_VARIABLE})"
+    )
+    group.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
+    group.add_argument("--port", type=int, help="for the engine that is started (any free one)")
+    group.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has the engine installed")
+    group.add_argument(
+        "--container",
+        nargs="?",
+        const="",
+        metavar="IMAGE",
+        help="start the engine in a container, of its own pinned image or this one (docker or podman)",
+    )
+
+
+def add_hints(group: argparse._ActionsContainer) -> None:
+    """What the roofline needs to know where nobody says it."""
+    group.add_argument(
+        "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
+    )
+    group.add_argument("--model-config", metavar="NAME|PATH", help="a bundled model, or where config.json is")
+    group.add_argument(
+        "--no-calibrate",
+        action="store_true",
+        help="do not measure this CPU when it is met for the first time",
+    )
+
+
+def hints_of(args: argparse.Namespace) -> "Hints":
+    from burstline.bench.hints import Hints
+
+    return Hints(args.device, args.model_config, not args.no_calibrate)
+
+
+def add_load(group: argparse._ArgumentGroup) -> None:
+    """How many requests, how long, how driven."""
+    group.add_argument("--requests", type=int, metavar="N", help="how many (1000)")
+    group.add_argument(
+        "--prompt-tokens",
+        default="512",
+        metavar="N|A..B",
+        help="prompt length: exactly N, or uniform from A to B (512)",
+    )
+    group.add_argument("--output-tokens", default="64", metavar="N|A..B", help="output length, likewise (64)")
+    group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
+    group.add_argument("--salt", metavar="HEX", help="an earlier run's salt repeats it byte for byte")
+    group.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="DIR",
+        help="whose ordinary ids prompts are drawn from; it counts replies that the server does not count",
+    )
+    group.add_argument("--vocab-size", type=int, metavar="N", help="where neither tokenizer nor server says")
+    group.add_argument(
+        "--deadline-s", type=float, default=600.0, help="per request, from when it was due (600)"
+    )
+    group.add_argument(
+        "--workers",
+        type=number_or_auto,
+        default=1,
+        metavar="N|auto",
+        help="load driver processes (1); auto: one for 2,000 requests in flight, on half the cores at most",
+    )
+
+
+def number_or_auto(text: str) -> int | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number or auto, not {text!r}") from None
+
+
+def add_arrivals(group: argparse._ArgumentGroup) -> None:
+    """When requests are due."""
+    group.add_argument("--arrival", help="burst (all at once), constant, poisson, gamma, ramp, steps, replay")
+    group.add_argument("--rate", type=float, metavar="R", help="requests per second")
+    group.add_argument("--duration-s", type=float, help="how long requests arrive, instead of --requests")
+    group.add_argument("--burstiness", type=float, help="gamma: 1 is Poisson, less is clumpier")
+    group.add_argument("--ramp-to", type=float, metavar="R", help="ramp: the last rate")
+    group.add_argument("--steps", metavar="RxS,...", help="steps: rate x seconds, e.g. 5x30,10x30")
+    group.add_argument(
+        "--arrival-times", type=Path, metavar="FILE", help="replay: a time in seconds per line"
+    )
+    group.add_argument("--concurrency", type=int, metavar="N", help="a closed loop: N requests at a time")
+    group.add_argument("--max-rate", type=float, metavar="R", help="closed loop: at most R starts per second")
+
+
+def add_targets(group: argparse._ArgumentGroup) -> None:
+    """What the run is held against; exit code 3 where a target is missed, 4 where nobody can tell."""
+    group.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="'METRIC.P<=VALUE'",
+        help="a target, e.g. 'ttft.p99<=2s' or 'output_tok_per_s>=1000'; without a percentile, e.g. "
+        "'ttft<=2s', what each request must meet to count as goodput (repeatable; mind the quotes)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.suite is not None or args.dry_run:
+        return _run_suite(args)
+    from burstline.bench.experiment import Settings, run_experiment
+    from burstline.bench.server_session import Where
+
+    where = Where(
+        engine=args.engine,
+        url=args.url,
+        model=args.model,
+        python=args.vllm_python,
+        port=args.port,
+        api_key=os.environ.get(API_KEY_VARIABLE),
+        engine_args=args.engine_args,
+        container=args.container,
+    )
+    return run_experiment(
+        Settings(
+            where,
+            wish_of(args),
+            args.tokenizer,
+            args.vocab_size,
+            args.out,
+            args.quiet,
+            certify=not args.no_certify,
+            hints=hints_of(args),
+            targets=tuple(args.slo),
+        )
+    )
+
+
+OF_A_SUITE = ("suite", "out", "no_certify", "dry_run")
+
+
+def _run_suite(args: argparse.Namespace) -> int:
+    from burstline.suites.execution import run_suite
+    from workloads.request import WorkloadError
+
+    if args.suite is None:
+        raise WorkloadError("--dry-run shows what a suite would run: name its file, e.g. suites/laptop.toml")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    without = vars(parser.parse_args([]))
+    beside = [name for name, value in vars(args).items() if name not in OF_A_SUITE and value != without[name]]
+    if beside:
+        flags = ", ".join("--" + name.replace("_", "-") for name in beside)
+        raise WorkloadError(f"{args.suite} says what is run; {flags} would be ignored: put it into the file")
+    return run_suite(args.suite, args.out, certify=not args.no_certify, dry_run=args.dry_run)
+
+
+def wish_of(args: argparse.Namespace) -> "Wish":
+    """The load's flags as they were typed, with a fresh salt where none was."""
+    from burstline.bench.load_options import Wish
+
+    return Wish(
+        requests=args.requests,
+        prompt_tokens=args.prompt_tokens,
+        output_tokens=args.output_tokens,
+        arrival=args.arrival,
+        rate=args.rate,
+        burstiness=args.burstiness,
+        ramp_to=args.ramp_to,
+        steps=args.steps,
+        arrival_times=args.arrival_times,
+        duration_s=args.duration_s,
+        concurrency=args.concurrency,
+        max_rate=args.max_rate,
+        workers=args.workers,
+        seed=args.seed,
+        salt=secrets.token_hex(8) if args.salt is None else args.salt,
+        deadline_s=args.deadline_s,
+    )

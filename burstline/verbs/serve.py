@@ -1,0 +1,46 @@
+"""`burstline serve`: an engine by itself, until it is interrupted."""
+
+import argparse
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "burstline serve ENGINE [--model NAME_OR_DIR] [--port N] [--container [IMAGE]] [-- ENGINE ARGS...]"
+    )
+    parser.add_argument("engine", help="reference, vllm, truth, ...")
+    parser.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
+    parser.add_argument("--port", type=int, help="any free one")
+    parser.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has the engine installed")
+    parser.add_argument("--container", nargs="?", const="", metavar="IMAGE", help="start it in a container")
+    parser.set_defaults(engine_args=())
+
+
+def run(args: argparse.Namespace) -> int:
+    import time
+
+    from burstline.bench.interrupt import terminable
+    from burstline.bench.server_session import Where, check_where, choose_engine, serving
+    from servers.engine import EngineError
+
+    where = Where(
+        engine=args.engine,
+        model=args.model,
+        python=args.vllm_python,
+        port=args.port,
+        engine_args=args.engine_args,
+        container=args.container,
+    )
+    check_where(where)
+    engine = choose_engine(where)
+    with terminable(), TemporaryDirectory(prefix="burstline-serve-") as scratch:
+        with serving(engine, where, Path(scratch), print) as site:
+            print(
+                f"{engine.title} serves {site.target.model} at {site.target.url}; Ctrl-C ends it", flush=True
+            )
+            assert site.server is not None
+            while site.server.alive():
+                time.sleep(0.5)
+            cause = engine.root_cause(site.server.log()) or site.server.last_line()
+        raise EngineError(f"{engine.title} ended with exit code {site.server.exit_code}: {cause}")

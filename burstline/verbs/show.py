@@ -1,0 +1,26 @@
+"""`burstline show`: the summary of a run, also of one that was killed half-way."""
+
+import argparse
+from pathlib import Path
+
+from burstline import exit_codes
+from burstline.stdout import json_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    parser.add_argument("--json", action="store_true", help="summary.json instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    from loadgen.metrics.summary import summarize_run
+    from loadgen.record.rundir import open_run
+    from reports.formats.text import show
+
+    run = open_run(args.run)
+    if args.json:
+        summary = run.summary or summarize_run(run)
+        print(json_text(summary))
+    else:
+        print(show(run))
+    return exit_codes.DONE

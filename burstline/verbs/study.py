@@ -1,0 +1,191 @@
+"""`burstline study`: what binds inference across devices, memories and generations; beside other models."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from burstline import exit_codes
+from burstline.verbs.bound_text import aligned
+from roofline.device.device import load_device
+from roofline.model.catalog import bundled_models, load_model
+from roofline.model.ops import Op, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
+from roofline.predict.bound import ceiling
+from roofline.predict.deployment import UniformBatch, latency_s
+from roofline.validate.study import (
+    GENERATIONS,
+    OTHERS,
+    DramPoint,
+    Generation,
+    PublishedRun,
+    dram_scaling,
+    generations,
+    mean_error,
+    published_runs,
+)
+
+TP = (1, 8)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", default="llama-2-13b", help=f"one of {', '.join(bundled_models())}, or a path"
+    )
+    parser.add_argument("--device", nargs="+", default=list(GENERATIONS), help="devices to compare")
+    parser.add_argument("--prompt", type=int, default=200, help="prompt tokens; default 200")
+    parser.add_argument("--output", type=int, default=200, help="output tokens; default 200")
+    parser.add_argument("--batch", type=int, default=1, help="requests at once; default 1")
+    parser.add_argument("--figures", type=Path, help="a folder for the figures, as SVG")
+    parser.add_argument("--json", action="store_true", help="the numbers as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    asked = UniformBatch(args.batch, args.prompt, args.output)
+    runs = published_runs()
+    scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
+    compared = generations(args.model, asked, args.device)
+    if args.figures:
+        from burstline.verbs.study_figures import write_figures  # matplotlib takes a second to import
+
+        write_figures(args.figures, runs, scaling, compared)
+    if args.json:
+        print(json.dumps(_facts(args, asked, runs, scaling, compared), indent=2))
+    else:
+        print("\n\n".join(_told(args, asked, runs, scaling, compared)))
+    return exit_codes.DONE
+
+
+def _products(args: argparse.Namespace, asked: UniformBatch) -> dict[str, list[Op]]:
+    """Each phase's products and attention, in fp16 on one device."""
+    model = load_model(args.model)[0]
+    return {
+        name: [
+            op for op in ops(model, QUANTS["fp16"], Parallel(), step) if op.kind in ("matmul", "attention")
+        ]
+        for name, (step, _) in asked.steps().items()
+    }
+
+
+def _told(
+    args: argparse.Namespace,
+    asked: UniformBatch,
+    runs: Sequence[PublishedRun],
+    scaling: dict[int, list[DramPoint]],
+    compared: Sequence[Generation],
+) -> list[str]:
+    what = f"{args.model}, batch {asked.batch}, {asked.n_prompt_tok} in, {asked.n_output_tok} out, fp16"
+    parts = [f"1. What bounds each product: {what}", _bound_table(args, asked)]
+    parts += ["2. Llama-2, batch 1, 200 in, 200 out: seconds as NVIDIA measured them, and as models say"]
+    parts += [_published_table(runs), _error_table(runs)]
+    for tp, points in scaling.items():
+        parts += [f"3. One A100's compute with other memories: {what}, tp {tp}", _dram_table(points)]
+    return [*parts, f"4. Generations: {what}, one device", _generation_table(compared)]
+
+
+def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
+    devices = [load_device(name) for name in args.device]
+    rows = [["phase", "product", "FLOP/B", *(f"{d.name} (ridge {d.ridge('fp16'):.0f})" for d in devices)]]
+    for phase, found in _products(args, asked).items():
+        for op in found:
+            cells = [ceiling(op, device).limit for device in devices]
+            rows.append([phase, op.name, f"{op.intensity:.1f}", *cells])
+    return aligned(rows, n_words=2)
+
+
+def _published_table(runs: Sequence[PublishedRun]) -> str:
+    header = ["device", "model", "tp", "measured", "ceiling", "calibrated", "+ host", *OTHERS]
+    rows = [
+        [
+            r.device,
+            r.model,
+            str(r.tp),
+            *(f"{s:.3f}" for s in (r.measured_s, r.ceiling_s, r.calibrated_s, r.hosted_s)),
+            *("" if s is None else f"{s:.3f}" for s in r.others_s.values()),
+        ]
+        for r in runs
+    ]
+    return aligned([header, *rows], n_words=2)
+
+
+def _error_table(runs: Sequence[PublishedRun]) -> str:
+    header = ["mean error", *("ceiling", "calibrated", "+ host, one term a device"), *OTHERS]
+    rows = []
+    for device in dict.fromkeys(r.device for r in runs):
+        own = [r for r in runs if r.device == device]
+        sets = [[r.ceiling_s for r in own], [r.calibrated_s for r in own], [r.hosted_s for r in own]]
+        cells = [_error(own, predicted) for predicted in sets]
+        others = [_error(own, [r.others_s[name] for r in own]) for name in OTHERS]
+        rows.append([f"{device}, signed / absolute", *cells, *others])
+    return aligned([header, *rows], n_words=1)
+
+
+def _error(runs: Sequence[PublishedRun], predicted_s: Sequence[float | None]) -> str:
+    if all(seconds is None for seconds in predicted_s):
+        return ""
+    signed, absolute, n = mean_error(runs, predicted_s)
+    return f"{signed:+.0%} / {absolute:.1%} (n={n})"
+
+
+def _dram_table(points: Sequence[DramPoint]) -> str:
+    parts = list(points[0].bound_s)
+    header = ["memory", "GB/s", "latency s", "speed-up", *parts, "most"]
+    rows = [
+        [
+            point.technology,
+            f"{point.bytes_per_s / 1e9:,.0f}",
+            f"{point.latency_s:.3f}",
+            f"{points[0].latency_s / point.latency_s:.1f}×",
+            *(f"{point.bound_s[part] / point.latency_s:.0%}" for part in parts),
+            max(parts, key=lambda part: point.bound_s[part]),
+        ]
+        for point in points
+    ]
+    return aligned([header, *rows], n_words=1)
+
+
+def _generation_table(compared: Sequence[Generation]) -> str:
+    header = ["device", "quant", "prefill ms", "by", "decode ms", "by", "ceiling s", "generic s", "speed-up"]
+    rows = []
+    first = next((latency_s(g.phases, "generic") for g in compared if g.phases), 0.0)
+    for g in (g for g in compared if g.phases):
+        phases = [cell for p in g.phases.values() for cell in (f"{p.ceiling_s * 1e3:.2f}", p.limit())]
+        predicted = latency_s(g.phases, "generic")
+        times = [f"{latency_s(g.phases):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
+        rows.append([g.device.name, g.quant, *[*phases, "", ""][:4], *times])
+    left_out = [f"{g.device.name} {g.quant}: {g.impossible}" for g in compared if not g.phases]
+    return "\n".join([aligned([header, *rows], n_words=2), *left_out])
+
+
+def _facts(
+    args: argparse.Namespace,
+    asked: UniformBatch,
+    runs: Sequence[PublishedRun],
+    scaling: dict[int, list[DramPoint]],
+    compared: Sequence[Generation],
+) -> dict[str, Any]:
+    limits = {
+        phase: {op.name: {name: ceiling(op, load_device(name)).limit for name in args.device} for op in found}
+        for phase, found in _products(args, asked).items()
+    }
+    return {
+        "model": args.model,
+        "asked": asdict(asked),
+        "limits": limits,
+        "published": [asdict(run) for run in runs],
+        "dram": {tp: [asdict(point) for point in points] for tp, points in scaling.items()},
+        "generations": [
+            {
+                "device": g.device.id,
+                "quant": g.quant,
+                "impossible": g.impossible or None,
+                "ceiling_s": latency_s(g.phases) if g.phases else None,
+                "generic_s": latency_s(g.phases, "generic") if g.phases else None,
+                "limits": {name: phase.limit() for name, phase in g.phases.items()},
+            }
+            for g in compared
+        ],
+    }

@@ -1,0 +1,94 @@
+"""The figures of `burstline study`: measured against modelled, latency by DRAM technology, generations."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from roofline.predict.deployment import latency_s
+from roofline.validate.study import OTHERS, DramPoint, Generation, PublishedRun
+
+# Okabe and Ito's colours, which readers with colour-blindness can tell apart.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")
+
+
+def write_figures(
+    folder: Path,
+    runs: Sequence[PublishedRun],
+    scaling: Mapping[int, Sequence[DramPoint]],
+    compared: Sequence[Generation],
+) -> None:
+    """Writes published.svg, dram.svg and generations.svg into `folder`, made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in (
+        ("published", _published(runs)),
+        ("dram", _dram(scaling)),
+        ("generations", _generations(compared)),
+    ):
+        with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):  # the same bytes each time
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+
+
+def _figure(n_panels: int) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(4.6 * n_panels, 3.6), layout="constrained")
+    panels = list(np.atleast_1d(figure.subplots(1, n_panels)))
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def _published(runs: Sequence[PublishedRun]) -> Figure:
+    """Predicted over measured on a logarithmic scale; a perfect model lies on 1."""
+    figure, (panel,) = _figure(1)
+    figure.set_figwidth(9.2)
+    series = [("ceiling", [r.ceiling_s for r in runs]), ("calibrated", [r.calibrated_s for r in runs])]
+    series += [("+ one host term", [r.hosted_s for r in runs])]
+    series += [(name, [np.nan if (s := r.others_s[name]) is None else s for r in runs]) for name in OTHERS]
+    for (name, predicted_s), colour, mark in zip(series, _COLOURS, "vosx+D", strict=True):
+        ratios = np.array(predicted_s) / [r.measured_s for r in runs]
+        panel.plot(ratios, mark, color=colour, label=name, markersize=6)
+    panel.axhline(1, color="#444444", linewidth=0.8)
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
+    labels = [
+        f"{r.device.split('-')[0].upper()} {r.model.removeprefix('llama-2-').upper()} tp{r.tp}" for r in runs
+    ]
+    panel.set_xticks(range(len(runs)), labels, rotation=60, ha="right", fontsize=8)
+    panel.set_ylabel("predicted ÷ measured")
+    panel.set_title("Llama-2, 200 in, 200 out, batch 1: NVIDIA's measurements", loc="left", fontsize=10)
+    panel.legend(frameon=False, fontsize=8, ncols=3)
+    return figure
+
+
+def _dram(scaling: Mapping[int, Sequence[DramPoint]]) -> Figure:
+    """Stacked bars: the seconds of a request that each resource binds."""
+    figure, panels = _figure(len(scaling))
+    for panel, (tp, points) in zip(panels, scaling.items(), strict=True):
+        bottom = np.zeros(len(points))
+        for part, colour in zip(points[0].bound_s, _COLOURS, strict=False):
+            heights = np.array([point.bound_s[part] for point in points])
+            panel.bar(
+                [point.technology for point in points], heights, bottom=bottom, color=colour, label=part
+            )
+            bottom += heights
+        panel.set_title(f"tp {tp}", loc="left", fontsize=10)
+        panel.set_ylabel("seconds to the last token")
+    panels[-1].legend(frameon=False, fontsize=8)
+    return figure
+
+
+def _generations(compared: Sequence[Generation]) -> Figure:
+    figure, (panel,) = _figure(1)
+    shown = [g for g in compared if g.phases]
+    at = np.arange(len(shown))
+    for tier, colour, shift in (("ceiling", _COLOURS[0], -0.2), ("generic", _COLOURS[1], 0.2)):
+        seconds = [latency_s(g.phases, None if tier == "ceiling" else tier) for g in shown]
+        panel.bar(at + shift, seconds, 0.38, color=colour, label=tier)
+    panel.set_xticks(at, [f"{g.device.name.split('-')[0]}\n{g.quant}" for g in shown], fontsize=8)
+    panel.set_ylabel("seconds to the last token")
+    panel.legend(frameon=False, fontsize=8)
+    return figure

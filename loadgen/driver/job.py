@@ -1,0 +1,88 @@
+"""What one driver is asked to do, and what it says of itself afterwards."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from loadgen.driver.duration_histogram import Spread
+from servers.engine import Target
+from workloads.prompts import Vocabulary
+from workloads.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one driver has to do: `requests[i]` is due at `due_ns[i]`, ns from the run's start, ascending.
+
+    With `concurrency` the loop is closed: that many at a time; `max_rate_per_s` then also bounds how many
+    start each second. `salt` needs `vocabulary` (see `workloads.prompts.salted`), None sends the plan's own
+    bytes. `counters` is the file made by `Counters.create`; this driver writes row `worker`.
+    """
+
+    requests: tuple[Request, ...]
+    due_ns: array[int]
+    engine: str
+    target: Target
+    captures: Path
+    counters: Path
+    salt: str | None = None
+    vocabulary: Vocabulary | None = None
+    deadline_s: float | None = None
+    concurrency: int | None = None
+    max_rate_per_s: float | None = None
+    worker: int = 0
+
+    def split(self, n_workers: int) -> list[Job]:
+        """The same work for several drivers: every n-th request each, and their share of the limits."""
+        shares = range(n_workers)
+        return [
+            replace(
+                self,
+                requests=self.requests[k::n_workers],
+                due_ns=self.due_ns[k::n_workers],
+                concurrency=self.concurrency and max(1, len(range(k, self.concurrency, n_workers))),
+                max_rate_per_s=self.max_rate_per_s and self.max_rate_per_s / n_workers,
+                worker=k,
+            )
+            for k in shares
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class DriveReport:
+    """What a driver knows about itself, for the verdict on its own run.
+
+    `late` is how long after its due time (in a closed loop: after its dispatch) each request was fully
+    written; `read_lag` how long after the kernel our code had each read, None without kernel stamps;
+    `connect` the time to a standing connection. `max_pass_ns` is the longest that one pass over ready sockets
+    took. `clock_offset_ns` is CLOCK_REALTIME minus CLOCK_MONOTONIC before the run, `clock_drift_ns` how far
+    it had moved at the end. `failures` counts captures by failure; `n_resent` requests were written twice
+    because the server closed an idle connection just then. CPU, wall time and context switches run from the
+    start to the last capture written. `t0_ns` is None where the run never began. `reader` is which of the two
+    read the replies, "compiled" or "python".
+    """
+
+    worker: int
+    t0_ns: int | None
+    n_planned: int
+    n_sent: int
+    n_resent: int
+    failures: Mapping[str, int]
+    late: Spread | None
+    read_lag: Spread | None
+    connect: Spread | None
+    max_pass_ns: int
+    clock_offset_ns: int
+    clock_drift_ns: int
+    n_clock_steps: int
+    n_reads: int
+    n_bytes: int
+    cpu_s: float
+    wall_s: float
+    peak_rss_bytes: int
+    n_voluntary_switches: int
+    n_involuntary_switches: int
+    reader: str = "python"

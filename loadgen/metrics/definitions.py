@@ -1,0 +1,277 @@
+"""Every metric once: one function over the records and one row that says what it means.
+
+The letters of the formulae: s due, d dispatched, c_1 connected, w the request fully written, t_1 ... t_m when
+the events that carry tokens arrived, n_1 ... n_m how many tokens each carries, N their sum, f the end of the
+stream; all on one monotonic clock. A window is [a, b].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.record.columns import Columns, Floats, Ints32
+
+STALL_FLOOR_S: Final = 0.2
+STALL_FACTOR: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """One value per token or gap, ascending; value i counts `weight[i]` times, of request `owner[i]`."""
+
+    value: Floats
+    weight: Ints32
+    owner: Ints32
+
+
+PerRequest = Callable[[Columns], Floats]
+Pooled = Callable[[Columns], Samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """What a name means. `of` computes one value per request (NaN where undefined, in seconds), `pooled` one
+    per token or gap; both None for what is made of the run as a whole. A request that failed counts as
+    infinitely late, unless `failures` says that the metric is about the client and keeps what it knows.
+    """
+
+    title: str
+    unit: str
+    better: Literal["lower", "higher", "neither"]
+    formula: str
+    note: str
+    source: str
+    of: PerRequest | None = None
+    pooled: Pooled | None = None
+    failures: Literal["infinite", "kept"] = "infinite"
+
+
+def ttft(c: Columns) -> Floats:
+    return c.first_s - c.due_s
+
+
+def ttft_service(c: Columns) -> Floats:
+    return c.first_s - c.sent_s
+
+
+def ttfa(c: Columns) -> Floats:
+    return c.answer_s - c.due_s
+
+
+def dispatch_delay(c: Columns) -> Floats:
+    return c.dispatched_s - c.due_s
+
+
+def connect(c: Columns) -> Floats:
+    """NaN where the connection stood before the request was dispatched, or was used again."""
+    took_s = c.connected_s - c.dispatched_s
+    return np.where(took_s > 0, took_s, np.nan)
+
+
+def e2e(c: Columns) -> Floats:
+    return c.last_s - c.due_s
+
+
+def e2e_service(c: Columns) -> Floats:
+    return c.last_s - c.sent_s
+
+
+def tpot(c: Columns) -> Floats:
+    """NaN where no token came after the first event, or the server did not say how many came."""
+    n_later = c.output_tok - c.first_n
+    return np.where(n_later > 0, (c.last_s - c.first_s) / np.where(n_later > 0, n_later, 1), np.nan)
+
+
+def ntpot(c: Columns) -> Floats:
+    return e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan)
+
+
+def icl(c: Columns) -> Samples:
+    gap_s, ends_one = _gaps(c)
+    return _samples(c, gap_s, np.ones(len(gap_s), np.int32), c.owner[ends_one])
+
+
+def itl(c: Columns) -> Samples:
+    """The rate view: a gap before n tokens is n samples of a n-th of it."""
+    gap_s, ends_one = _gaps(c, counted=True)
+    n = c.event_n[ends_one]
+    return _samples(c, gap_s / n, n, c.owner[ends_one])
+
+
+def itl_delivery(c: Columns) -> Samples:
+    """The delivery view: the first token of an event waited the whole gap, the others not at all."""
+    gap_s, ends_one = _gaps(c, counted=True)
+    n, owner = c.event_n[ends_one], c.owner[ends_one]
+    with_more = n > 1
+    return _samples(
+        c,
+        np.concatenate([gap_s, np.zeros(with_more.sum())]),
+        np.concatenate([np.ones(len(gap_s), np.int32), n[with_more] - 1]),
+        np.concatenate([owner, owner[with_more]]),
+    )
+
+
+def latencies(metric: Metric, c: Columns) -> Floats:
+    """The metric of every request, +inf for those that failed, NaN where it is undefined."""
+    assert metric.of is not None
+    values = metric.of(c)
+    return values if metric.failures == "kept" else np.where(c.ok, values, np.inf)
+
+
+def _gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
+    """The gaps between successive events of each request that succeeded, and which events end one.
+
+    `counted` leaves out requests of which nobody said how many tokens they brought.
+    """
+    use = c.ok & ~np.isnan(c.output_tok) if counted else c.ok
+    inner = np.zeros(len(c.event_s), dtype=bool)
+    inner[1:] = c.owner[1:] == c.owner[:-1]
+    inner &= use[c.owner]
+    return (c.event_s[1:] - c.event_s[:-1])[inner[1:]], inner
+
+
+def _samples(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
+    """The samples of successes in order, then the tokens that failures were to bring, infinitely late."""
+    order = np.argsort(value, kind="stable")
+    value, weight, owner = value[order], weight[order], owner[order]
+    failed = np.flatnonzero(~c.ok).astype(np.int32)
+    if not len(failed):
+        return Samples(value, weight, owner)
+    return Samples(
+        np.concatenate([value, np.full(len(failed), np.inf)]),
+        np.concatenate([weight, c.planned_output_tok[failed].astype(np.int32)]),
+        np.concatenate([owner, failed]),
+    )
+
+
+VLLM: Final = "vLLM benchmarks/serve.py"
+LOADGEN: Final = "MLPerf LoadGen: latency counts from the scheduled time"
+
+METRICS: Final[dict[str, Metric]] = {
+    "ttft": Metric(
+        "TTFT", "s", "lower", "t_1 − s", "any generated token, reasoning included", LOADGEN, of=ttft
+    ),
+    "tpot": Metric(
+        "TPOT",
+        "s",
+        "lower",
+        "(t_m − t_1) / (N − n_1)",
+        "per request; undefined where nothing follows the first event",
+        f"{VLLM}, with the tokens that really came first",
+        of=tpot,
+    ),
+    "itl": Metric(
+        "ITL",
+        "s",
+        "lower",
+        "each gap t_i − t_{i−1} gives n_i samples of (t_i − t_{i−1}) / n_i",
+        "pooled over tokens, rate view; a failed request counts its planned tokens",
+        "token-weighted; where every event carries one token it is the chunk gap that other tools print",
+        pooled=itl,
+    ),
+    "e2e": Metric("E2E", "s", "lower", "t_m − s", "to the last token, not to [DONE]", LOADGEN, of=e2e),
+    "ttft_service": Metric(
+        "TTFT, service", "s", "lower", "t_1 − w", "what most tools print as TTFT", VLLM, of=ttft_service
+    ),
+    "e2e_service": Metric(
+        "E2E, service", "s", "lower", "t_m − w", "what most tools print as E2E", VLLM, of=e2e_service
+    ),
+    "ttfa": Metric(
+        "TTFA",
+        "s",
+        "lower",
+        "t(first token that is not reasoning) − s",
+        "equals TTFT for a model that does not reason",
+        "GenAI-Perf's time to first output token",
+        of=ttfa,
+    ),
+    "icl": Metric(
+        "ICL",
+        "s",
+        "lower",
+        "t_i − t_{i−1}",
+        "the gaps between chunks that a user sees; other tools call it ITL",
+        "AIPerf's inter-chunk latency",
+        pooled=icl,
+    ),
+    "itl_delivery": Metric(
+        "ITL, delivery view",
+        "s",
+        "lower",
+        "each gap gives one sample of t_i − t_{i−1} and n_i − 1 of 0",
+        "how long each token waited for the one before it to arrive",
+        "token-weighted",
+        pooled=itl_delivery,
+    ),
+    "ntpot": Metric(
+        "NTPOT", "s", "lower", "(t_m − s) / N", "includes the first token", "inference-perf", of=ntpot
+    ),
+    "connect": Metric(
+        "Connect",
+        "s",
+        "lower",
+        "c_1 − d",
+        "only connections opened for the request at hand",
+        "TCP and TLS",
+        of=connect,
+        failures="kept",
+    ),
+    "dispatch_delay": Metric(
+        "Dispatch delay",
+        "s",
+        "lower",
+        "d − s",
+        "the client's own queue; about 0 in a valid open-loop run",
+        "inference-perf's schedule delay",
+        of=dispatch_delay,
+        failures="kept",
+    ),
+    "output_tok_per_s": Metric(
+        "Output throughput",
+        "tok/s",
+        "higher",
+        "Σ n_k with t_k in [a, b] / (b − a)",
+        "tokens of requests that succeeded, counted when they arrive",
+        "each token in the window in which it was delivered",
+    ),
+    "input_tok_per_s": Metric(
+        "Input throughput",
+        "tok/s",
+        "higher",
+        "Σ prompt tokens with t_1 in [a, b] / (b − a)",
+        "of requests that succeeded, by the server's count where it gave one",
+        VLLM,
+    ),
+    "total_tok_per_s": Metric(
+        "Total throughput",
+        "tok/s",
+        "higher",
+        "input + output",
+        "two different kinds of work in one number",
+        VLLM,
+    ),
+    "requests_per_s": Metric(
+        "Request throughput", "1/s", "higher", "completions in [a, b] / (b − a)", "successes only", VLLM
+    ),
+    "concurrency": Metric(
+        "Concurrency",
+        "requests",
+        "neither",
+        "time average and maximum of requests in [w, f)",
+        "by sweep line; held against Little's law",
+        "Little 1961, L = λW",
+    ),
+    "stalls": Metric(
+        "Stalls",
+        "s",
+        "lower",
+        "gaps > max(200 ms, 5 × median ICL)",
+        "count, total seconds, share of requests with one",
+        "answers whether it reads smoothly better than a p99 does",
+    ),
+}

@@ -1,0 +1,277 @@
+"""One event log under every tool's definitions: what each would have printed for this very run.
+
+Definitions as read in the sources named in TOOLS; ours: `loadgen.metrics.definitions`. They all leave failed
+requests out of their latencies, and none gives an interval. Where a tool looks at events that carry no token
+(a chat's role chunk opens vLLM's TTFT) its own figure may be a little earlier: their times are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.metrics.definitions import e2e, ttft
+from loadgen.metrics.throughput import NO_LENGTH
+from loadgen.record.columns import Columns, Floats
+from loadgen.record.record import Outcome
+from loadgen.stats.estimates import Absent
+
+WHOLE: Final = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
+"""What other tools take for a success: a whole reply, of whatever length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a tool makes of the records: latencies in seconds, rates per second; None: it has no such number.
+
+    `mlperf_rank`: its percentiles are sorted[int(n p)], not interpolated.
+    """
+
+    ttft: Floats
+    tpot: Floats | None
+    itl: Floats | None
+    e2e: Floats
+    output_tok_per_s: float | Absent
+    requests_per_s: float | Absent
+    mlperf_rank: bool = False
+
+    def quantile(self, name: str, p: float) -> float | Absent:
+        """The quantile of "ttft", "tpot", "itl" or "e2e" as the tool computes it."""
+        values: Floats | None = getattr(self, name)
+        if values is None:
+            return Absent("it has no number of that name")
+        values = values[~np.isnan(values)]
+        if not len(values):
+            return Absent("defined for no request")
+        if self.mlperf_rank:
+            return float(np.sort(values)[min(int(len(values) * p), len(values) - 1)])
+        return float(np.quantile(values, p))
+
+
+@dataclass(frozen=True, slots=True)
+class Definitions:
+    """A tool, the commit that was read, and its definitions in words, in the letters of `definitions.py`."""
+
+    title: str
+    version: str
+    t0: str
+    ttft: str
+    tpot: str
+    itl: str
+    e2e: str
+    window: str
+
+
+def ended_of(c: Columns) -> NDArray[np.bool_]:
+    """The requests that another tool counts as successful."""
+    outcomes = np.asarray(c.table.column("outcome").to_pylist(), dtype=object)
+    return np.isin(outcomes, [str(outcome) for outcome in WHOLE]) & ~np.isnan(c.first_s)
+
+
+def _ratio(above: Floats, below: Floats) -> Floats:
+    return np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
+
+
+def _chunk_gaps(c: Columns, ended: NDArray[np.bool_]) -> Floats:
+    inner = np.zeros(len(c.event_s), dtype=bool)
+    inner[1:] = c.owner[1:] == c.owner[:-1]
+    inner &= ended[c.owner]
+    return (c.event_s[1:] - c.event_s[:-1])[inner[1:]]
+
+
+def _rates(tokens: Floats, n: int, start_s: float, end_s: float) -> tuple[float | Absent, float | Absent]:
+    """Tokens and requests per second of a tool's window; Absent where it has none or nobody counted."""
+    if not end_s > start_s:
+        nothing = NO_LENGTH
+        return nothing, nothing
+    per_s = n / (end_s - start_s)
+    if np.isnan(tokens).any():
+        return Absent("the server did not say how many tokens it sent"), per_s
+    return float(tokens.sum()) / (end_s - start_s), per_s
+
+
+def wall(c: Columns) -> tuple[float, float]:
+    """From the first request handed out to the end of the last, whatever became of it."""
+    if np.isnan(c.dispatched_s).all() or np.isnan(c.closed_s).all():
+        return 0.0, 0.0
+    return float(np.nanmin(c.dispatched_s)), float(np.nanmax(c.closed_s))
+
+
+def vllm(c: Columns) -> Samples:
+    return _like_vllm(c, c.output_tok)
+
+
+def sglang(c: Columns) -> Samples:
+    """As vLLM's, but where nobody counted, the length that was asked for stands in for the tokens."""
+    return _like_vllm(c, np.where(np.isnan(c.output_tok), c.planned_output_tok, c.output_tok))
+
+
+def _like_vllm(c: Columns, n_tok: Floats) -> Samples:
+    ended = ended_of(c)
+    rates = _rates(n_tok[ended], int(ended.sum()), *wall(c))
+    return Samples(
+        ttft=(c.first_s - c.dispatched_s)[ended],
+        tpot=_ratio(c.last_s - c.first_s, n_tok - 1)[ended],
+        itl=_chunk_gaps(c, ended),
+        e2e=(c.last_s - c.dispatched_s)[ended],
+        output_tok_per_s=rates[0],
+        requests_per_s=rates[1],
+    )
+
+
+def guidellm(c: Columns) -> Samples:
+    """Its TPOT has the first token in it, its ITL is one mean a request; chunks stand in for tokens."""
+    ended = ended_of(c)
+    n_tok = np.where(np.isnan(c.output_tok), np.diff(c.starts), c.output_tok)
+    rates = _rates(n_tok[ended], int(ended.sum()), *wall(c))
+    return Samples(
+        ttft=(c.first_s - c.dispatched_s)[ended],
+        tpot=_ratio(c.last_s - c.dispatched_s, n_tok)[ended],
+        itl=_ratio(c.last_s - c.first_s, n_tok - 1)[ended],
+        e2e=(c.closed_s - c.dispatched_s)[ended],
+        output_tok_per_s=rates[0],
+        requests_per_s=rates[1],
+    )
+
+
+def aiperf(c: Columns) -> Samples:
+    """Its ITL is what vLLM calls TPOT; from the first request to the last response."""
+    ended = ended_of(c)
+    start_s = float(np.nanmin(c.dispatched_s[ended])) if ended.any() else 0.0
+    end_s = float(c.last_s[ended].max()) if ended.any() else 0.0
+    rates = _rates(c.output_tok[ended], int(ended.sum()), start_s, end_s)
+    return Samples(
+        ttft=(c.first_s - c.dispatched_s)[ended],
+        tpot=None,
+        itl=_ratio(c.last_s - c.first_s, c.output_tok - 1)[ended],
+        e2e=(c.last_s - c.dispatched_s)[ended],
+        output_tok_per_s=rates[0],
+        requests_per_s=rates[1],
+    )
+
+
+def llmperf(c: Columns) -> Samples:
+    """Its inter-token latency has TTFT among the gaps, and chunks for tokens."""
+    ended = ended_of(c)
+    _, requests_per_s = _rates(np.zeros(1), int(ended.sum()), *wall(c))
+    return Samples(
+        ttft=(c.first_s - c.dispatched_s)[ended],
+        tpot=None,
+        itl=_ratio(c.last_s - c.dispatched_s, np.diff(c.starts).astype(np.float64))[ended],
+        e2e=(c.closed_s - c.dispatched_s)[ended],
+        output_tok_per_s=Absent("it counts the text again with a Llama tokenizer"),
+        requests_per_s=requests_per_s,
+    )
+
+
+def mlperf(c: Columns) -> Samples:
+    """From the scheduled time, as ours; its percentiles are samples."""
+    ended = ended_of(c)
+    end_s = float(c.last_s[ended].max()) if ended.any() else 0.0
+    rates = _rates(c.output_tok[ended], int(ended.sum()), float(c.due_s.min()) if len(c) else 0.0, end_s)
+    return Samples(
+        ttft=ttft(c)[ended],
+        tpot=_ratio(c.last_s - c.first_s, c.output_tok - 1)[ended],
+        itl=None,
+        e2e=e2e(c)[ended],
+        output_tok_per_s=rates[0],
+        requests_per_s=rates[1],
+        mlperf_rank=True,
+    )
+
+
+OURS: Final = Definitions(
+    "Burstline",
+    "",
+    "due",
+    "t_1 − s",
+    "(t_m − t_1) / (N − n_1)",
+    "gaps by token, pooled",
+    "t_m − s",
+    "first request sent to last token",
+)
+
+TOOLS: Final[tuple[tuple[Definitions, Callable[[Columns], Samples]], ...]] = (
+    (
+        Definitions(
+            "vLLM bench serve",
+            "0.32.0",
+            "handed to the client, after the concurrency limit",
+            "first event with choices, a role or empty one too",
+            "(E2E − TTFT) / (N − 1)",
+            "gaps between chunks, pooled",
+            "last event with choices",
+            "loop start to last reply, ramp and drain too",
+        ),
+        vllm,
+    ),
+    (
+        Definitions(
+            "SGLang bench_serving",
+            "0033168f",
+            "handed to the client",
+            "first event with text",
+            "(E2E − TTFT) / (N − 1); N as asked where nobody counts",
+            "gaps between chunks, pooled",
+            "last event",
+            "loop start to last reply",
+        ),
+        sglang,
+    ),
+    (
+        Definitions(
+            "guidellm",
+            "ee7a7745",
+            "handed to the client",
+            "first token",
+            "(t_m − t0) / N: the first token is in it",
+            "(t_m − t_1) / (N − 1): a mean per request",
+            "end of the reply",
+            "first request to last reply",
+        ),
+        guidellm,
+    ),
+    (
+        Definitions(
+            "AIPerf, genai-perf",
+            "db4f6397",
+            "handed to the client",
+            "first parsed event",
+            "no such number",
+            "(E2E − TTFT) / (N − 1): what vLLM calls TPOT",
+            "last event",
+            "first request to last event",
+        ),
+        aiperf,
+    ),
+    (
+        Definitions(
+            "llmperf",
+            "f1d6bed",
+            "before the call, in a Ray actor",
+            "first content",
+            "no such number",
+            "sum of gaps, TTFT among them / chunks",
+            "end of the reply",
+            "wall, Ray's own time too",
+        ),
+        llmperf,
+    ),
+    (
+        Definitions(
+            "MLPerf LoadGen",
+            "ac93e89",
+            "due",
+            "first token − s",
+            "(t_m − t_1) / (N − 1)",
+            "no such number",
+            "last token",
+            "first due to last token",
+        ),
+        mlperf,
+    ),
+)

@@ -1,0 +1,133 @@
+"""Both sides of the wire: the latencies that the server's own histograms tell, held against the client's.
+
+A server's clock starts when it has taken a request in, the client's when the last byte was written; both stop
+with a token. What the client has more is the network, whatever stands between, and the server's own front end
+(its HTTP server, its tokenizer); the server can never have more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadgen.metrics.definitions import e2e_service, itl, ttft_service
+from loadgen.metrics.telemetry_query import Watched
+from loadgen.record.columns import Columns, Floats
+from loadgen.stats.estimates import Absent, Estimate, Figure, measured
+from loadgen.verdict.verdict import FLOOR_S, Reason
+
+LATENCIES = ("ttft", "itl", "e2e")
+UNEXPLAINED = 0.05
+"""The share of a latency by which the two sides may differ before that is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """How an engine's histogram grew over the load: `n[i]` were at most `at_most_s[i]`, ascending to inf."""
+
+    at_most_s: Floats
+    n: Floats
+    sum_s: float
+
+    @property
+    def total(self) -> int:
+        return int(self.n[-1])
+
+    @property
+    def median(self) -> Estimate:
+        """Interpolated in the bucket that holds it, between whose edges it lies for certain."""
+        half = self.total / 2
+        k = int(np.searchsorted(self.n, half))
+        low, before = (self.at_most_s[k - 1], self.n[k - 1]) if k else (0.0, 0.0)
+        high = float(self.at_most_s[k])
+        if math.isinf(high):
+            return Estimate(float(low), float(low), None, 1.0, self.total, "s", "beyond the last bucket")
+        point = low + (high - low) * (half - before) / (self.n[k] - before)
+        return Estimate(float(point), float(low), high, 1.0, self.total, "s", "the server's own histogram")
+
+
+def agreement(c: Columns, watched: Watched) -> dict[str, Figure]:
+    """By latency the client's median and the server's, and how much more the client has.
+
+    TTFT and E2E count from when the request was written, ITL is pooled over tokens. `*_gap_s` is the
+    difference of the means where both counted as many, else the least by which the client's median lies
+    outside the bucket of the server's.
+    """
+    found: dict[str, Figure] = {}
+    for name in LATENCIES:
+        values, weights = _client(name, c)
+        server = _histogram(watched, name)
+        client = _median(values, weights)
+        found[f"{name}_client_p50_s"] = client
+        found[f"{name}_server_p50_s"] = server if isinstance(server, Absent) else server.median
+        found[f"{name}_gap_s"] = _gap(client, values, weights, server)
+    return found
+
+
+def disagreement(agreed: Mapping[str, Figure]) -> Reason | None:
+    """What the two sides cannot both mean, or what lies between them; the first latency that shows it."""
+    for name in LATENCIES:
+        gap, client = agreed[f"{name}_gap_s"], agreed[f"{name}_client_p50_s"]
+        if isinstance(gap, Absent) or isinstance(client, Absent):
+            continue
+        if abs(gap.point) <= max(FLOOR_S, UNEXPLAINED * client.point):
+            continue
+        size = f"{abs(gap.point) * 1e3:.3g} ms"
+        if gap.point > 0:
+            text = f"{size} lie between the server's own {name.upper()} and the client's."
+            advice = (
+                "The network, a proxy, or the server's front end before its clock starts: not its engine."
+            )
+        else:
+            text = f"The server's own {name.upper()} is {size} longer than the client saw."
+            advice = "Only requests of others, of before the load, or that we gave up on could explain that."
+        return Reason("server-view", text, advice)
+    return None
+
+
+def _client(name: str, c: Columns) -> tuple[Floats, Floats]:
+    """The values as the server would count them, and how often each counts."""
+    if name == "itl":
+        samples = itl(c)
+        known = np.isfinite(samples.value)
+        return samples.value[known], samples.weight[known].astype(np.float64)
+    values = ttft_service(c) if name == "ttft" else e2e_service(c)[c.ok]
+    values = values[~np.isnan(values)]
+    return values, np.ones(len(values))
+
+
+def _median(values: Floats, weights: Floats) -> Figure:
+    if not len(values):
+        return Absent("the client has no such latency")
+    order = np.argsort(values)
+    k = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2))
+    return measured(float(values[order][k]), "s", "", int(weights.sum()))
+
+
+def _gap(client: Figure, values: Floats, weights: Floats, server: Histogram | Absent) -> Figure:
+    if isinstance(server, Absent):
+        return server
+    if isinstance(client, Absent):
+        return client
+    if server.total == client.n:
+        gap_s = float(values @ weights) / client.n - server.sum_s / server.total
+        return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
+    bucket = server.median
+    low, high = bucket.low or 0.0, math.inf if bucket.high is None else bucket.high
+    gap_s = client.point - min(max(client.point, low), high)
+    note = f"of medians, at least; the server counted {server.total:,}, the client {client.n:,}"
+    return Estimate(gap_s, None, None, None, client.n, "s", note)
+
+
+def _histogram(watched: Watched, name: str) -> Histogram | Absent:
+    grown = watched.grown_together("engine", f"{name}_")
+    if isinstance(grown, Absent):
+        return grown
+    buckets = {float(key.removeprefix("le_")): n for key, n in grown.items() if key.startswith("le_")}
+    if not buckets or not grown.get("count"):
+        return Absent("the server's histogram did not grow")
+    at_most_s = np.array(sorted(buckets))
+    return Histogram(at_most_s, np.array([buckets[edge] for edge in at_most_s.tolist()]), grown["sum"])

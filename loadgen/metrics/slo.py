@@ -1,0 +1,224 @@
+"""What a run was asked to reach (`--slo`), and whether it did: pass, fail, or inconclusive.
+
+A goal on a percentile, a mean or the whole run (`ttft.p99<=2s`, `output_tok_per_s>=1000`) is a target. One on
+single requests (`ttft<=2s`) is a criterion: goodput counts the requests that meet them all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as sps
+
+from loadgen.metrics.definitions import METRICS
+from loadgen.record.columns import Columns
+from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, order_statistic_ranks
+from loadgen.verdict.verdict import State, Verdict
+from workloads.request import WorkloadError
+
+STATISTICS: Final = ("p50", "p90", "p95", "p99", "mean")
+
+WHOLE_RUN: Final[Mapping[str, tuple[str, str, str, str]]] = {
+    "output_tok_per_s": ("throughput", "output_tok_per_s", "tok/s", ">="),
+    "input_tok_per_s": ("throughput", "input_tok_per_s", "tok/s", ">="),
+    "total_tok_per_s": ("throughput", "total_tok_per_s", "tok/s", ">="),
+    "requests_per_s": ("throughput", "requests_per_s", "1/s", ">="),
+    "goodput_per_s": ("goodput", "requests_per_s", "1/s", ">="),
+    "attainment": ("goodput", "attainment", "1", ">="),
+    "drain_s": ("burst", "drain_s", "s", "<="),
+    "server_peak_bytes": ("memory", "server_peak_bytes", "bytes", "<="),
+    "device_peak_bytes": ("memory", "device_peak_bytes", "bytes", "<="),
+}
+"""Goals on a run as a whole: where the summary has the number, its unit, and which way it may go."""
+
+UNITS: Final[Mapping[str, Mapping[str, float]]] = {
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6},
+    "1": {"": 1.0, "%": 0.01},
+    "tok/s": {"": 1.0, "tok/s": 1.0},
+    "1/s": {"": 1.0, "/s": 1.0, "req/s": 1.0},
+    "bytes": {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30},
+}
+"""By stored unit, the units that a person may write and what each is worth."""
+
+_GOAL = re.compile(
+    r"\s*(?P<metric>[a-z_0-9]+?)(\.(?P<statistic>p[0-9.]+|mean))?\s*(?P<op><=|>=)\s*"
+    r"(?P<value>[0-9]+\.?[0-9]*([eE][+-]?[0-9]+)?)\s*(?P<unit>[^\s0-9]*)\s*"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`statistic` is one of STATISTICS, None for a whole run or single requests; `bound` in stored units."""
+
+    text: str
+    metric: str
+    statistic: str | None
+    op: str
+    bound: float
+
+    @property
+    def per_request(self) -> bool:
+        """Whether it is a criterion for single requests rather than a target."""
+        return self.statistic is None and self.metric in METRICS and self.metric not in WHOLE_RUN
+
+
+class Result(StrEnum):
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A target held against what was measured; `reason` says in words why."""
+
+    goal: Goal
+    result: Result
+    figure: Figure
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        said = {"target": self.goal.text, "result": str(self.result), "reason": self.reason}
+        return {**said, "measured": self.figure.to_json()}
+
+
+def parse_goal(text: str) -> Goal:
+    """The goal in `metric[.statistic]<=value unit`; WorkloadError, naming what is known, where it is none."""
+    found = _GOAL.fullmatch(text)
+    if found is None:
+        raise WorkloadError(
+            f"--slo {text!r}: expected METRIC.PERCENTILE<=VALUE UNIT, e.g. --slo 'ttft.p99<=2s' (in quotes: "
+            "a shell takes < and > for itself)"
+        )
+    metric, statistic, op = found["metric"], found["statistic"], found["op"]
+    unit, wanted_op = _unit_and_direction(text, metric, statistic)
+    if op != wanted_op:
+        better = "lower" if wanted_op == "<=" else "higher"
+        raise WorkloadError(f"--slo {text!r}: {metric} is better {better}, expected {wanted_op}")
+    factor = UNITS[unit].get(found["unit"])
+    if factor is None:
+        known = ", ".join(name or "none" for name in UNITS[unit])
+        raise WorkloadError(f"--slo {text!r}: unit {found['unit']!r} of {metric}; expected one of {known}")
+    bound = float(found["value"]) * factor
+    if not 0 < bound < math.inf:
+        raise WorkloadError(f"--slo {text!r}: expected a value above 0, and a finite one")
+    return Goal(re.sub(r"\s+", "", text), metric, statistic, op, bound)
+
+
+def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[str, str]:
+    latencies = [name for name, row in METRICS.items() if row.of or row.pooled]
+    if metric in WHOLE_RUN:
+        if statistic is not None:
+            raise WorkloadError(f"--slo {text!r}: {metric} is one number a run, it has no {statistic}")
+        return WHOLE_RUN[metric][2:]
+    if metric not in latencies:
+        raise WorkloadError(
+            f"--slo {text!r}: no metric {metric!r}; with a percentile: {', '.join(latencies)}; "
+            f"without: {', '.join(WHOLE_RUN)}"
+        )
+    if statistic is None and METRICS[metric].of is None:
+        raise WorkloadError(
+            f"--slo {text!r}: {metric} has no value per request; give a percentile, e.g. {metric}.p99"
+        )
+    if statistic is not None and statistic not in STATISTICS:
+        raise WorkloadError(f"--slo {text!r}: no {statistic}; expected one of {', '.join(STATISTICS)}")
+    return METRICS[metric].unit, "<="
+
+
+def good(c: Columns, goals: Sequence[Goal]) -> NDArray[np.bool_]:
+    """Per request, whether it succeeded and meets every criterion among `goals`.
+
+    A metric that is undefined for a request (TPOT of a single token) is no criterion for it.
+    """
+    met = c.ok.copy()
+    for goal in goals:
+        of = METRICS[goal.metric].of if goal.per_request else None
+        if of is not None:
+            values = of(c)
+            met &= np.isnan(values) | (values <= goal.bound)
+    return met
+
+
+def attainment(met: NDArray[np.bool_]) -> Figure:
+    """The share of planned requests that are good; the exact binomial interval (Clopper & Pearson 1934)."""
+    n = len(met)
+    if not n:
+        return Absent("nothing was planned")
+    ci = sps.binomtest(int(met.sum()), n).proportion_ci(LEVEL, method="exact")
+    return Estimate(float(met.mean()), float(ci.low), float(ci.high), LEVEL, n, "1")
+
+
+NO_CRITERION: Final = Absent("no request was held against a target (--slo 'ttft<=2s' would)")
+
+
+def judge_goals(
+    goals: Sequence[Goal], sections: Mapping[str, Any], c: Columns, verdict: Verdict
+) -> list[Judged]:
+    """Every target among `goals` with what was measured; `sections` are the summary's, still as figures."""
+    return [_judge(goal, _figure(goal, sections), c, verdict) for goal in goals if not goal.per_request]
+
+
+def _figure(goal: Goal, sections: Mapping[str, Any]) -> Figure:
+    if goal.metric in WHOLE_RUN:
+        section, name = WHOLE_RUN[goal.metric][:2]
+        figure: Figure = sections[section][name]
+    else:
+        figure = sections["metrics"][goal.metric][goal.statistic]
+    return figure
+
+
+def _judge(goal: Goal, figure: Figure, c: Columns, verdict: Verdict) -> Judged:
+    result, reason = _held_against(goal, figure, c)
+    if result in _SPOILT.get(verdict.state, ()) and not _certain_in_overload(result, verdict):
+        return Judged(
+            goal, Result.INCONCLUSIVE, figure, f"the run is {verdict.state}; as it stands: {result}"
+        )
+    return Judged(goal, result, figure, reason)
+
+
+_SPOILT: Final = {
+    State.CLIENT_BOUND: (Result.PASS, Result.FAIL),
+    State.NOT_COMPARABLE: (Result.PASS, Result.FAIL),
+    State.NOT_STATIONARY: (Result.PASS, Result.FAIL),
+}
+"""Which results a verdict takes away."""
+
+
+def _certain_in_overload(result: Result, verdict: Verdict) -> bool:
+    """A target that is missed while the queue still grows would be missed by more later on."""
+    return result == Result.FAIL and any(reason.code == "overloaded" for reason in verdict.reasons)
+
+
+def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:
+    if isinstance(figure, Absent):
+        if _lies_among_failures(goal, c):
+            n_failed = len(c) - int(c.ok.sum())
+            return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
+        return Result.INCONCLUSIVE, figure.reason
+    if figure.level is None:
+        met = figure.point <= goal.bound if goal.op == "<=" else figure.point >= goal.bound
+        return (Result.PASS if met else Result.FAIL), "a plain reading, without an interval"
+    near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
+    sign = 1 if goal.op == "<=" else -1
+    if near is not None and sign * near <= sign * goal.bound:
+        return Result.PASS, "the whole interval meets it"
+    if far is not None and sign * far > sign * goal.bound:
+        return Result.FAIL, "the whole interval misses it"
+    if near is None:
+        return Result.INCONCLUSIVE, figure.note or "the interval has no bound on that side"
+    return Result.INCONCLUSIVE, "the interval reaches over it: more requests would tell"
+
+
+def _lies_among_failures(goal: Goal, c: Columns) -> bool:
+    """Whether so many requests failed that the percentile surely is infinite."""
+    if goal.statistic is None or not goal.statistic.startswith("p") or not len(c):
+        return False
+    low_rank, _ = order_statistic_ranks(len(c), float(goal.statistic[1:]) / 100)
+    return low_rank is not None and low_rank > int(c.ok.sum())

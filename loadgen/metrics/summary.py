@@ -1,0 +1,248 @@
+"""Every number of a run in one dictionary: a pure function of its records and its telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from loadgen.driver.job import DriveReport
+from loadgen.metrics import throughput
+from loadgen.metrics.definitions import METRICS, Metric, Samples, latencies
+from loadgen.metrics.memory import memory
+from loadgen.metrics.schedule_fidelity import pacing
+from loadgen.metrics.server_histograms import agreement
+from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
+from loadgen.metrics.telemetry_query import Watched
+from loadgen.metrics.token_accounting import conservation, counts, lengths
+from loadgen.metrics.windowed import goodput_in, throughputs_in
+from loadgen.record.columns import Columns, columns_of
+from loadgen.record.rundir import SCHEMA, Run
+from loadgen.stats.clustered_bootstrap import pooled_mean, pooled_percentiles
+from loadgen.stats.estimates import (
+    Absent,
+    Estimate,
+    Figure,
+    early_stopping_bound,
+    label,
+    mean,
+    measured,
+    percentile,
+)
+from loadgen.stats.kaplan_meier import survival
+from loadgen.stats.serial_correlation import (
+    bound_in_time,
+    mean_in_time,
+    percentile_in_time,
+    share_in_time,
+    timed,
+)
+from loadgen.stats.stationarity import NOT_STEADY, TESTS, Steady, least_block_s, steady_part
+from loadgen.verdict.certificate import Certificate, certificate_of, certified, errors_of
+from loadgen.verdict.instrument import instrument
+from loadgen.verdict.verdict import Evidence, Reason, judge
+from loadgen.verdict.warnings import caveats
+from servers.engine import Identity
+from workloads.seeds import rng
+
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
+HEADLINE: Final = ("ttft", "itl", "e2e")
+"""Whose percentiles the client's lateness is held against."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a summary needs besides the records. `seed` is for the bootstrap alone.
+
+    `certificate` says how far off a server of known truth found the client, Absent why nobody asked; None
+    where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
+    elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
+    knows: then no part of the run is taken for steady.
+    """
+
+    telemetry: pd.DataFrame | None = None
+    reports: Sequence[DriveReport] = ()
+    identity: Identity | None = None
+    status: str = "complete"
+    closed_loop: bool = False
+    seed: int = 0
+    certificate: Certificate | Absent | None = None
+    not_comparable: tuple[Reason, ...] = ()
+    not_stationary: tuple[Reason, ...] = ()
+    goals: tuple[Goal, ...] = ()
+    arrivals: Mapping[str, Any] | None = None
+
+
+def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
+    """The summary of a run on disk, from its files alone; `more` are further fields of `Context`."""
+    context = Context(
+        telemetry=run.telemetry,
+        reports=run.drive_reports,
+        identity=run.identity,
+        status=run.status,
+        closed_loop=run.manifest.get("concurrency") is not None,
+        certificate=certificate_of(run.manifest.get("certificate")),
+        arrivals=run.manifest.get("arrivals"),
+        goals=tuple(map(parse_goal, run.manifest.get("targets", ()))),
+        **more,
+    )
+    return summarize(run.columns, context)
+
+
+def summarize(records: pa.Table | Columns, context: Context | None = None) -> dict[str, Any]:
+    """Counts, metrics, throughput and the rest by name, ready for JSON.
+
+    Every figure is `{"point", "low", "high", "level", "n", "unit"}`, perhaps with a `note`, or
+    `{"point": null, "absent": reason}`; only `schema`, `verdict`, `targets`, `counts`, tallies in `lengths`
+    and the criteria of `goodput` are not.
+    """
+    context = context or Context()
+    whole = records if isinstance(records, Columns) else columns_of(records)
+    steady = steady_part(whole, (context.arrivals or {}).get("pattern"), closed_loop=context.closed_loop)
+    c = whole.due_from(steady.window.start_s) if steady else whole
+    ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
+    watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
+    errors_s = errors_of(context.certificate)
+    metrics = {
+        name: figures(metric, c, context.seed, steady) | _instrument_error(errors_s.get(name))
+        for name, metric in METRICS.items()
+        if metric.of or metric.pooled
+    }
+    bounds = {
+        name: _bounds(metric, c, steady)
+        for name, metric in METRICS.items()
+        if metric.of and metric.failures == "infinite"
+    }
+    client = instrument(whole, context.reports, watched, closed_loop=context.closed_loop)
+    client |= certified(context.certificate)
+    sections: dict[str, Any] = {
+        "counts": counts(whole),
+        "metrics": metrics,
+        "bounds": bounds,
+        "survival": survival(whole),
+        "throughput": _throughput(whole, steady, context),
+        "goodput": _goodput(c, steady, context),
+        "window": _window(whole, steady),
+        "stationarity": dict(steady.figures) if steady else dict.fromkeys(TESTS, NOT_STEADY),
+        "schedule": pacing(whole, context.arrivals, closed_loop=context.closed_loop),
+        "concurrency": throughput.concurrency(whole),
+        "burst": throughput.burst(c, rng(context.seed, "burst")),
+        "stalls": throughput.stalls(c),
+        "lengths": lengths(whole),
+        "instrument": client,
+        "memory": memory(watched, context.reports, context.identity),
+        "conservation": conservation(whole, watched),
+        "agreement": agreement(whole, watched),
+    }
+    verdict = judge(
+        _evidence(sections, context, steady),
+        caveats(sections, context.certificate),
+    )
+    targets = [judged.to_json() for judged in judge_goals(context.goals, sections, c, verdict)]
+    return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}
+
+
+def _throughput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Figure]:
+    random = rng(context.seed, "throughput")
+    if steady:
+        return throughputs_in(c, steady.window, steady.block_s, random)
+    window = throughput.whole_run(c)
+    if context.closed_loop and window and window.length_s >= (block_s := least_block_s(c)):
+        return throughputs_in(c, window, block_s, random)
+    return throughput.throughputs(c)
+
+
+def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Any]:
+    """What met every criterion for single requests, by request, by token, and as a share of all planned."""
+    criteria = [goal for goal in context.goals if goal.per_request]
+    if not criteria:
+        return {"criteria": [], **dict.fromkeys(("attainment", "requests_per_s", "tok_per_s"), NO_CRITERION)}
+    met, random = good(c, criteria), rng(context.seed, "goodput")
+    rates = (
+        goodput_in(c, steady.window, steady.block_s, met, random) if steady else throughput.goodput(c, met)
+    )
+    return {
+        "criteria": [goal.text for goal in criteria],
+        "attainment": share_in_time(met, c.due_s) if steady else attainment(met),
+        **rates,
+    }
+
+
+def figures(metric: Metric, c: Columns, seed: int, steady: Steady | None = None) -> dict[str, Figure]:
+    """The metric's percentiles and its mean, by name."""
+    if not c.ok.any() and metric.failures == "infinite":
+        return dict.fromkeys([*map(label, QUANTILES), "mean"], throughput.NO_SUCCESS)
+    random = rng(seed, metric.title)
+    if metric.pooled is not None:
+        quantiles, average = _pooled(metric.pooled(c), metric.unit, random)
+    else:
+        values = latencies(metric, c)
+        if not np.isfinite(values).any():
+            absent = Absent(f"{metric.title} is defined for no request")
+            return dict.fromkeys([*map(label, QUANTILES), "mean"], absent)
+        quantiles = {p: percentile(values, p, metric.unit) for p in QUANTILES}
+        average = mean(values, metric.unit, random)
+    if steady:
+        in_time = timed(metric, c)
+        quantiles = {p: percentile_in_time(figure, in_time, p) for p, figure in quantiles.items()}
+        average = mean_in_time(average, in_time)
+    return {label(p): quantiles[p] for p in QUANTILES} | {"mean": average}
+
+
+def _pooled(samples: Samples, unit: str, random: np.random.Generator) -> tuple[dict[float, Figure], Figure]:
+    of = (samples.value, samples.weight, samples.owner)
+    return pooled_percentiles(*of, QUANTILES, unit, random), pooled_mean(*of, unit, random)
+
+
+def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]:
+    """What the certificate says of the metric: 99 % of its values are known at least so well."""
+    return {"instrument_error": error_s["p99"]} if error_s else {}
+
+
+def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> dict[str, Figure]:
+    if steady:
+        in_time = timed(metric, c)
+        return {label(p): bound_in_time(in_time, p, metric.unit) for p in QUANTILES}
+    values = latencies(metric, c)
+    return {label(p): early_stopping_bound(values, p, metric.unit) for p in QUANTILES}
+
+
+def _window(c: Columns, steady: Steady | None) -> dict[str, Figure]:
+    """From when until when rates count, and what was left out in front as warm-up."""
+    window = steady.window if steady else throughput.whole_run(c)
+    if window is None:
+        return dict.fromkeys(("start_s", "end_s", "warm_up_s", "n_warm_up"), throughput.NO_SUCCESS)
+    return {
+        "start_s": measured(window.start_s, "s", ""),
+        "end_s": measured(window.end_s, "s", ""),
+        "warm_up_s": steady.warm_up if steady else NOT_STEADY,
+        "n_warm_up": measured(steady.n_warm_up, "requests", "", len(c)) if steady else NOT_STEADY,
+    }
+
+
+def _evidence(sections: Mapping[str, Any], context: Context, steady: Steady | None) -> Evidence:
+    client = sections["instrument"]
+    throttled = client["throttled_fraction"]
+    return Evidence(
+        counts=sections["counts"],
+        status=context.status,
+        headline={name: sections["metrics"][name] for name in HEADLINE},
+        send_lag_s={p: client[f"send_lag_{p}_s"] for p in ("p50", "p99")},
+        read_error_s={p: client[f"read_error_{p}_s"] for p in ("p50", "p99")},
+        instrument_error_s=errors_of(context.certificate),
+        throttled_fraction=None if isinstance(throttled, Absent) else throttled.point,
+        not_comparable=context.not_comparable,
+        not_stationary=(*context.not_stationary, *(steady.reasons if steady else ())),
+    )
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, Estimate | Absent):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return value

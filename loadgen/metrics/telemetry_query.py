@@ -1,0 +1,105 @@
+"""Telemetry read for a summary: peaks, and how much counters grew while the load ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from loadgen.record.columns import Floats
+from loadgen.stats.estimates import Absent, Figure, measured
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Watched:
+    """The watcher's rows, at_ns from the run's start; `length_s` is how long the load ran."""
+
+    rows: pd.DataFrame | None
+    length_s: float
+
+    def series(self, source: str, name: str) -> tuple[Floats, Floats]:
+        """When (s) and what, in the order of time, without what was missing; empty where never seen."""
+        if self.rows is None or self.rows.empty:
+            return np.empty(0), np.empty(0)
+        mine = self.rows[(self.rows["source"] == source) & (self.rows["name"] == name)]
+        mine = mine[mine["value"].notna()]
+        return mine["at_ns"].to_numpy() / 1e9, mine["value"].to_numpy(dtype=np.float64)
+
+    def why_missing(self, source: str, name: str) -> str:
+        """The watcher's own words on why there is no such value."""
+        if self.rows is None or self.rows.empty:
+            return "nothing was watched on this run"
+        mine = self.rows[(self.rows["source"] == source) & self.rows["name"].isin((name, "*"))]
+        notes = mine["note"].dropna() if "note" in mine else pd.Series(dtype=object)
+        return str(notes.iloc[-1]) if len(notes) else f"{source} gave no {name}"
+
+    def peak(self, source: str, name: str, unit: str) -> Figure:
+        """The largest value while the load ran."""
+        at_s, values = self.series(source, name)
+        inside = values[(at_s >= 0) & (at_s <= self.length_s)] if len(values) else values
+        values = inside if len(inside) else values
+        largest = float(values.max()) if len(values) else None
+        return measured(largest, unit, self.why_missing(source, name), len(values))
+
+    def grown(self, source: str, name: str, unit: str) -> Figure:
+        """How much a counter grew over the load; Absent where it was not read both before and after."""
+        at_s, values = self.series(source, name)
+        before, after = values[at_s <= 0], values[at_s >= self.length_s]
+        if not len(values):
+            return Absent(self.why_missing(source, name))
+        if not len(before):
+            return Absent(f"{name} was first read {at_s[0]:.2g} s into the load")
+        if not len(after):
+            return Absent(f"{name} was last read {self.length_s - at_s[-1]:.2g} s before the load ended")
+        return measured(float(after[-1] - before[-1]), unit, "", len(values))
+
+    def grown_together(self, source: str, prefix: str) -> dict[str, float] | Absent:
+        """How much each counter of this prefix grew over the load, by the rest of its name.
+
+        They are taken from the same two readings: the last before the load and the last after it.
+        """
+        if self.rows is None or self.rows.empty:
+            return Absent("nothing was watched on this run")
+        mine = self.rows[(self.rows["source"] == source) & self.rows["name"].str.startswith(prefix)]
+        before, after = mine[mine["at_ns"] <= 0], mine[mine["at_ns"] >= self.length_s * 1e9]
+        if before.empty or after.empty:
+            why = (
+                f"{source} gave no {prefix.rstrip('_')}" if mine.empty else "it was not read before and after"
+            )
+            return Absent(why)
+        first, last = (
+            part[part["at_ns"] == part["at_ns"].max()].set_index("name")["value"] for part in (before, after)
+        )
+        return {str(name).removeprefix(prefix): float(n) for name, n in (last - first).dropna().items()}
+
+    def time_fraction(self, source: str, name: str) -> Figure:
+        """The share of the watched time that a counter of seconds took."""
+        return self._fraction(source, name, 1.0)
+
+    def cpu_fraction(self, name: str) -> Figure:
+        """The share of the machine's CPU time that a counter of the host took."""
+        _, n_cpus = self.series("host", "n_cpus")
+        return self._fraction("host", name, float(n_cpus[-1]) if len(n_cpus) else 1.0)
+
+    def devices(self) -> list[str]:
+        """The GPUs that were seen: gpu0, gpu1, ..."""
+        if self.rows is None:
+            return []
+        return sorted(
+            {
+                source
+                for source in self.rows["source"].unique()
+                if source.startswith("gpu") and source != "gpu"
+            }
+        )
+
+    def _fraction(self, source: str, name: str, per_s: float) -> Figure:
+        at_s, values = self.series(source, name)
+        inside = (at_s >= 0) & (at_s <= self.length_s)
+        if inside.sum() < 2:
+            return Absent(
+                self.why_missing(source, name) if not len(values) else "the load was too short to watch"
+            )
+        at_s, values = at_s[inside], values[inside]
+        return measured(float((values[-1] - values[0]) / (at_s[-1] - at_s[0]) / per_s), "1", "", len(values))

@@ -1,0 +1,277 @@
+"""The spine: one row per planned request, also for those that failed or were never sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from loadgen.record.capture import NO_STAMP, Capture
+from loadgen.wire import http1
+from servers.engine import EngineError, HttpReply, Kind, Reply
+from workloads.request import Request
+
+Decode = Callable[[HttpReply], Reply]
+Counts = Sequence[tuple[str, int]]
+"""Who counted a reply's text again, most trusted first, and how many tokens they found."""
+
+
+class Outcome(StrEnum):
+    """How a request ended. HTTP errors are `http_<code>`, kept in `Record.outcome` as plain text.
+
+    `ok` is HTTP 200 without an error, with a terminal event and exactly the asked tokens (at most the asked
+    where the model was free to stop). The rest: `short` ended by a stop although it was told not to stop;
+    `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
+    token at all; `error_event` an error inside the reply; `aborted` the server says it gave up; `truncated`
+    the reply stops before its end; `timeout`, `connect`, `reset` the wire failed; `cancelled` we gave up;
+    `not_sent` it never left.
+    """
+
+    OK = "ok"
+    SHORT = "short"
+    CLAMPED = "clamped"
+    LONG = "long"
+    EMPTY = "empty"
+    ERROR_EVENT = "error_event"
+    TIMEOUT = "timeout"
+    CONNECT = "connect"
+    RESET = "reset"
+    TRUNCATED = "truncated"
+    ABORTED = "aborted"
+    CANCELLED = "cancelled"
+    NOT_SENT = "not_sent"
+
+
+STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})
+"""Finish reasons by which a model ends on its own, in the words of every engine."""
+GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
+"""Finish reasons by which a server gives up."""
+RECOUNTS: Final = ("tokenize", "tokenizer")
+"""Who may count a reply's text again, most trusted first: the server's own endpoint, a local tokenizer."""
+_NO_REPLY: Final = Reply(events=())
+_TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One planned request and what became of it.
+
+    Times are ns from the run's start, None where it never happened. `token_ns[i]` is when the event carrying
+    `token_n[i]` generated tokens arrived (the kernel's stamp where there is one, ours otherwise), ascending;
+    `read_lag_ns[i]` is how much later our code had it, -1 where the kernel gave no stamp. `answer_ns` is the
+    first token that is not reasoning.
+
+    `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
+    own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
+    the load, "tokenizer" a local one; None where nobody did, and then the count is None.
+    `output_gap_tok` is what the next most trusted count says more, None where there is only one. `split` says
+    how `token_n` is known: "counted" by the server, "one-each" from as many events as tokens, "spread" evenly
+    because nobody said, "unknown" (each 1, a placeholder) where not even the total is known.
+    """
+
+    index: int
+    outcome: str
+    due_ns: int
+    dispatched_ns: int | None
+    connected_ns: int | None
+    sent_ns: int | None
+    headers_ns: int | None
+    closed_ns: int | None
+    answer_ns: int | None
+    token_ns: Sequence[int]
+    token_n: Sequence[int]
+    read_lag_ns: Sequence[int]
+    planned_prompt_tok: int
+    planned_output_tok: int
+    prompt_tok: int | None
+    prompt_source: str | None
+    output_tok: int | None
+    output_source: str | None
+    output_gap_tok: int | None
+    split: str | None
+    cached_tok: int | None
+    finish_reason: str | None
+    http_status: int | None
+    n_events: int
+    n_reads: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The events of a reply that carry tokens: where each ends in the body, how many it carries, who says so.
+
+    `answer` is the index of the first that is not reasoning.
+    """
+
+    ends: Sequence[int] = ()
+    n: Sequence[int] = ()
+    answer: int | None = None
+    total: int | None = None
+    source: str | None = None
+    gap: int | None = None
+    split: str | None = None
+
+    @property
+    def generated(self) -> int | None:
+        """The server's own total: text that was tokenized again may be a token off, and judges nobody."""
+        return None if self.source in RECOUNTS else self.total
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What was understood of a reply, and when."""
+
+    reply: Reply = _NO_REPLY
+    tokens: _Tokens = _Tokens()
+    token_ns: Sequence[int] = ()
+    lag_ns: Sequence[int] = ()
+    headers_ns: int | None = None
+    status: int | None = None
+
+
+def record_of(request: Request, capture: Capture, decode: Decode, recounts: Counts = ()) -> Record:
+    """What became of a request, from what its wire did; `decode` is its engine's.
+
+    `recounts` are asked only where the server itself did not count.
+    """
+    try:
+        parsed = http1.parse(capture.reads)
+    except EngineError as error:
+        return _record(request, capture, Outcome.ERROR_EVENT, str(error), _Heard())
+    if parsed is None:
+        return _record(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail, _Heard())
+    http, arrivals = parsed
+    reply = decode(http)
+    tokens = _tokens(reply, recounts)
+    token_ns, lag_ns = _stamps(arrivals, tokens.ends)
+    heard = _Heard(reply, tokens, token_ns, lag_ns, arrivals.headers_ns, http.status)
+    outcome = _outcome(request, capture.failure, http, reply, tokens)
+    return _record(request, capture, outcome, reply.error or capture.detail, heard)
+
+
+def record_without_capture(request: Request, due_ns: int) -> Record:
+    """The record of a request of which a run that was cut off left nothing."""
+    capture = Capture(request.index, due_ns, None, None, None, None, ())
+    return _record(request, capture, Outcome.CANCELLED, "the run left no capture of this request", _Heard())
+
+
+def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Reply, tokens: _Tokens) -> str:
+    """How the request ended; the first thing that is wrong names it.
+
+    A wire that fails after the reply's own end took nothing from the user and does not count.
+    """
+    if http.status != 200:
+        return f"http_{http.status}"
+    if reply.error is not None:
+        return Outcome.ERROR_EVENT
+    if failure is not None and not reply.terminated:
+        return failure
+    if reply.finish_reason in GAVE_UP:
+        return Outcome.ABORTED
+    if not tokens.n:
+        return Outcome.EMPTY if http.complete or reply.terminated else Outcome.TRUNCATED
+    if not reply.terminated:
+        return Outcome.TRUNCATED
+    return _length_outcome(request, reply, tokens.generated)
+
+
+def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) -> str:
+    # A prompt sent as text may be tokenized otherwise than planned; one sent as ids can only be cut.
+    sent_ids = request.prompt_text is None
+    if sent_ids and reply.n_prompt_tok is not None and reply.n_prompt_tok < request.n_prompt_tok:
+        return Outcome.CLAMPED
+    stopped = reply.finish_reason in STOPPED
+    if n_output_tok is None:
+        return Outcome.SHORT if stopped and request.ignore_eos else Outcome.OK
+    if n_output_tok >= request.n_output_tok:
+        return Outcome.OK if n_output_tok == request.n_output_tok else Outcome.LONG
+    if stopped or reply.finish_reason is None:
+        return Outcome.SHORT if request.ignore_eos else Outcome.OK
+    return Outcome.CLAMPED
+
+
+def _tokens(reply: Reply, recounts: Counts) -> _Tokens:
+    """Which events carry how many tokens.
+
+    Token ids are trusted before usage, usage before events, events before text that was tokenized again.
+    """
+    events = [event for event in reply.events if event.kind in _TOKEN_KINDS]
+    counts = [event.n_tok for event in events]
+    known = [n for n in counts if n is not None]
+    by_events = sum(known) if events and len(known) == len(counts) else None
+    words = (("ids", reply.n_output_ids), ("usage", reply.n_output_usage), ("events", by_events), *recounts)
+    said = [(source, n) for source, n in words if n is not None]
+    source, total = said[0] if said else (None, None)
+    gap = said[1][1] - said[0][1] if len(said) > 1 else None
+    split, n = _split(counts, known, total)
+    if 0 in n:
+        events = [event for event, k in zip(events, n, strict=True) if k]
+        n = [k for k in n if k]
+    answer = next((i for i, event in enumerate(events) if event.kind is not Kind.REASONING), None)
+    return _Tokens([event.end for event in events], n, answer, total, source, gap, split if n else None)
+
+
+def _split(counts: list[int | None], known: list[int], total: int | None) -> tuple[str, list[int]]:
+    """Shares out what is left of `total` among the events that did not say; no chunk is taken for a token."""
+    n_unknown = len(counts) - len(known)
+    if not n_unknown:
+        return "counted", known
+    if total is None:
+        return "unknown", [1 if n is None else n for n in counts]
+    left = max(total - sum(known), 0)
+    if left == n_unknown:
+        return "one-each", [1 if n is None else n for n in counts]
+    # Rounded up, so that the first event has a token: something did arrive with it.
+    edges = [-(-left * k // n_unknown) for k in range(n_unknown + 1)]
+    shares = iter([b - a for a, b in pairwise(edges)])
+    return "spread", [next(shares) if n is None else n for n in counts]
+
+
+def _stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int]]:
+    """When the bytes up to each end arrived, ascending, and how much later our code had them."""
+    if not ends:
+        return [], []
+    reads = arrivals.reads
+    read = arrivals.read_of(ends)
+    at_ns, kernel_ns = reads.at_ns[read], reads.kernel_ns[read]
+    stamped = kernel_ns != NO_STAMP
+    token_ns = np.maximum.accumulate(np.where(stamped, kernel_ns, at_ns))
+    lag_ns = np.where(stamped, np.maximum(at_ns - kernel_ns, 0), -1)
+    return token_ns.tolist(), lag_ns.tolist()
+
+
+def _record(request: Request, capture: Capture, outcome: str, error: str | None, heard: _Heard) -> Record:
+    reply, tokens = heard.reply, heard.tokens
+    return Record(
+        index=request.index,
+        outcome=str(outcome),
+        due_ns=capture.due_ns,
+        dispatched_ns=capture.dispatched_ns,
+        connected_ns=capture.connected_ns,
+        sent_ns=capture.sent_ns,
+        headers_ns=heard.headers_ns,
+        closed_ns=capture.closed_ns,
+        answer_ns=None if tokens.answer is None else heard.token_ns[tokens.answer],
+        token_ns=heard.token_ns,
+        token_n=tokens.n,
+        read_lag_ns=heard.lag_ns,
+        planned_prompt_tok=request.n_prompt_tok,
+        planned_output_tok=request.n_output_tok,
+        prompt_tok=reply.n_prompt_tok,
+        prompt_source=None if reply.n_prompt_tok is None else "usage",
+        output_tok=tokens.total,
+        output_source=tokens.source,
+        output_gap_tok=tokens.gap,
+        split=tokens.split,
+        cached_tok=reply.n_cached_tok,
+        finish_reason=reply.finish_reason,
+        http_status=heard.status,
+        n_events=len(reply.events),
+        n_reads=len(capture.reads),
+        error=error,
+    )

@@ -1,0 +1,274 @@
+"""Whether engines may be held against each other: only if they did the same work under the same settings.
+
+Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld;
+what can be said of the requests that did match is in `loadgen.verdict.equal_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from loadgen.verdict.served_work import Work
+from loadgen.verdict.verdict import Reason, State
+
+TOLERANCE: Final = 0.01
+"""Served tokens may differ by 1 % (a token that a server adds in front is 0.2 % of 512), shares of requests
+and of prompt tokens by one point."""
+
+COMPARABLE: Final = "COMPARABLE"
+ALONE: Final = "NOTHING TO COMPARE"
+
+_WORST_FIRST = (State.INSUFFICIENT, State.CLIENT_BOUND, State.NOT_COMPARABLE, State.NOT_STATIONARY)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing the gate looked at: what each contender has, and whether they agree (None: not known of all).
+
+    `values` are texts by contender; repeats that differ are shown as a range.
+    """
+
+    name: str
+    values: Mapping[str, str]
+    agrees: bool | None
+    tolerance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparability:
+    """`state` is COMPARABLE, NOT-COMPARABLE, the worst verdict of a run that cannot be believed, or ALONE.
+
+    `reasons` are why it is not COMPARABLE, `warnings` what could not be checked or must be known.
+    """
+
+    state: str
+    reasons: tuple[Reason, ...]
+    warnings: tuple[Reason, ...]
+    facts: tuple[Fact, ...]
+
+    @property
+    def comparable(self) -> bool:
+        return self.state == COMPARABLE
+
+
+def comparability(works: Sequence[Work], unlike: Sequence[Reason] = ()) -> Comparability:
+    """The gate over all runs of all contenders; `unlike` are differences that were found elsewhere."""
+    numbers = [_judge_number(number, works) for number in _NUMBERS]
+    settings = [_judge_setting(setting, works) for setting in _SETTINGS]
+    facts = tuple(fact for fact, _ in [*numbers, *settings])
+    differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
+    reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
+    warnings = (*_unchecked(facts), *_unforced(works))
+    unbelievable = _unbelievable(works)
+    if reasons:
+        return Comparability(State.NOT_COMPARABLE, (*reasons, *unbelievable), warnings, facts)
+    if unbelievable:
+        worst = next(state for state in _states_worst_first() if any(w.verdict == state for w in works))
+        return Comparability(worst, unbelievable, warnings, facts)
+    alone = len({work.label for work in works}) < 2
+    return Comparability(ALONE if alone else COMPARABLE, (), warnings, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """A number that must agree, absolutely or as a share of the largest."""
+
+    code: str
+    name: str
+    of: Callable[[Work], float | None]
+    shown: str
+    relative: bool
+    advice: str
+
+
+_NUMBERS: Final = (
+    _Number(
+        "prompt-tokens",
+        "Prompt tokens served, mean",
+        lambda w: w.prompt_tok,
+        "{:,.1f}",
+        True,
+        "Is the same tokenizer in use, and does a server cut or pad prompts?",
+    ),
+    _Number(
+        "output-tokens",
+        "Output tokens served, mean",
+        lambda w: w.output_tok,
+        "{:,.1f}",
+        True,
+        "Force the output length, or choose a model that does not stop early.",
+    ),
+    _Number(
+        "finish-reasons",
+        "Replies that the model ended itself",
+        lambda w: w.stopped_fraction,
+        "{:.1%}",
+        False,
+        "Force the output length, or give the model an end-of-text id it never draws.",
+    ),
+    _Number(
+        "failures",
+        "Requests without a whole reply",
+        lambda w: w.failed_fraction,
+        "{:.1%}",
+        False,
+        "What is refused makes the rest look faster: lower the load or raise the server's limits.",
+    ),
+    _Number(
+        "prefix-cache",
+        "Prompt tokens from the prefix cache",
+        lambda w: w.cached_fraction,
+        "{:.1%}",
+        False,
+        "Turn prefix caching off everywhere, or on everywhere, and use a fresh salt.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """A setting that must be equal."""
+
+    key: str
+    code: str
+    name: str
+    advice: str
+
+
+_BATCH = "Start every engine with the same limits (each has its own flags for them)."
+_SETTINGS: Final = (
+    _Setting("concurrency", "workload", "Requests at a time", "Drive every engine in the same way."),
+    _Setting("sampling", "sampling", "Sampling", "Ask every engine for the same sampling."),
+    _Setting("dtype", "precision", "Precision of the weights", "Give every engine the same dtype."),
+    _Setting("kv_dtype", "precision", "Precision of the KV cache", "Give every engine the same KV dtype."),
+    _Setting("quantization", "precision", "Quantisation", "Serve the same checkpoint everywhere."),
+    _Setting("max_num_seqs", "batch-limits", "Most requests in a batch", _BATCH),
+    _Setting("max_batched_tok", "batch-limits", "Most tokens in a step", _BATCH),
+    _Setting("tensor_parallel", "parallelism", "Tensor parallel over", "Give every engine as many devices."),
+)
+
+
+def _judge_number(number: _Number, works: Sequence[Work]) -> tuple[Fact, Reason | None]:
+    found = [(work.label, number.of(work)) for work in works]
+    known = [(label, value) for label, value in found if value is not None]
+    shown = _shown(found, number.shown)
+    tolerance = f"{TOLERANCE:.0%}" if number.relative else f"{TOLERANCE * 100:.0f} point"
+    if not known:
+        return Fact(number.name, shown, None, tolerance), None
+    (low_label, low), (high_label, high) = (pick(known, key=lambda item: item[1]) for pick in (min, max))
+    allowed = TOLERANCE * (high if number.relative else 1.0)
+    if high - low <= allowed + 1e-12:
+        return Fact(number.name, shown, True if len(known) == len(found) else None, tolerance), None
+    ends = f"{number.shown.format(low)} at {low_label}, {number.shown.format(high)} at {high_label}"
+    detail = _why_failed(works) if number.code == "failures" else ""
+    return Fact(number.name, shown, False, tolerance), Reason(
+        number.code, f"{number.name}: {ends}{detail}; {tolerance} is allowed.", number.advice
+    )
+
+
+def _why_failed(works: Sequence[Work]) -> str:
+    said = [f"{work.label}: {work.failures}" for work in works if work.failures]
+    return f" ({'; '.join(said)})"
+
+
+def _judge_setting(setting: _Setting, works: Sequence[Work]) -> tuple[Fact, Reason | None]:
+    found = [(work.label, work.settings.get(setting.key)) for work in works]
+    shown = _shown(found, "{}")
+    values = {value for _, value in found if value is not None}
+    if len(values) > 1:
+        told = ", ".join(f"{value} at {label}" for label, value in shown.items() if value != UNSAID)
+        reason = Reason(setting.code, f"{setting.name}: {told}.", setting.advice)
+        return Fact(setting.name, shown, False, "equal"), reason
+    return Fact(setting.name, shown, None if any(v is None for _, v in found) else True, "equal"), None
+
+
+UNSAID: Final = "not said"
+
+
+def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[str, str]:
+    """What each contender has, as text; the extremes where its repeats differ."""
+    texts: dict[str, str] = {}
+    for label in dict.fromkeys(label for label, _ in found):
+        values = [value for name, value in found if name == label and value is not None]
+        distinct = list(dict.fromkeys(shape.format(v) for v in sorted(values)))
+        texts[label] = " to ".join(distinct[:: max(len(distinct) - 1, 1)]) or UNSAID
+    return texts
+
+
+def _workload(works: Sequence[Work]) -> list[Reason]:
+    """The same requests at the same times; what they say may differ, how long they are may not."""
+    first = works[0].columns
+    for work in works[1:]:
+        c = work.columns
+        if len(c) != len(first):
+            what = f"{len(first):,} requests were planned for {works[0].label}, {len(c):,} for {work.label}"
+        elif not np.array_equal(c.planned_prompt_tok, first.planned_prompt_tok) or not np.array_equal(
+            c.planned_output_tok, first.planned_output_tok
+        ):
+            what = f"{works[0].label} and {work.label} were asked for other lengths"
+        elif works[0].opened and work.opened and not np.allclose(c.due_s, first.due_s, atol=1e-3):
+            what = f"{works[0].label} and {work.label} were asked at other times"
+        else:
+            continue
+        return [Reason("workload", f"{what}.", "Give every engine the same load with the same seed.")]
+    return []
+
+
+def _cache_truth(works: Sequence[Work]) -> list[Reason]:
+    """Hits that the prompts' own prefixes do not explain, once per contender."""
+    reasons: dict[str, Reason] = {}
+    for work in works:
+        seen, expected = work.cached_fraction, work.expected_cached_fraction
+        if seen is None or expected is None or abs(seen - expected) <= TOLERANCE:
+            continue
+        text = f"{work.label} served {seen:.1%} of its prompt tokens from a prefix cache; the prompts' own"
+        advice = "Use a fresh salt, restart the server, and keep others off it."
+        reasons.setdefault(
+            work.label, Reason("cache-truth", f"{text} prefixes explain {expected:.1%}.", advice)
+        )
+    return list(reasons.values())
+
+
+def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
+    """What some engine does not say, in one sentence each contender."""
+    silent: dict[str, list[str]] = {}
+    for fact in facts:
+        if fact.agrees is None:
+            for label in (label for label, value in fact.values.items() if value == UNSAID):
+                silent.setdefault(label, []).append(fact.name[:1].lower() + fact.name[1:])
+    advice = "What an engine does not say is not compared: make sure of it by its command line."
+    return [
+        Reason("unchecked", f"{label} does not say: {', '.join(names)}.", advice)
+        for label, names in silent.items()
+    ]
+
+
+def _unforced(works: Sequence[Work]) -> list[Reason]:
+    labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
+    return [
+        Reason(
+            "unforced", f"{label} cannot be told how long to go on.", "Its lengths were checked, not forced."
+        )
+        for label in labels
+    ]
+
+
+def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
+    """One reason for each verdict under which a run's numbers cannot be used."""
+    reasons = []
+    for state in _states_worst_first():
+        runs = [work for work in works if work.verdict == state]
+        if runs:
+            who = ", ".join(dict.fromkeys(work.label for work in runs))
+            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'}"
+            text = f"{many} {state} ({who}). {runs[0].verdict_reason}".rstrip()
+            reasons.append(Reason("verdict", text, "The run's own report says what to do."))
+    return tuple(reasons)
+
+
+def _states_worst_first() -> list[str]:
+    return ["NO SUMMARY", *map(str, _WORST_FIRST)]

@@ -1,0 +1,171 @@
+"""What one run really served, and under which settings: all that decides whether runs can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.metrics.telemetry_query import Watched
+from loadgen.record.columns import Columns, Floats
+from loadgen.record.record import STOPPED, Outcome
+from loadgen.record.rundir import Run
+from loadgen.stats.estimates import Absent
+from servers.engine import Identity
+from workloads.prefix_tree import BLOCK_TOK, expected_hit_fraction
+from workloads.request import Request
+
+ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
+"""The server gave a whole reply, of whatever length: work that was done."""
+
+OPEN = "open loop"
+
+_QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """One run of one contender; `label` names the contender, repeats share it.
+
+    `cached_fraction` is the share of prompt tokens that the prefix cache served, `expected_cached_fraction`
+    what the prompts' own prefix tree allows. In `settings` None means that the server does not say.
+    `lengths_forced` is False where the engine cannot be told to go on past an end-of-text. `verdict_reason`
+    is the first reason of the run's own verdict, "" where it has none.
+    """
+
+    label: str
+    run: str
+    columns: Columns
+    verdict: str
+    cached_fraction: float | None
+    expected_cached_fraction: float | None
+    settings: Mapping[str, str | None]
+    lengths_forced: bool = True
+    verdict_reason: str = ""
+
+    @property
+    def opened(self) -> bool:
+        """Whether requests were due at times of their own, not when another ended."""
+        return self.settings.get("concurrency", OPEN) == OPEN
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Per request, whether the server gave a whole reply."""
+        return np.isin(self.columns.table.column("outcome").to_pylist(), ENDED)
+
+    @property
+    def prompt_tok(self) -> float | None:
+        return _mean(self.columns.prompt_tok[self.ended])
+
+    @property
+    def output_tok(self) -> float | None:
+        return _mean(self.columns.output_tok[self.ended])
+
+    @property
+    def failed_fraction(self) -> float:
+        """The share of planned requests without a whole reply."""
+        return float(1 - self.ended.mean()) if len(self.columns) else 0.0
+
+    @property
+    def stopped_fraction(self) -> float | None:
+        """The share of whole replies that the model ended by itself."""
+        reasons = [r for r in self.columns.table.column("finish_reason").to_pylist() if r is not None]
+        return sum(reason in STOPPED for reason in reasons) / len(reasons) if reasons else None
+
+    @property
+    def failures(self) -> str:
+        """The outcomes of what failed, most frequent first, e.g. `300 http_503`."""
+        tally = self.columns.tally("outcome")
+        return ", ".join(f"{n:,} {outcome}" for outcome, n in tally.items() if outcome not in ENDED)
+
+
+def work_of(run: Run, label: str) -> Work:
+    """What the run in a folder served, from its files alone."""
+    columns, salt = run.columns, run.manifest.get("salt")
+    requests = run.plan.requests if salt is None else run.asked
+    server = run.manifest.get("server") or {}
+    identity = run.identity or Identity(str(run.manifest.get("engine")))
+    caching = identity.prefix_caching is not False
+    block_tok = identity.kv_block_tok or BLOCK_TOK
+    capabilities = server.get("capabilities") or {}
+    verdict = (run.summary or {}).get("verdict") or {"state": "NO SUMMARY"}
+    return Work(
+        label=label,
+        run=run.name,
+        columns=columns,
+        verdict=str(verdict["state"]),
+        verdict_reason=next((reason["text"] for reason in verdict.get("reasons", ())), ""),
+        cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
+        expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,
+        settings={
+            "concurrency": str(run.manifest.get("concurrency") or OPEN),
+            **settings_of(identity, server.get("argv"), requests),
+        },
+        lengths_forced=bool(capabilities.get("forced_output_length", True)),
+    )
+
+
+def settings_of(
+    identity: Identity, argv: Sequence[str] | None, requests: Sequence[Request]
+) -> dict[str, str | None]:
+    """Sampling, precision and batch limits by name; None where nobody says."""
+    numbers = {
+        "max_num_seqs": identity.max_num_seqs,
+        "max_batched_tok": identity.max_batched_tok,
+        "tensor_parallel": identity.tensor_parallel,
+    }
+    return {
+        "sampling": _sampling(requests),
+        "dtype": _dtype(identity.dtype),
+        "kv_dtype": _dtype(identity.kv_dtype),
+        "quantization": quantization_in(argv),
+        **{name: None if number is None else f"{number:,}" for name, number in numbers.items()},
+    }
+
+
+def quantization_in(argv: Sequence[str] | None) -> str | None:
+    """What a server's command line says of quantised weights: "none" where it is silent, None without one."""
+    if argv is None:
+        return None
+    for k, word in enumerate(argv):
+        flag, equals, value = word.partition("=")
+        if flag in _QUANTIZATION_FLAGS:
+            return value if equals else next(iter(argv[k + 1 :]), "none")
+    return "none"
+
+
+def _sampling(requests: Sequence[Request]) -> str:
+    """Without its seed: engines draw differently from the same one."""
+    kinds = {(r.sampling.temperature, r.sampling.top_p) for r in requests}
+    words = ("greedy" if not t else f"temperature {t:g}, top_p {p:g}" for t, p in sorted(kinds))
+    return "; ".join(words)
+
+
+_DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
+
+
+def _dtype(name: str | None) -> str | None:
+    """One spelling for each: engines say `bf16`, `torch.bfloat16` and `bfloat16`."""
+    plain = None if name is None else name.lower().removeprefix("torch.")
+    return None if plain is None else _DTYPES.get(plain, plain)
+
+
+def _cached_fraction(c: Columns, run: Run) -> float | None:
+    """As the replies say, else as the server's counters grew; None where neither says."""
+    known = ~np.isnan(c.cached_tok)
+    if known.any():
+        prompt = np.where(np.isnan(c.prompt_tok), c.planned_prompt_tok, c.prompt_tok)[known]
+        return float(c.cached_tok[known].sum() / prompt.sum())
+    ends_s = c.closed_s[~np.isnan(c.closed_s)]
+    watched = Watched(run.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
+    served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
+    if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:
+        return None
+    return served.point / asked.point
+
+
+def _mean(values: Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None

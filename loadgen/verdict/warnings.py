@@ -1,0 +1,116 @@
+"""What the reader of a run must know though it takes nothing from the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from loadgen.metrics.server_histograms import disagreement
+from loadgen.record.record import RECOUNTS
+from loadgen.stats.estimates import Absent, Figure
+from loadgen.verdict.certificate import Certificate
+from loadgen.verdict.verdict import Reason
+
+NOTABLE = 0.01
+BUSY = 0.25
+"""Of two cores half of one: a server beside it is slowed, though the instrument may not be."""
+BEYOND = 1.1
+"""So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
+
+
+def caveats(
+    sections: Mapping[str, Any], certificate: Certificate | Absent | None = None
+) -> tuple[Reason, ...]:
+    """Every caveat that applies, out of the summary's own sections."""
+    lengths = sections["lengths"]
+    found = (
+        _failures(sections["counts"]),
+        _prompt_lengths(_point(lengths["prompt_mismatches"])),
+        _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
+        _recounted(sum(lengths["output_sources"].get(name, 0) for name in RECOUNTS)),
+        _cached(_point(lengths["cached_fraction"])),
+        _conservation(_point(sections["conservation"]["output_residual"]), sections["counts"]),
+        _uncertified(certificate),
+        _beyond_certified(sections["instrument"]),
+        _busy_machine(_point(sections["instrument"]["others_cpu_fraction"])),
+        disagreement(sections["agreement"]),
+    )
+    return tuple(reason for reason in found if reason is not None)
+
+
+def _failures(counts: Mapping[str, int]) -> Reason | None:
+    failed = counts["planned"] - counts["ok"]
+    if not failed or not counts["ok"]:
+        return None
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if kind not in ("planned", "ok"))
+    text = f"{failed:,} of {counts['planned']:,} requests failed: {kinds}."
+    return Reason("failures", text, "They count as infinitely late; the report lists the first of each kind.")
+
+
+def _prompt_lengths(n: float) -> Reason | None:
+    if not n:
+        return None
+    text = f"The server counted other prompt lengths than planned for {n:,.0f} requests."
+    return Reason("prompt-length", text, "A special token that the server adds is the usual cause.")
+
+
+def _guessed_chunks(n: int) -> Reason | None:
+    if not n:
+        return None
+    text = f"The server did not say how many tokens each event of {n:,} replies carries."
+    return Reason("chunks", text, "Their ITL is an even spread: read ICL and TPOT instead.")
+
+
+def _recounted(n: int) -> Reason | None:
+    if not n:
+        return None
+    text = f"The server did not count the tokens of {n:,} replies: their text was tokenized again."
+    advice = "It may differ from what was sampled by a token or so; an end of text, say, leaves none."
+    return Reason("recounted", text, advice)
+
+
+def _cached(share: float) -> Reason | None:
+    if share <= NOTABLE:
+        return None
+    text = f"The prefix cache served {share:.1%} of the prompt tokens."
+    return Reason(
+        "prefix-cache", text, "Was a salt repeated? A fresh one shares no prefix with earlier runs."
+    )
+
+
+def _conservation(residual: float, counts: Mapping[str, int]) -> Reason | None:
+    if abs(residual) <= NOTABLE:
+        return None
+    text = f"Client and server differ by {residual:.1%} in how many tokens were generated."
+    lost = "It may have gone on with requests that had failed here; or does anybody else use it?"
+    none_lost = counts["ok"] == counts["planned"]
+    return Reason("conservation", text, "Does anybody else use this server?" if none_lost else lost)
+
+
+def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
+    if not isinstance(certificate, Absent):
+        return None
+    text = f"The instrument was not certified before this run: {certificate.reason}."
+    return Reason("not-certified", text, "Its own watch during the run is all that speaks for it.")
+
+
+def _busy_machine(others: float) -> Reason | None:
+    if others <= BUSY:
+        return None
+    text = f"Processes that are neither client nor started server used {others:.0%} of this machine's CPU."
+    return Reason("busy-machine", text, "If they are not the server itself, they slowed a server here.")
+
+
+def _beyond_certified(instrument: Mapping[str, Figure]) -> Reason | None:
+    names = ("certified_events_per_s", "certified_limit_per_s")
+    highest = max((_point(instrument[name]) for name in names if name in instrument), default=0.0)
+    peak = _point(instrument["peak_events_per_s"])
+    if not highest or peak <= BEYOND * highest:
+        return None
+    text = f"Up to {peak:,.0f} events came in a second; the instrument is certified up to {highest:,.0f}."
+    advice = "How far it can follow here, `burstline certify` finds out; --workers shares the load out."
+    return Reason("beyond-certified", text, advice)
+
+
+def _point(figure: Figure) -> float:
+    return 0.0 if isinstance(figure, Absent) else figure.point

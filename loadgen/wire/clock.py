@@ -1,0 +1,58 @@
+"""From the kernel's receive stamps (CLOCK_REALTIME) to the one clock of a run (CLOCK_MONOTONIC)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.record.capture import NO_STAMP
+
+_STEP_NS = 50_000
+_SOFTIRQ_SLACK_NS = 20_000
+
+
+def realtime_offset_ns(n_tries: int = 3) -> int:
+    """CLOCK_REALTIME minus CLOCK_MONOTONIC now, from the tightest of `n_tries` pairs of readings."""
+    monotonic, realtime = time.monotonic_ns, time.CLOCK_REALTIME
+    tries = []
+    for _ in range(n_tries):
+        before, wall, after = monotonic(), time.clock_gettime_ns(realtime), monotonic()
+        tries.append((after - before, wall - (before + after) // 2))
+    return min(tries)[1]
+
+
+@dataclass(slots=True)
+class Offsets:
+    """The offset as it was over a run: slewing moves both clocks alike, only a step (`date -s`) moves it."""
+
+    since_ns: list[int] = field(default_factory=list)
+    offset_ns: list[int] = field(default_factory=list)
+    latest_ns: int = 0
+
+    def observe(self, now_ns: int) -> None:
+        self.latest_ns = realtime_offset_ns()
+        if not self.offset_ns or abs(self.latest_ns - self.offset_ns[-1]) > _STEP_NS:
+            self.since_ns.append(now_ns)
+            self.offset_ns.append(self.latest_ns)
+
+    @property
+    def drift_ns(self) -> int:
+        """How far the offset moved from the first observation to the latest."""
+        return self.latest_ns - self.offset_ns[0] if self.offset_ns else 0
+
+    def monotonic(self, stamps: bytes | bytearray, at_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Kernel stamps (`struct timespec`, zeros where absent) as monotonic ns, NO_STAMP where absent.
+
+        `at_ns` is when our code had each read. A stamp later than that, or a minute older, crossed a step of
+        the wall clock between two observations and is dropped.
+        """
+        pairs = np.frombuffer(stamps, dtype=np.int64).reshape(-1, 2)
+        step = np.clip(np.searchsorted(self.since_ns, at_ns, side="right") - 1, 0, None)
+        real_ns = pairs[:, 0] * 1_000_000_000 + pairs[:, 1]
+        kernel_ns = real_ns - np.array(self.offset_ns, dtype=np.int64)[step]
+        lag_ns = at_ns - kernel_ns
+        sound = (real_ns != 0) & (lag_ns > -_SOFTIRQ_SLACK_NS) & (lag_ns < 60_000_000_000)
+        return np.where(sound, np.minimum(kernel_ns, at_ns), NO_STAMP)

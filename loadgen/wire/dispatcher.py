@@ -1,0 +1,251 @@
+"""Every exchange from its due time to its end, over the connections of a pool."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Final
+
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.poller import IN, OUT, Poller
+from loadgen.wire.pool import Connection, Pool
+from loadgen.wire.reader import Reader
+from loadgen.wire.schedule import Schedule
+from servers.engine import EngineError
+
+NEVER: Final = 2**63 - 1
+_OPEN_AHEAD_NS = 1_000_000_000
+
+now = time.monotonic_ns
+
+
+class Traffic:
+    """What is parked, waiting for a connection, in flight, and ended since somebody last asked.
+
+    Its plain integers may be read from any thread; all else belongs to the wire's. `next_due_ns` is when
+    there is next something to do, absolute.
+    """
+
+    def __init__(
+        self, poller: Poller, reader: Reader, pool: Pool, deadline_s: float | None, concurrency: int | None
+    ) -> None:
+        self.n_parked = self.n_dispatched = self.n_sent = self.n_begun = 0
+        self.n_done = self.n_failed = self.n_resent = 0
+        self.stopped = False
+        self.next_due_ns = NEVER
+        self._poller, self._reader, self._pool = poller, reader, pool
+        self._deadline_ns = None if deadline_s is None else int(deadline_s * 1e9)
+        self._limit = NEVER if concurrency is None else concurrency
+        self._t0_ns: int | None = None
+        self._schedule = Schedule(_OPEN_AHEAD_NS)
+        self._waiting: deque[Exchange] = deque()
+        self._in_flight: dict[Exchange, Connection | None] = {}
+        self._ended: list[Exchange] = []
+
+    def take_ended(self) -> list[Exchange]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    # What is asked of it.
+
+    def park(self, exchange: Exchange) -> None:
+        """Hold a serialised request until it is due."""
+        self.n_parked += 1
+        if self.stopped:
+            self.fail(exchange, "not_sent", None)
+            return
+        self._schedule.add(exchange)
+        self._plan_ahead()
+
+    def release(self, t0_ns: int) -> None:
+        """Let the run begin at `t0_ns`."""
+        self._t0_ns = t0_ns
+        self._plan_ahead()
+
+    def give_up(self, exchange: Exchange) -> None:
+        """ "cancelled" once dispatched, "not_sent" before."""
+        if exchange.closed_ns is None and exchange.failure is None:
+            self.fail(exchange, "cancelled" if exchange in self._in_flight else "not_sent", None)
+
+    def stop(self) -> None:
+        """Send nothing more, and give everything up."""
+        self.stopped = True
+        parked = self._schedule.clear()
+        self._waiting.clear()
+        for exchange in [*self._in_flight, *parked]:
+            self.give_up(exchange)
+        self._plan_ahead()
+
+    # When to send.
+
+    def _plan_ahead(self) -> None:
+        """Have a connection ready for all that is due within a second, and know what is due next."""
+        schedule, t0_ns = self._schedule, self._t0_ns
+        schedule.look_ahead(0 if t0_ns is None else now() - t0_ns)
+        n_free = self._limit - len(self._in_flight)
+        self._pool.want(len(self._waiting) + min(len(schedule.soon), n_free))
+        next_ns = schedule.next_ns(n_free > 0)
+        self.next_due_ns = NEVER if t0_ns is None or next_ns is None else t0_ns + next_ns
+
+    def fire(self, at_ns: int) -> None:
+        """Send all that is due."""
+        soon, in_flight, limit, send = self._schedule.soon, self._in_flight, self._limit, self._send
+        idle, waiting = self._pool.idle, self._waiting
+        since_t0 = at_ns - (self._t0_ns or 0)
+        while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
+            exchange = soon.popleft()[2]
+            if exchange.failure is not None:
+                continue
+            exchange.dispatched_ns = now()
+            self.n_dispatched += 1
+            if idle:
+                send(idle.popitem()[0], exchange)
+            else:
+                in_flight[exchange] = None
+                waiting.append(exchange)
+        self._plan_ahead()
+
+    def _send(self, connection: Connection, exchange: Exchange) -> None:
+        self._in_flight[exchange] = connection
+        connection.exchange = exchange
+        if not connection.used:
+            exchange.connected_ns = connection.connected_ns
+        payload = exchange.payload if connection.tls is None else connection.tls.encrypt(exchange.payload)
+        self.write(connection, exchange, payload)
+
+    def write(self, connection: Connection, exchange: Exchange, data: bytes | memoryview) -> None:
+        """As much as the socket takes; the rest is sent when it takes more."""
+        try:
+            n = connection.sock.send(data)
+        except BlockingIOError:
+            n = 0
+        except OSError as error:
+            self.lose(connection, error)
+            return
+        if n == len(data):
+            exchange.sent_ns = now()
+            self.n_sent += 1
+            if connection.unsent is not None:
+                connection.unsent = None
+                self._poller.modify(connection.fd, IN)
+        else:
+            if connection.unsent is None:
+                self._poller.modify(connection.fd, IN | OUT)
+            connection.unsent = memoryview(data)[n:]
+
+    def serve_waiting(self) -> None:
+        """Give connections that have become free to those who wait for one."""
+        while self._waiting and self._pool.idle:
+            exchange = self._waiting.popleft()
+            connection = self._pool.take() if exchange.failure is None else None
+            if connection is not None:
+                self._send(connection, exchange)
+
+    def refuse_waiting(self) -> None:
+        """What waits for a connection that cannot be had has failed."""
+        if self._waiting and self._pool.failure is not None and self._pool.is_settled:
+            waiting, self._waiting = self._waiting, deque()
+            for exchange in waiting:
+                if exchange.failure is None:
+                    self.fail(exchange, "connect", self._pool.failure)
+
+    # How exchanges end.
+
+    def check(self, connection: Connection, exchange: Exchange) -> None:
+        """Finish the exchange if its message has ended; have the reader follow it where it streams on."""
+        begun = exchange.begun
+        try:
+            whole = exchange.is_whole()
+        except EngineError as error:
+            self.fail(exchange, "truncated", str(error))
+            return
+        self.n_begun += exchange.begun and not begun
+        if whole:
+            self._finish(connection, exchange, exchange.last_read_ns)
+        elif exchange.mid_stream and connection.tls is None:
+            self._reader.follow(connection)
+
+    def _finish(self, connection: Connection, exchange: Exchange, at_ns: int) -> None:
+        exchange.closed_ns = at_ns
+        self._part(connection)
+        del self._in_flight[exchange]
+        self._ended.append(exchange)
+        self.n_done += 1
+        if connection.is_open and connection.unsent is None and exchange.is_exact():
+            connection.used = True
+            self._pool.idle[connection] = None
+            self.serve_waiting()
+        else:
+            if connection.is_open:
+                self._pool.drop(connection)
+            self._plan_ahead()  # who waits needs another
+        if self._schedule.soon:  # in a closed loop the next may go at once
+            self.next_due_ns = min(self.next_due_ns, (self._t0_ns or 0) + self._schedule.soon[0][0])
+
+    def fail(self, exchange: Exchange, failure: str, detail: str | None) -> None:
+        """End it with what came so far."""
+        exchange.failure, exchange.detail = failure, detail
+        if failure != "not_sent":
+            exchange.closed_ns = now()
+        connection = self._in_flight.pop(exchange, None)
+        if connection is not None and connection.is_open:
+            self._part(connection)
+            self._pool.drop(connection)
+        self._ended.append(exchange)
+        self.n_failed += 1
+        self._plan_ahead()
+
+    def _part(self, connection: Connection) -> None:
+        """The exchange gets all that was read for it, and the connection forgets it."""
+        self._reader.leave(connection)
+        connection.exchange = None
+
+    def expire(self, at_ns: int) -> None:
+        """Give up what has passed its deadline. What was dispatched first stands first and expires first."""
+        limit_ns, t0_ns = self._deadline_ns, self._t0_ns
+        if limit_ns is None or t0_ns is None:
+            return
+        late = []
+        for exchange in self._in_flight:
+            start_ns = t0_ns + exchange.due_ns if self._limit == NEVER else exchange.dispatched_ns or at_ns
+            if at_ns < start_ns + limit_ns:
+                break
+            late.append(exchange)
+        for exchange in late:
+            self.fail(exchange, "timeout", f"no end of the reply within {limit_ns / 1e9:g} s")
+
+    def lose(self, connection: Connection, error: OSError | None) -> None:
+        """The connection has ended: in order (`error` None) or not."""
+        exchange = connection.exchange
+        self._part(connection)
+        self._pool.drop(connection)
+        if exchange is None:
+            self._plan_ahead()  # closed while idle: replaced before anybody needs it
+        elif connection.used and not exchange.data and not exchange.resent:
+            self._resend(exchange)
+        elif error is not None:
+            self.fail(exchange, "reset", str(error))
+        else:
+            self._end(connection, exchange)
+
+    def _end(self, connection: Connection, exchange: Exchange) -> None:
+        try:
+            if exchange.is_whole_at_eof():
+                self._finish(connection, exchange, now())
+                return
+            detail = f"the server closed the connection {len(exchange.data)} bytes into an unfinished reply"
+        except EngineError as error:
+            detail = str(error)
+        self.fail(exchange, "truncated", detail)
+
+    def _resend(self, exchange: Exchange) -> None:
+        """Once more over a fresh connection: the server closed an idle one just as we wrote to it.
+
+        RFC 9112, 9.3.1 allows it where no byte of a reply came; every HTTP client with a pool does it.
+        """
+        exchange.resent = True
+        exchange.sent_ns = None
+        self.n_resent += 1
+        self._in_flight[exchange] = None
+        self._waiting.append(exchange)
+        self._pool.open_another()

@@ -1,0 +1,138 @@
+"""One request on its way through the wire, being filled as it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+
+import numpy as np
+
+from loadgen.record.capture import Capture, Reads
+from loadgen.wire.clock import Offsets
+from loadgen.wire.http1 import Head, read_head, skip_chunks
+
+READ = struct.Struct("q16sq")
+"""One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes."""
+MID_STREAM = b"\n\n\r\n"
+"""Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
+_LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
+
+
+class Exchange:
+    """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
+
+    `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
+    happened.
+    """
+
+    __slots__ = (
+        "begun",
+        "closed_ns",
+        "connected_ns",
+        "data",
+        "detail",
+        "dispatched_ns",
+        "due_ns",
+        "failure",
+        "future",
+        "head",
+        "index",
+        "mid_stream",
+        "payload",
+        "reads",
+        "resent",
+        "sent_ns",
+        "walked",
+    )
+
+    def __init__(self, index: int = 0, due_ns: int = 0) -> None:
+        self.index = index
+        self.due_ns = due_ns
+        self.payload = b""
+        self.dispatched_ns: int | None = None
+        self.connected_ns: int | None = None
+        self.sent_ns: int | None = None
+        self.closed_ns: int | None = None
+        self.failure: str | None = None
+        self.detail: str | None = None
+        self.resent = False
+        self.future: asyncio.Future[None] | None = None
+        self.reads = bytearray()
+        self.data = bytearray()
+        self.head: Head | None = None
+        self.begun = False
+        self.walked = 0
+        self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing
+
+    @property
+    def last_read_ns(self) -> int:
+        """When the latest bytes came."""
+        return int(READ.unpack_from(self.reads, len(self.reads) - READ.size)[0])
+
+    def is_whole(self) -> bool:
+        """Whether the end of the message has come, by Content-Length or by the last chunk.
+
+        Looks at the last bytes where that decides, and walks each chunk once where it does not. Raises
+        EngineError where the bytes are no HTTP.
+        """
+        head = self.head
+        if head is None:
+            head = self.head = read_head(self.data)
+            if head is None:
+                return False
+            self.walked = head.body_start
+        if not self.begun and len(self.data) > head.body_start:
+            self.begun = True
+            if head.chunked:
+                self.mid_stream = MID_STREAM
+        if head.length is not None:
+            return len(self.data) - head.body_start >= head.length
+        if not head.chunked:
+            return False
+        if self.data.endswith(_LAST_CHUNK):
+            self.walked = len(self.data)
+            return True
+        self.walked, whole = skip_chunks(self.data, self.walked)
+        return whole
+
+    def is_whole_at_eof(self) -> bool:
+        """The same, once the connection has ended."""
+        if not self.data or (not self.is_whole() and self.head is None):
+            return False
+        head = self.head
+        return self.is_whole() or (head is not None and head.length is None and not head.chunked)
+
+    def is_exact(self) -> bool:
+        """Whether no byte follows the end of the message: else the connection cannot be used again."""
+        head = self.head
+        if head is None or not head.keep_alive:
+            return False
+        end = self.walked if head.length is None else head.body_start + head.length
+        return end == len(self.data)
+
+    def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
+        """What is kept of it, with every time counted from `t0_ns`."""
+        rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 4)
+        at_ns = rows[:, 0]
+        kernel_ns = offsets.monotonic(rows[:, 1:3].tobytes(), at_ns)
+        reads = Reads(
+            at_ns - t0_ns,
+            np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
+            np.cumsum(rows[:, 3]),
+            bytes(self.data),
+        )
+
+        def since(moment_ns: int | None) -> int | None:
+            return None if moment_ns is None else moment_ns - t0_ns
+
+        return Capture(
+            self.index,
+            self.due_ns,
+            since(self.dispatched_ns),
+            since(self.connected_ns),
+            since(self.sent_ns),
+            since(self.closed_ns),
+            reads,
+            self.failure,
+            self.detail,
+        )

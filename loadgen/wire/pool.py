@@ -1,0 +1,200 @@
+"""Connections to one server: opened ahead with bounded haste, used again, replaced when the server leaves."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import sys
+import time
+from array import array
+from collections.abc import Sequence
+from typing import Any, Final
+
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.poller import IN, OUT, Poller
+from loadgen.wire.tls import Channel
+
+KERNEL_STAMPS: Final = sys.platform == "linux" and sys.maxsize > 2**32
+_SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it
+
+# Half of the shortest listen backlog in use (128): what overflows it waits a second for the next SYN.
+_MAX_CONNECTING = 64
+_CONNECT_TIMEOUT_NS = 10_000_000_000
+_N_TRIES = 4
+
+now = time.monotonic_ns
+
+
+class Connection:
+    """A socket to the server. `connected_ns` is when it stood (TLS included), None until then.
+
+    `used` says that it has carried a reply before; `unsent` is what the socket would not take yet.
+    """
+
+    __slots__ = (
+        "connected_ns",
+        "exchange",
+        "fd",
+        "is_open",
+        "opened_ns",
+        "recvmsg_into",
+        "sock",
+        "tls",
+        "tries",
+        "unsent",
+        "used",
+    )
+
+    def __init__(self, sock: socket.socket, tries: int) -> None:
+        self.sock = sock
+        self.fd = sock.fileno()
+        self.is_open = True
+        self.recvmsg_into = sock.recvmsg_into
+        self.exchange: Exchange | None = None
+        self.tls: Channel | None = None
+        self.unsent: memoryview | None = None
+        self.tries = tries
+        self.opened_ns = now()
+        self.connected_ns: int | None = None
+        self.used = False
+
+
+class Pool:
+    """Keeps as many connections free or on their way as the wire wants.
+
+    `idle` are free now, last used last. A connect that fails is tried again at the next ticks, over the
+    server's other addresses too. `failure` is why the latest failed for good, None once one has stood again.
+    """
+
+    def __init__(
+        self, poller: Poller, addresses: Sequence[tuple[int, Any]], tls: ssl.SSLContext | None, host: str
+    ) -> None:
+        self.by_fd: dict[int, Connection] = {}
+        self.idle: dict[Connection, None] = {}
+        self.connect_ns = array("q")
+        self.failure: str | None = None
+        self._poller, self._addresses, self._tls, self._host = poller, addresses, tls, host
+        self._connecting: dict[Connection, None] = {}
+        self._retries: list[int] = []
+        self._closing: list[socket.socket] = []
+        self._n_wanted = 0
+
+    def take(self) -> Connection | None:
+        """The connection used last, now the caller's; None where none is free."""
+        return self.idle.popitem()[0] if self.idle else None
+
+    def want(self, n_free: int) -> None:
+        """From now on `n_free` connections shall be free, or on their way."""
+        self._n_wanted = n_free
+        missing = n_free - len(self.idle) - len(self._connecting) - len(self._retries)
+        for _ in range(min(missing, _MAX_CONNECTING - len(self._connecting))):
+            if not self._open(0):
+                break
+
+    def open_another(self) -> None:
+        """A fresh connection, however many are idle: those may be as stale as the one just lost."""
+        self._open(0)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was wanted stands, or cannot."""
+        enough = len(self.idle) >= self._n_wanted or self.failure is not None
+        return enough and not self._connecting and not self._retries
+
+    def advance(self, connection: Connection) -> bool:
+        """Take a connection that is being opened one step further; True once it stands (and is idle)."""
+        try:
+            if not self._handshake(connection):
+                return False
+        except (OSError, ssl.SSLError) as error:
+            self._miss(connection, error)
+            return False
+        connection.connected_ns = now()
+        self.connect_ns.append(connection.connected_ns - connection.opened_ns)
+        del self._connecting[connection]
+        self.idle[connection] = None
+        self.failure = None
+        self.want(self._n_wanted)
+        return True
+
+    def drop(self, connection: Connection) -> None:
+        """Close it: at once for the poller, at the end of the pass for the kernel, so that no number is used
+        for another socket while events of this one may still be in hand."""
+        connection.is_open = False
+        del self.by_fd[connection.fd]
+        self.idle.pop(connection, None)
+        self._connecting.pop(connection, None)
+        self._poller.unregister(connection.fd)
+        self._closing.append(connection.sock)
+
+    def sweep(self) -> None:
+        for sock in self._closing:
+            sock.close()
+        self._closing.clear()
+
+    def tick(self, at_ns: int) -> None:
+        """Try again what failed, give up what takes too long."""
+        self.sweep()
+        late = [c for c in self._connecting if at_ns - c.opened_ns > _CONNECT_TIMEOUT_NS]
+        for connection in late:
+            self._miss(connection, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
+        for _ in range(min(len(self._retries), _MAX_CONNECTING - len(self._connecting))):
+            self._open(self._retries.pop())
+
+    def close(self) -> None:
+        for connection in self.by_fd.values():
+            connection.sock.close()
+        self.sweep()
+
+    def _open(self, tries: int) -> bool:
+        family, address = self._addresses[tries % len(self._addresses)]
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:  # out of file descriptors, as a rule
+            self.failure = f"cannot open a socket: {error}"
+            return False
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if KERNEL_STAMPS:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        connection = Connection(sock, tries)
+        self.by_fd[connection.fd] = connection
+        self._connecting[connection] = None
+        self._poller.register(connection.fd, OUT)
+        code = sock.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            self._miss(connection, OSError(code, os.strerror(code)))
+            return False
+        return True
+
+    def _handshake(self, connection: Connection) -> bool:
+        sock, tls = connection.sock, connection.tls
+        if tls is not None:
+            received = sock.recv(1 << 16)
+            if not received:
+                raise ConnectionResetError(errno.ECONNRESET, "closed during the TLS handshake")
+            tls.feed(memoryview(received))
+        else:
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code:
+                raise OSError(code, os.strerror(code))
+            self._poller.modify(connection.fd, IN)
+            if self._tls is None:
+                return True
+            tls = connection.tls = Channel(self._tls, self._host)
+        standing = tls.shake()
+        sock.send(tls.outgoing())  # a few hundred bytes into an empty send buffer: taken whole
+        return standing
+
+    def _miss(self, connection: Connection, error: OSError | ssl.SSLError) -> None:
+        tries = connection.tries + 1
+        self.drop(connection)
+        n_tries = len(self._addresses) if isinstance(error, TimeoutError | ssl.SSLError) else _N_TRIES
+        if tries < n_tries:
+            self._retries.append(tries)
+            return
+        host, port = self._addresses[connection.tries % len(self._addresses)][1][:2]
+        self.failure = f"cannot connect to {host}:{port}: {error.strerror or error}"
+        self._retries.clear()  # the rest would fare no better, and somebody is waiting for an answer

@@ -1,0 +1,146 @@
+"""Who waits for the sockets and reads replies in mid-stream, told only when somebody has to look.
+
+This is the wire's inner loop, once in Python, which works everywhere, and once in C (`compiled_reader.py`).
+Order of work on a read: the bytes, the stamp, the question whether the stream just goes on.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from typing import Final, Protocol
+
+from loadgen.wire.exchange import MID_STREAM
+from loadgen.wire.exchange import READ as ROW
+from loadgen.wire.poller import IN, Poller
+from loadgen.wire.pool import Connection
+
+READ: Final = 1 << 16
+"""Reported of a followed connection: bytes were read, and they may be the last."""
+LOST: Final = 1 << 17
+"""Reported of a followed connection, with an errno in the lower bits: it has ended (0: in order)."""
+
+READ_BYTES: Final = 1 << 17
+ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
+NO_TIMESPEC: Final = bytes(16)
+_MAX_EVENTS = 512
+_FD_SETSIZE = 1024
+_SPIN_NS = 120_000
+_NEVER = 2**63 - 1
+
+now = time.monotonic_ns
+
+
+class Reader(Protocol):
+    """Waits for all sockets of a poller and reads those it was told to follow.
+
+    `n_reads` and `n_bytes` count what it has read, `woken_ns` is when its latest pass over ready sockets
+    began, `max_pass_ns` how long one ever took.
+    """
+
+    name: str
+    n_reads: int
+    n_bytes: int
+    woken_ns: int
+    max_pass_ns: int
+
+    def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
+        """Read until somebody is needed: (file descriptor, READ or LOST or the poller's own flags).
+
+        Comes back empty as soon as `due_ns` (to a few microseconds) or `tick_ns` has come. What is reported
+        by the poller's flags has not been read.
+        """
+
+    def follow(self, connection: Connection) -> None:
+        """From now on the reads of this connection's exchange, which is in mid-stream, are this reader's."""
+
+    def collect(self, connection: Connection) -> None:
+        """Bring the exchange up to date with what was read. Nothing where nobody follows the connection."""
+
+    def leave(self, connection: Connection) -> None:
+        """Collect, and follow no longer."""
+
+    def close(self) -> None: ...
+
+
+class PythonReader:
+    """Reads into the exchanges at once: there is never anything to collect."""
+
+    name = "python"
+
+    def __init__(self, poller: Poller) -> None:
+        self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = 0
+        self._poller = poller
+        self._followed: dict[int, Connection] = {}
+        self._view = memoryview(bytearray(READ_BYTES))
+
+    def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
+        """Every line of the inner loop costs its share of each token."""
+        poll, followed, view, pack = self._poller.poll, self._followed, self._view, ROW.pack
+        buffers = [view]
+        reports: list[tuple[int, int]] = []
+        n_reads = n_bytes = 0
+        at = now()
+        # A due time cuts a pass short, unless it had come before: else nobody were read while all is due.
+        stop_ns = due_ns if at < due_ns else _NEVER
+        while True:
+            events = poll(self._wait_s(at, due_ns, tick_ns), _MAX_EVENTS)
+            woken = at = now()
+            for fd, flags in events:
+                if at >= stop_ns:
+                    break
+                connection = followed.get(fd)
+                if connection is None or flags != IN:
+                    reports.append((fd, flags))
+                    continue
+                try:
+                    n, ancillary, _, _ = connection.recvmsg_into(buffers, ANCILLARY_BYTES)
+                    at = now()
+                except BlockingIOError:
+                    continue
+                except OSError as error:
+                    reports.append((fd, LOST | (error.errno or 0)))
+                    continue
+                if n == 0:
+                    reports.append((fd, LOST))
+                    continue
+                exchange = connection.exchange
+                rows, data = exchange.reads, exchange.data  # type: ignore[union-attr] # followed: it has one
+                rows += pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n)
+                data += view[:n]
+                n_reads += 1
+                n_bytes += n
+                if not data.endswith(MID_STREAM):
+                    reports.append((fd, READ))
+            if at - woken > self.max_pass_ns:
+                self.max_pass_ns = at - woken
+            if reports or at >= due_ns or at >= tick_ns:
+                break
+        self.woken_ns = woken
+        self.n_reads += n_reads
+        self.n_bytes += n_bytes
+        return reports
+
+    def _wait_s(self, at_ns: int, due_ns: int, tick_ns: int) -> float:
+        """How long to poll: until the tick, or to a little before what is due, and then spin."""
+        left_ns = min(due_ns - _SPIN_NS, tick_ns) - at_ns
+        if left_ns >= 1_000_000:
+            # epoll counts in milliseconds and rounds up: the least more than 9 of them would be 10.
+            return (left_ns // 1_000_000 - 0.5) / 1000
+        if left_ns > 0 and self._poller.fileno() < _FD_SETSIZE:
+            # select counts in microseconds.
+            select.select([self._poller], [], [], left_ns * 1e-9)
+        return 0.0
+
+    def follow(self, connection: Connection) -> None:
+        self._followed[connection.fd] = connection
+
+    def collect(self, connection: Connection) -> None:
+        """Nothing: it is all there."""
+
+    def leave(self, connection: Connection) -> None:
+        self._followed.pop(connection.fd, None)
+
+    def close(self) -> None:
+        self._followed.clear()

@@ -1,0 +1,274 @@
+"""The only timed sockets: one thread that sends each request when it is due and stamps every read.
+
+Nothing is parsed, nothing is logged, nothing is handed to another thread while bytes wait.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, MutableSequence, Sequence
+from contextlib import suppress
+from typing import Any
+
+from loadgen.wire.clock import Offsets
+from loadgen.wire.compiled_reader import new_reader
+from loadgen.wire.dispatcher import Traffic
+from loadgen.wire.exchange import READ as ROW
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.poller import IN, OUT, new_poller
+from loadgen.wire.pool import Connection, Pool
+from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES
+from loadgen.wire.tls import Channel
+
+_TICK_NS = 50_000_000
+
+now = time.monotonic_ns
+
+
+class Wire:
+    """Sends parked exchanges at their due times over connections to one server, and reads the replies.
+
+    Nothing leaves before `release(t0_ns)`. Without `concurrency` the load is open-loop: what is due goes out,
+    over a connection opened up to a second ahead. With it, at most that many are in flight and the next goes
+    out on the very connection that became free. `deadline_s` counts from due, in a closed loop from dispatch
+    (there the queue is ours). Ended exchanges are handed to `on_ended`, in the wire's own thread.
+    Its methods may be called from any thread, its plain integers and those of `traffic` read from any.
+    `counters` gets them every 50 ms: connected, sent, begun, done, failed, reads, bytes.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[tuple[int, Any]],
+        on_ended: Callable[[list[Exchange]], None],
+        *,
+        tls: ssl.SSLContext | None = None,
+        host: str = "",
+        deadline_s: float | None = None,
+        concurrency: int | None = None,
+        counters: MutableSequence[int] | memoryview | None = None,
+    ) -> None:
+        self.offsets = Offsets()
+        self.error: BaseException | None = None
+        self.max_pass_ns = self.n_reads = self.n_bytes = 0
+        self._on_ended = on_ended
+        self._counters = counters
+        self._poller = new_poller()
+        self.reader = new_reader(self._poller)
+        self.pool = Pool(self._poller, addresses, tls, host)
+        self.traffic = Traffic(self._poller, self.reader, self.pool, deadline_s, concurrency)
+        self._view = memoryview(bytearray(2 * READ_BYTES))
+        self._n_reads = self._n_bytes = 0
+        self._wake_in, self._wake_out = os.pipe()
+        os.set_blocking(self._wake_in, False)
+        os.set_blocking(self._wake_out, False)
+        self._poller.register(self._wake_in, IN)
+        self._commands: deque[Callable[[], None]] = deque()
+        self._when_open: list[Callable[[], None]] = []
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
+
+    # What others ask of the wire.
+
+    def start(self) -> None:
+        self.offsets.observe(now())
+        self._thread.start()
+
+    def park(self, exchange: Exchange) -> None:
+        """Hold a serialised request until it is due."""
+        self._ask(lambda: self.traffic.park(exchange))
+
+    def cancel(self, exchange: Exchange) -> None:
+        """Give one exchange up: "cancelled" once dispatched, "not_sent" before."""
+        self._ask(lambda: self.traffic.give_up(exchange))
+
+    def when_open(self, callback: Callable[[], None]) -> None:
+        """Call back, in the wire's thread, when all that is due in the first second has its connection."""
+        self._ask(lambda: self._when_open.append(callback))
+
+    def release(self, t0_ns: int) -> None:
+        """Let the run begin at `t0_ns` (monotonic)."""
+        self._ask(lambda: self.traffic.release(t0_ns))
+
+    def stop(self) -> None:
+        """Send nothing more: what is in flight ends "cancelled", what is parked "not_sent"."""
+        self._ask(self._stop)
+
+    def close(self) -> None:
+        """Stop, close every connection and end the thread."""
+        self._ask(self._stop)
+        self._ask(self._close)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _ask(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        with suppress(OSError):  # full: the wire is about to wake anyway; closed: it is gone
+            os.write(self._wake_out, b"!")
+
+    # The loop.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # our bug: every exchange must still end, and the cause be told
+            self.error = error
+            self._stop()
+            self._obey()
+        finally:
+            self._hand_over()
+            self.reader.close()
+            self.pool.close()
+            self._poller.close()
+            os.close(self._wake_in)
+            # Its number may soon be another file's, and somebody may still ask.
+            wake_out, self._wake_out = self._wake_out, -1
+            os.close(wake_out)
+
+    def _serve(self) -> None:
+        """Send, and take what the reader does not, until closed."""
+        traffic, reader, by_fd = self.traffic, self.reader, self.pool.by_fd
+        next_tick = 0
+        while not self._closed:
+            at = 0
+            for fd, what in reader.wait(traffic.next_due_ns, next_tick):
+                connection = by_fd.get(fd)
+                if connection is not None:
+                    self._take(connection, what)
+                elif fd == self._wake_in:
+                    self._obey()
+                # else dropped earlier in this pass
+                at = now()
+                if at >= traffic.next_due_ns:
+                    traffic.fire(at)
+            self.max_pass_ns = max(self.max_pass_ns, reader.max_pass_ns, at - reader.woken_ns)
+            at = now()
+            if at >= traffic.next_due_ns:
+                traffic.fire(at)
+            if at >= next_tick:
+                next_tick = at + _TICK_NS
+                self._tick(at)
+            self._hand_over()
+        self._publish()
+
+    def _tick(self, at: int) -> None:
+        self.offsets.observe(at)
+        self.pool.tick(at)
+        self.traffic.refuse_waiting()
+        self.traffic.expire(at)
+        if self._when_open and self.pool.is_settled:
+            callbacks, self._when_open = self._when_open, []
+            for callback in callbacks:
+                callback()
+        self._publish()
+
+    def _publish(self) -> None:
+        traffic, reader = self.traffic, self.reader
+        self.n_reads, self.n_bytes = self._n_reads + reader.n_reads, self._n_bytes + reader.n_bytes
+        if self._counters is not None:
+            cells = (len(self.pool.by_fd), traffic.n_sent, traffic.n_begun, traffic.n_done, traffic.n_failed)
+            for i, cell in enumerate((*cells, self.n_reads, self.n_bytes)):
+                self._counters[i] = cell
+
+    def _hand_over(self) -> None:
+        self.pool.sweep()
+        if ended := self.traffic.take_ended():
+            self._on_ended(ended)
+
+    def _obey(self) -> None:
+        with suppress(BlockingIOError):
+            os.read(self._wake_in, 1 << 16)
+        commands = self._commands
+        while commands:
+            commands.popleft()()
+
+    def _stop(self) -> None:
+        self.traffic.stop()
+        self._publish()
+
+    def _close(self) -> None:
+        self._closed = True
+
+    # What comes back.
+
+    def _take(self, connection: Connection, what: int) -> None:
+        """What the reader reports of a connection: it has read, has met the end, or leaves it to us."""
+        if what & LOST:
+            code = what ^ LOST
+            self.traffic.lose(connection, OSError(code, os.strerror(code)) if code else None)
+            return
+        if what != READ:
+            self._attend(connection, what)
+            return
+        self.reader.collect(connection)
+        exchange = connection.exchange
+        if exchange is not None:
+            self._look(connection, exchange)
+
+    def _attend(self, connection: Connection, flags: int) -> None:
+        """A socket that nobody has read: opening, idle, ready to take more, or with a reply to read."""
+        exchange = connection.exchange
+        if connection.connected_ns is None:
+            if self.pool.advance(connection):
+                self.traffic.serve_waiting()
+            self.traffic.refuse_waiting()
+        elif exchange is None:
+            self._attend_idle(connection)
+        else:
+            if flags & OUT and connection.unsent is not None:
+                self.traffic.write(connection, exchange, connection.unsent)
+            if flags != OUT and connection.exchange is not None:
+                self._read(connection, exchange)
+
+    def _attend_idle(self, connection: Connection) -> None:
+        """The server has closed an idle connection, or speaks unasked: only TLS may (its session tickets)."""
+        with suppress(OSError):
+            received = connection.sock.recv(READ_BYTES)
+            if received and connection.tls is not None:
+                connection.tls.feed(memoryview(received))
+                if not connection.tls.decrypt():
+                    return
+        self.traffic.lose(connection, None)
+
+    def _read(self, connection: Connection, exchange: Exchange) -> None:
+        view = self._view
+        try:
+            n, ancillary, _, _ = connection.recvmsg_into([view[:READ_BYTES]], ANCILLARY_BYTES)
+            at = now()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.traffic.lose(connection, error)
+            return
+        if n == 0:
+            self.traffic.lose(connection, None)
+            return
+        if connection.tls is not None:
+            n = self._decrypt(connection, connection.tls, n)
+            if n == 0:
+                return
+        self.reader.collect(connection)  # what it read of this exchange came before
+        exchange.reads += ROW.pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n)
+        exchange.data += view[:n]
+        self._n_reads += 1
+        self._n_bytes += n
+        self._look(connection, exchange)
+
+    def _decrypt(self, connection: Connection, tls: Channel, n: int) -> int:
+        """Turn the `n` bytes read into plain text, in place; its length, 0 where no record is whole."""
+        try:
+            tls.feed(self._view[:n])
+            plain = tls.decrypt()
+        except ssl.SSLError as error:
+            self.traffic.lose(connection, error)
+            return 0
+        self._view[: len(plain)] = plain
+        return len(plain)
+
+    def _look(self, connection: Connection, exchange: Exchange) -> None:
+        """Whether the exchange has ended, where its last bytes do not say that the stream goes on."""
+        if not exchange.data.endswith(exchange.mid_stream):
+            self.traffic.check(connection, exchange)

@@ -1,0 +1,249 @@
+"""The page of a comparison: whether it may be made at all, then the differences, then the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from loadgen.metrics.definitions import METRICS
+from loadgen.stats.estimates import Absent, Figure
+from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
+from loadgen.verdict.verdict import State
+from reports.blocks import Block, Findings, Folded, Note, Side
+from reports.compare import tradeoff
+from reports.compare.comparison import HEADLINES, TITLES, Cell, Comparison, Node
+from reports.compare.side_by_side import findings, side_by_side
+from reports.compare.significance_text import to_json as contrast_json
+from reports.compare.sweeps import Sweep, sweeps_in
+from reports.figures.overlay import EXPLAINED, overlay
+from reports.number_format import interval, point, scale_for
+from reports.page.page import STATES, Banner, document
+from reports.tables import Cell as TableCell
+from reports.tables import Table, table
+
+SWEEP = "SWEEP"
+SENTENCES = {
+    SWEEP: ("good", "✓", "One contender at several loads: see what more load brings, and what it costs."),
+    COMPARABLE: ("good", "✓", "The engines did the same work under the same settings: compare them."),
+    ALONE: ("warn", "!", "There is one contender only: its runs are shown, and nothing is compared."),
+    State.NOT_COMPARABLE: ("bad", "✕", "These runs cannot be held against each other: no ranking is shown."),
+}
+
+
+def render(comparison: Comparison) -> str:
+    """The whole page as one HTML document; the same runs give the same bytes."""
+    several = len(comparison.cells) > 1
+    ids = {id(cell): f"c{k}-" if several else "" for k, cell in enumerate(comparison.cells)}
+    swept = sweeps_in(comparison.cells)
+    shown = [
+        section
+        for k, (sweep, cells) in enumerate(swept)
+        for section in _of_sweep(sweep, cells, f"t{k}-" if len(swept) > 1 else "", ids)
+    ]
+    alone = [cell for cell in comparison.cells if not any(cell in cells for _, cells in swept)]
+    shown += [section for cell in alone for section in _sections(cell, ids[id(cell)])]
+    if comparison.missing:
+        notes = [Note(f"No finished run: {what}.") for what in comparison.missing]
+        shown.append({"id": "missing", "short": "Missing", "question": "What is missing?", "blocks": notes})
+    return document(
+        comparison.title, comparison.facts, banner(comparison), shown, to_json(comparison), "these runs"
+    )
+
+
+def banner(comparison: Comparison) -> Banner:
+    """The worst state of all cells, with the reasons of each."""
+    states = [cell.gate.state for cell in comparison.cells]
+    worst = max(states, key=_badness, default=ALONE)
+    worst = SWEEP if worst == ALONE and comparison.comparable else worst
+    tone, mark, sentence = SENTENCES.get(worst) or STATES.get(worst, ("warn", "!", "See the reasons."))
+    several = len(comparison.cells) > 1
+    reasons = tuple(
+        {"text": f"{cell.name}: {reason.text}" if several else reason.text, "advice": reason.advice}
+        for cell in comparison.cells
+        for reason in (*cell.gate.reasons, *cell.gate.warnings)
+    )
+    return Banner(worst, tone, mark, sentence, reasons)
+
+
+def _badness(state: str) -> int:
+    order = [COMPARABLE, ALONE, "NOT-STATIONARY", "INSUFFICIENT", "CLIENT-BOUND", "NO SUMMARY"]
+    return order.index(state) if state in order else len(order)
+
+
+def _sections(cell: Cell, prefix: str) -> Iterator[dict[str, Any]]:
+    of = f"{cell.name}: " if prefix and cell.name else ""
+    titles = {
+        "numbers": ("Numbers", "Which is faster?" if cell.gate.comparable else "What can be said?", _numbers),
+        "differences": ("Differences", "What was equal, and what was not?", _differences),
+        "shape": ("Shape", "How do the latencies differ?", _shape),
+        "runs": ("Runs", "Which runs are these?", _runs),
+    }
+    for name, (short, question, blocks) in titles.items():
+        yield {
+            "id": f"{prefix}{name}",
+            "short": f"{of}{short}",
+            "question": f"{of}{question}",
+            "blocks": blocks(cell, prefix),
+        }
+
+
+def _of_sweep(
+    sweep: Sweep, cells: Sequence[Cell], prefix: str, ids: Mapping[int, str]
+) -> Iterator[dict[str, Any]]:
+    """The trade-off of a sweep, then each of its loads, folded."""
+    of = f"{sweep.name}: " if prefix else ""
+    anchors = {str(load): f"#{ids[id(cell)]}load" for load, cell in zip(sweep.loads, cells, strict=True)}
+    yield {
+        "id": f"{prefix}tradeoff",
+        "short": f"{of}Trade-off",
+        "question": f"{of}What does more load bring, and what does it cost?",
+        "blocks": tradeoff.blocks(sweep, prefix, anchors),
+    }
+    folds = [
+        Folded(
+            str(load) if cell.gate.state == ALONE else f"{load}: {cell.gate.state}",
+            tuple(block for section in _sections(cell, ids[id(cell)]) for block in section["blocks"]),
+            id=anchors[str(load)][1:],
+        )
+        for load, cell in zip(sweep.loads, cells, strict=True)
+    ]
+    yield {
+        "id": f"{prefix}loads",
+        "short": f"{of}Each load",
+        "question": f"{of}How is it at each load?",
+        "blocks": folds,
+    }
+
+
+def _numbers(cell: Cell, _: str) -> list[Block]:
+    if cell.gate.comparable or cell.gate.state == ALONE:
+        return [*_findings(cell), side_by_side(cell)]
+    folded = Folded("Each engine's own numbers, which are no ranking", (side_by_side(cell),))
+    if cell.gate.state != State.NOT_COMPARABLE:
+        return [Note(f"Not all runs can be believed ({cell.gate.state}): nothing is ranked."), folded]
+    if isinstance(cell.matched, Absent):
+        return [Note(f"No estimate over matched work either: {cell.matched.reason}."), folded]
+    return [_matched(cell), folded]
+
+
+def _findings(cell: Cell) -> list[Block]:
+    found = findings(cell)
+    return [Findings(tuple(found))] if found else []
+
+
+def _matched(cell: Cell) -> Table:
+    estimate = cell.matched
+    assert not isinstance(estimate, Absent)
+    rows = [
+        (TableCell(METRICS[metric].title), *(_figure(estimate.means[label][metric]) for label in cell.labels))
+        for metric in next(iter(estimate.means.values()))
+    ]
+    caption = (
+        f"Mean latency of replies of equal realised length: {estimate.n_strata} lengths, "
+        f"{estimate.covered:.0%} of the replies at least; other replies still shared the server"
+    )
+    return table(caption, ["Metric", *cell.labels], rows)
+
+
+def _figure(figure: Figure) -> TableCell:
+    if isinstance(figure, Absent):
+        return TableCell("–", detail=figure.reason)
+    row = figure.to_json()
+    scale = scale_for(figure.unit, [figure.point])
+    return TableCell(f"{point(row, scale)} {scale.unit}", detail=interval(row, scale))
+
+
+def _differences(cell: Cell, _: str) -> list[Block]:
+    differing = [fact for fact in cell.gate.facts if fact.agrees is False]
+    unknown = [fact for fact in cell.gate.facts if fact.agrees is None]
+    equal = [fact for fact in cell.gate.facts if fact.agrees]
+    blocks: list[Block] = [
+        _facts(differing, cell, "What differs beyond its tolerance")
+        if differing
+        else Note("Nothing that was checked differs beyond its tolerance.")
+    ]
+    if unknown:
+        blocks.append(_facts(unknown, cell, "What not every engine says, and could not be checked"))
+    if equal:
+        blocks.append(Folded(f"{len(equal)} things are equal", (_facts(equal, cell, "What is equal"),)))
+    return blocks
+
+
+def _facts(facts: list[Fact], cell: Cell, caption: str) -> Table:
+    rows = [
+        [fact.name, *(fact.values.get(label, UNSAID) for label in cell.labels), fact.tolerance]
+        for fact in facts
+    ]
+    columns = ["Fact", *cell.labels, "May differ by"]
+    return table(caption, columns, rows, text=range(len(columns)))
+
+
+def _shape(cell: Cell, prefix: str) -> list[Block]:
+    wanted = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2e", "End to end"))
+    drawn = (
+        overlay(
+            f"{prefix}ecdf-{metric}",
+            title,
+            METRICS[metric].title,
+            {label: cell.latencies(label, metric) for label in cell.labels},
+        )
+        for metric, title in wanted
+    )
+    plots = tuple(plot for plot in drawn if plot is not None)
+    if not plots:
+        return [Note("Fewer than two contenders have successes to draw.")]
+    drawing = Side(plots, EXPLAINED)
+    if cell.gate.comparable:
+        return [drawing]
+    return [Folded("Each engine's own distribution, which is no ranking", (drawing,))]
+
+
+def _runs(cell: Cell, _: str) -> list[Block]:
+    runs = [*((label, view) for label in cell.labels for view in cell.views[label]), *cell.left_out]
+    rows = [
+        (
+            TableCell(label),
+            TableCell(view.name, href=cell.hrefs[view.name], tone="code"),
+            TableCell(f"{view.summary['verdict']['state']}{', left out' * ((label, view) in cell.left_out)}"),
+            TableCell(f"{view.summary['counts']['ok']:,} of {view.summary['counts']['planned']:,}"),
+        )
+        for label, view in runs
+    ]
+    columns = ["Contender", "Run", "Verdict", "Served as asked"]
+    return [table("Every run, with its own report", columns, rows, text=(0, 1, 2))]
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """The comparison for machines: each cell's state, reasons, facts and figures."""
+    return {"title": comparison.title, "comparable": comparison.comparable, "cells": [
+        _cell_json(cell) for cell in comparison.cells
+    ], "sweeps": [tradeoff.to_json(sweep) for sweep, _ in sweeps_in(comparison.cells)],
+       "missing": list(comparison.missing)}  # fmt: skip
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    figures: dict[str, dict[str, Node]] = {
+        headline.title: {label: cell.figure(label, headline) for label in cell.labels}
+        for headline in HEADLINES
+    }
+    return {
+        "name": cell.name,
+        "state": cell.gate.state,
+        "reasons": [reason.to_json() for reason in cell.gate.reasons],
+        "warnings": [reason.to_json() for reason in cell.gate.warnings],
+        "facts": [
+            {"name": f.name, "values": dict(f.values), "agrees": f.agrees, "tolerance": f.tolerance}
+            for f in cell.gate.facts
+        ],
+        "matched": None
+        if isinstance(cell.matched, Absent)
+        else {
+            label: {metric: figure.to_json() for metric, figure in means.items()}
+            for label, means in cell.matched.means.items()
+        },
+        "numbers": figures,
+        "contrasts": [contrast_json(pair, each, TITLES) for pair, each in cell.contrasts.items()],
+        "left_out": [view.name for _, view in cell.left_out],
+        "best": {headline.title: cell.best(headline) for headline in HEADLINES},
+        "runs": {label: [view.name for view in views] for label, views in cell.views.items()},
+    }

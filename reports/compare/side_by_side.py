@@ -1,0 +1,96 @@
+"""The table of a comparison: every contender's numbers, and what each says against the first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from loadgen.stats.estimates import Absent
+from loadgen.stats.significance import Answer, Contrast
+from reports.compare.comparison import HEADLINES, TITLES, Cell, Headline
+from reports.compare.significance_text import finding, remarks
+from reports.number_format import interval, number, point, scale_for
+from reports.tables import Cell as TableCell
+from reports.tables import Column, Row, Table
+
+ARROWS: Final = {"lower": "↓", "higher": "↑"}
+
+
+def findings(cell: Cell) -> list[str]:
+    """A sentence for each contender held against the first."""
+    return [finding(pair, c, TITLES) for pair, c in cell.contrasts.items() if pair[0] == cell.labels[0]]
+
+
+def side_by_side(cell: Cell) -> Table:
+    """One row a number, one column a contender, then each of them against the first."""
+    rows = tuple(_row(cell, headline) for headline in HEADLINES if _is_known(cell, headline))
+    first, *others = cell.labels
+    against = [f"{other} / {first}" for other in others] if cell.contrasts else []
+    noise = ["A/A noise"] if _is_noise_known(cell) else []
+    columns = (Column("Number", False), Column("Unit", False), *map(Column, [*cell.labels, *against, *noise]))
+    notes = list(remarks(list(cell.contrasts.values())))
+    if any(cell.best(headline) for headline in HEADLINES):
+        notes.append("★ is different from every other, and better.")
+    if noise:
+        notes.append("A/A noise: two runs of one system differ by more but once in twenty.")
+    return Table(
+        f"{cell.name or 'Side by side'}: in brackets 95 % intervals", columns, rows, notes=tuple(notes)
+    )
+
+
+def _is_noise_known(cell: Cell) -> bool:
+    return any(_noise(cell, headline) is not None for headline in HEADLINES)
+
+
+def _noise(cell: Cell, headline: Headline) -> float | None:
+    """The largest noise between runs of one contender, in this number."""
+    found = [each.get(headline.path) for each in cell.contrasts.values()]
+    return max((c.noise for c in found if isinstance(c, Contrast) and c.noise is not None), default=None)
+
+
+def _is_known(cell: Cell, headline: Headline) -> bool:
+    return any(cell.figure(label, headline)["point"] is not None for label in cell.labels)
+
+
+def _row(cell: Cell, headline: Headline) -> Row:
+    figures = {label: cell.figure(label, headline) for label in cell.labels}
+    known = [figure for figure in figures.values() if figure["point"] is not None]
+    scale = scale_for(known[0]["unit"], [figure["point"] for figure in known])
+    best = cell.best(headline)
+    values = []
+    for label, figure in figures.items():
+        if figure["point"] is None:
+            values.append(TableCell("–", detail=str(figure.get("absent", ""))))
+            continue
+        mark = "★ " if label == best else ""
+        tone = "best" if label == best else ""
+        values.append(TableCell(f"{mark}{point(figure, scale)}", detail=interval(figure, scale), tone=tone))
+    title = f"{headline.title} {ARROWS.get(headline.better, '')}".strip()
+    first, *others = cell.labels
+    against = [_against(cell.contrasts[first, o].get(headline.path)) for o in others if cell.contrasts]
+    noise = _noise(cell, headline)
+    shown = [TableCell("" if noise is None else f"{noise:.1%}")] if _is_noise_known(cell) else []
+    return Row((TableCell(title), TableCell(scale.unit), *values, *against, *shown))
+
+
+def _against(contrast: Contrast | Absent | None) -> TableCell:
+    """The ratio in words and numbers; empty for a number on which no verdict is given.
+
+    Why there is none stands with the contenders' numbers, or is that these have no interval.
+    """
+    if contrast is None:
+        return TableCell("")
+    if isinstance(contrast, Absent):
+        return TableCell("–")
+    low, ratio, high = map(_times, (contrast.ratio.low, contrast.ratio.point, contrast.ratio.high))
+    seen = f"; would see {_more(contrast.detectable)}" if contrast.answer == Answer.CANNOT_TELL else ""
+    return TableCell(f"{ratio} {contrast.answer}", detail=f"[{low}, {high}]{seen}")
+
+
+def _more(share: float) -> str:
+    """A relative difference: percent, from twice as much on a factor."""
+    return f"{share:.0%}" if share < 1 else f"{number(1 + min(share, 999))}×"
+
+
+def _times(ratio: float | None) -> str:
+    assert ratio is not None
+    return number(ratio) if ratio >= 10 else f"{ratio:.3f}"

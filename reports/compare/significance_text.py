@@ -1,0 +1,190 @@
+"""Contenders of one cell held against each other in its headline numbers, and what is said of it in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, Final
+
+import numpy as np
+
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.paired_runs import paired_percentiles
+from loadgen.stats.significance import (
+    ASSUMED_NOISE,
+    LEAST_RUNS,
+    MARGIN,
+    MOST_RUNS,
+    Answer,
+    Contrast,
+    Difference,
+    between_estimates,
+    between_runs,
+    judged,
+)
+from reports.compare.pooled_figures import Path, at, points
+from reports.number_format import number
+from reports.run_view import View
+from workloads.seeds import rng
+
+JUDGED: Final[tuple[Path, ...]] = (
+    ("metrics", "ttft", "p50"),
+    ("metrics", "ttft", "p99"),
+    ("metrics", "tpot", "p50"),
+    ("metrics", "e2e", "p50"),
+    ("metrics", "e2e", "p99"),
+    ("throughput", "output_tok_per_s"),
+    ("memory", "server_peak_bytes"),
+    ("memory", "device_peak_bytes"),
+)
+"""The numbers a verdict is given on: the more there are, the less each can show."""
+
+Pair = tuple[str, str]
+Contrasts = Mapping[Path, Contrast | Absent]
+
+
+def contrasts_of(
+    views: Mapping[str, Sequence[View]], repeats: Mapping[str, Sequence[int]]
+) -> dict[Pair, Contrasts]:
+    """Every pair of contenders in the order of `views`: the second against the first, in JUDGED.
+
+    `repeats` are the numbers of each contender's runs where runs of one number were neighbours in time,
+    empty where nobody knows.
+    """
+    return {
+        (a, b): _of_pair(
+            views[a], views[b], f"{a} {b}", interleaved=bool(repeats[a]) and repeats[a] == repeats[b]
+        )
+        for a, b in combinations(views, 2)
+    }
+
+
+def _of_pair(a: Sequence[View], b: Sequence[View], names: str, *, interleaved: bool) -> Contrasts:
+    if len(a) + len(b) > LEAST_RUNS:
+        found = {path: _repeated(a, b, path, interleaved=interleaved) for path in JUDGED}
+    else:
+        found = _single(a[0], b[0], rng(0, f"contrast {names}"))
+    contrasts = judged({"/".join(path): each for path, each in found.items()})
+    return {path: contrasts["/".join(path)] for path in JUDGED}
+
+
+def _repeated(a: Sequence[View], b: Sequence[View], path: Path, *, interleaved: bool) -> Difference | Absent:
+    of_a, of_b = (points(views, path) for views in (a, b))
+    for values in (of_a, of_b):
+        if isinstance(values, Absent):
+            return values
+    return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved)
+
+
+def _single(a: View, b: View, random: np.random.Generator) -> dict[Path, Difference | Absent]:
+    """One run each: percentiles request by request, rates by their own intervals."""
+    metrics: dict[str, list[float]] = {}
+    for path in JUDGED:
+        if path[0] == "metrics":
+            metrics.setdefault(path[1], []).append(float(path[2][1:]) / 100)
+    paired = {
+        metric: paired_percentiles(a.counted(metric), b.counted(metric), ps, random)
+        for metric, ps in metrics.items()
+    }
+    return {
+        path: paired[path[1]][float(path[2][1:]) / 100] if path[0] == "metrics" else _by_intervals(a, b, path)
+        for path in JUDGED
+    }
+
+
+def _by_intervals(a: View, b: View, path: Path) -> Difference | Absent:
+    lacking = points([a, b], path)
+    if isinstance(lacking, Absent):
+        return lacking
+    figures = [at(view.summary, path) for view in (a, b)]
+    keys = ("point", "low", "high", "level", "n", "unit")
+    return between_estimates(*(Estimate(*(figure[key] for key in keys)) for figure in figures))
+
+
+def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
+    """Whether the second of the pair is better, None where that is not told; `which` is lower or higher."""
+    if not isinstance(contrast, Contrast) or contrast.answer != Answer.DIFFERENT:
+        return None
+    return (contrast.ratio.point > 1) == (which == "higher")
+
+
+def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> str:
+    """One sentence on the second against the first; `titles` are each number's title and better direction."""
+    a, b = pair
+    groups: dict[str, list[str]] = {
+        "better in": [],
+        "worse in": [],
+        "the same in": [],
+        "cannot tell them apart in": [],
+    }
+    for path, contrast in contrasts.items():
+        if isinstance(contrast, Contrast):
+            title, which = titles[path]
+            said, words = _said(title, contrast, better(contrast, which))
+            groups[said].append(words)
+    parts = [f"{said} {', '.join(words)}" for said, words in groups.items() if words]
+    if not parts:
+        return f"{b} against {a}: nothing can be compared."
+    return f"{b} against {a}: {'; '.join(parts)}."
+
+
+def _said(title: str, contrast: Contrast, is_better: bool | None) -> tuple[str, str]:
+    times = f"{title} ({number(contrast.ratio.point)}×)"
+    if contrast.answer == Answer.SAME:
+        return "the same in", title
+    if is_better is None:
+        return "cannot tell them apart in", title
+    return ("better in" if is_better else "worse in"), times
+
+
+def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
+    """What the reader of these contrasts must know: what the words mean, which noise is taken for granted."""
+    found = [c for each in contrasts for c in each.values() if isinstance(c, Contrast)]
+    if not found:
+        return
+    yield (
+        f"different: beyond chance, {_n_numbers(contrasts)} numbers allowed for; same: within {MARGIN:.0%}; "
+        "cannot tell: a difference as large as it says it would see, it sees four times out of five."
+    )
+    if any(c.noise is None for c in found):
+        yield (
+            "One run each: how far two runs of one system lie apart is not known. "
+            f"{ASSUMED_NOISE:.0%} is assumed, and nothing is called the same; {LEAST_RUNS} runs of each "
+            "would measure it."
+        )
+        return
+    more = [c.more_runs for c in found if c.answer == Answer.CANNOT_TELL]
+    if more:
+        known = max((n for n in more if n is not None), default=0)
+        many = f"more than {MOST_RUNS}" if None in more else f"about {known} more"
+        yield f"{many[0].upper()}{many[1:]} runs of each would tell all that cannot be told now."
+
+
+def _n_numbers(contrasts: Sequence[Contrasts]) -> int:
+    """In how many numbers a pair is compared that vary at all, at most."""
+    return max(
+        sum(isinstance(c, Contrast) and c.ratio.low != c.ratio.high for c in each.values())
+        for each in contrasts
+    )
+
+
+def to_json(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> dict[str, Any]:
+    """One pair for machines; a number that cannot be compared has no answer and the reason why."""
+    return {
+        "of": pair[1],
+        "against": pair[0],
+        "numbers": {titles[path][0]: _json(contrast) for path, contrast in contrasts.items()},
+    }
+
+
+def _json(contrast: Contrast | Absent) -> dict[str, Any]:
+    if isinstance(contrast, Absent):
+        return {"answer": None, "absent": contrast.reason}
+    return {
+        "answer": str(contrast.answer),
+        "ratio": contrast.ratio.to_json(),
+        "p_after_holm": contrast.p,
+        "detectable": contrast.detectable,
+        "noise": contrast.noise,
+        "more_runs": contrast.more_runs,
+    }

@@ -1,0 +1,182 @@
+"""One workload at several loads: what each engine gives and what its users wait for, point by point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.slo import Goal, parse_goal
+from loadgen.verdict.verdict import State
+from reports.compare.comparison import Cell, Headline, Node
+from reports.compare.sweep_load import Load, load_of, work_asked
+from reports.run_view import View
+
+PERCENTILES: Final = ("p99", "p95", "p90", "p50")
+OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Point:
+    """One contender at one load. `output` is per device where `Sweep.per_device`.
+
+    `speed` is the tokens per second that the median user sees, 1 / TPOT. `result` is the worst of all its
+    runs' targets, "" without any; `doubts` are the states other than VALID of its runs and of the comparison
+    at its load.
+    """
+
+    label: str
+    load: Load
+    output: Node
+    speed: Node
+    latency: Mapping[str, Node]
+    result: str
+    missed: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """Points in the order of contender and load; `percentile` says which one of each latency they hold."""
+
+    name: str
+    kind: str
+    loads: tuple[Load, ...]
+    labels: tuple[str, ...]
+    points: tuple[Point, ...]
+    per_device: bool
+    percentile: Mapping[str, str]
+    goals: tuple[Goal, ...]
+
+    @property
+    def output_unit(self) -> str:
+        return "tok/s per GPU" if self.per_device else "tok/s"
+
+    def of(self, label: str) -> list[Point]:
+        return [point for point in self.points if point.label == label]
+
+
+def sweeps_in(cells: Sequence[Cell]) -> list[tuple[Sweep, list[Cell]]]:
+    """Every sweep among the cells, with its cells in the order of load."""
+    groups: dict[tuple[object, ...], list[tuple[Load, Cell]]] = {}
+    for cell in cells:
+        manifests = [view.manifest for views in cell.views.values() for view in views]
+        works = {(work_asked(m), load_of(m)) for m in manifests}
+        work, load = works.pop() if len(works) == 1 else (None, None)
+        if work is not None and load is not None:
+            groups.setdefault((work, _model(manifests[0])), []).append((load, cell))
+    swept = [sorted(g, key=lambda pair: pair[0]) for g in groups.values() if len({load for load, _ in g}) > 1]
+    named = len({_model(_views(group[0][1])[0].manifest) for group in swept}) > 1
+    return [(_sweep(group, named=named), [cell for _, cell in group]) for group in swept]
+
+
+def _sweep(group: Sequence[tuple[Load, Cell]], *, named: bool) -> Sweep:
+    cells = [cell for _, cell in group]
+    labels = tuple(dict.fromkeys(label for cell in cells for label in cell.labels))
+    views = [view for cell in cells for view in _views(cell)]
+    goals = tuple(parse_goal(text) for text in dict.fromkeys(t for v in views for t in _targets(v)))
+    percentile = {name: _percentile(name, cells, goals) for name in ("tpot", "ttft", "e2e")}
+    counts = [_n_devices(view) for view in views]
+    per_device = None not in counts
+    points = tuple(
+        _point(label, load, cell, percentile, per_device)
+        for label in labels
+        for load, cell in group
+        if label in cell.labels
+    )
+    asked = views[0].manifest["asked"]
+    name = f"{asked.get('prompt_tokens')} → {asked.get('output_tokens')} tokens"
+    model = f"{_model(views[0].manifest)}, " if named else ""
+    return Sweep(
+        name=f"{model}{name}",
+        kind=group[0][0].kind,
+        loads=tuple(load for load, _ in group),
+        labels=labels,
+        points=points,
+        per_device=per_device,
+        percentile=percentile,
+        goals=goals,
+    )
+
+
+def _percentile(metric: str, cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
+    """A target's; else of TPOT the median, of the others the highest that most points have."""
+    wanted = [g.statistic for g in goals if g.metric == metric and g.statistic in PERCENTILES]
+    if wanted:
+        return str(wanted[0])
+    if metric == "tpot":
+        return "p50"
+    return max(PERCENTILES, key=lambda p: sum(_known(cell, metric, p) for cell in cells))
+
+
+def _known(cell: Cell, metric: str, p: str) -> int:
+    return sum(cell.figure(label, _headline(metric, p))["point"] is not None for label in cell.labels)
+
+
+def _headline(metric: str, p: str) -> Headline:
+    return Headline(f"{METRICS[metric].title} {p}", ("metrics", metric, p), "lower")
+
+
+def _point(label: str, load: Load, cell: Cell, percentile: Mapping[str, str], per_device: bool) -> Point:
+    views = cell.views[label]
+    judged = [row for view in views for row in view.summary.get("targets", ())]
+    results = {row["result"] for row in judged}
+    n = (_n_devices(views[0]) or 1) if per_device else 1
+    return Point(
+        label=label,
+        load=load,
+        output=_each(cell.figure(label, OUTPUT), lambda value: value / n),
+        speed=_speed(cell.figure(label, _headline("tpot", percentile["tpot"]))),
+        latency={m: cell.figure(label, _headline(m, percentile[m])) for m in ("ttft", "e2e")},
+        result=next((r for r in ("fail", "inconclusive", "pass") if r in results), ""),
+        missed=tuple(dict.fromkeys(row["target"] for row in judged if row["result"] == "fail")),
+        doubts=tuple(_doubts(cell, views)),
+    )
+
+
+def _doubts(cell: Cell, views: Sequence[View]) -> Iterator[str]:
+    states = [str(view.summary["verdict"]["state"]) for view in views]
+    if cell.gate.state == State.NOT_COMPARABLE:
+        states.append(str(State.NOT_COMPARABLE))
+    yield from dict.fromkeys(state for state in states if state != State.VALID)
+
+
+def _speed(tpot: Node) -> Node:
+    """Tokens per second for one user: the inverse of the time per token, its interval turned round."""
+    turned = _each(tpot, lambda value: 1 / value if value else math.inf)
+    if turned["point"] is None:
+        return turned
+    return {**turned, "low": turned.get("high"), "high": turned.get("low"), "unit": "tok/s"}
+
+
+def _each(figure: Node, of: Any) -> Node:
+    """The figure with its point and both ends put through `of`."""
+    if figure["point"] is None:
+        return figure
+    ends = {end: of(figure[end]) for end in ("low", "high") if figure.get(end) is not None}
+    return {**figure, **ends, "point": of(figure["point"])}
+
+
+def _n_devices(view: View) -> int | None:
+    """Over how many GPUs the engine was spread; None without GPUs, or where nobody says."""
+    devices = view.manifest.get("devices") or ()
+    roofline = (view.summary.get("roofline") or {}).get("device") or {}
+    if not devices or str(roofline.get("id", "")).startswith("cpu"):
+        return None
+    said = (view.manifest.get("identity") or {}).get("tensor_parallel")
+    return int(said) if said else 1 if len(devices) == 1 else None
+
+
+def _model(manifest: Mapping[str, Any]) -> str:
+    return str((manifest.get("server") or {}).get("model") or "unnamed").rstrip("/").rpartition("/")[2]
+
+
+def _views(cell: Cell) -> list[View]:
+    return [view for views in cell.views.values() for view in views]
+
+
+def _targets(view: View) -> list[str]:
+    """The targets of whole runs; criteria for single requests are no bound on a percentile."""
+    return [str(row["target"]) for row in view.summary.get("targets", ())]

@@ -1,0 +1,151 @@
+"""The share of requests at or below each latency, failures as the gap below 1."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from scipy import stats as sps
+
+from loadgen.record.columns import Floats, Ints
+from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, Plot, canvas, drawn, margins
+from reports.number_format import Scale, number, scale_for
+from reports.tables import Table, table
+
+BAND_LEVEL = 0.95
+MARKED = (0.5, 0.9, 0.99)
+TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
+MOST_STEPS = 1500
+EXPLAINED = (
+    "Read across from a share to the curve, then down: that share of all planned requests was at least "
+    "that fast, and the vertical axis is stretched towards 100 % so that the tail can be seen. The curve "
+    "ends below the top where requests failed; nothing here says when in the run a request came, and the "
+    "band holds for each height by itself."
+)
+
+
+def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
+    """The share of requests at or below each latency on a log-tail axis; None with fewer than two successes.
+
+    +inf is a failed request, NaN is left out. The band is pointwise: at a rank k of n the exact binomial
+    interval of the share (Clopper & Pearson, 1934), which is that of the order statistics.
+    """
+    values = np.sort(values_s[~np.isnan(values_s)])
+    n, n_ok = len(values), int(np.isfinite(values).sum())
+    if n_ok < 2:
+        return None
+    scale = scale_for("s", values.tolist())
+    figure, (panel,) = canvas(310, 290)
+    ranks = tail_ranks(n, n_ok)
+    x = values[ranks - 1] / scale.divisor
+    low, high = share_band(ranks, n)
+    top = float(nines(1 - 0.4 / max(n, 20)))
+    heights = np.minimum(nines((ranks - 0.5) / n), top)
+    panel.fill_between(
+        x, nines(low), np.minimum(nines(high), top), step="post", color=SERIES[0], alpha=0.18, linewidth=0
+    )
+    panel.plot(np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", color=SERIES[0])
+    fit_x(panel, x)
+    _mark_quantiles(panel, values[:n_ok], n, scale)
+    _mark_failures(panel, n_ok, n)
+    tail_axis(panel, top)
+    panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
+    margins(figure, top=10, bottom=44, left=48, right=12)
+    finding = _finding(label, values, n_ok, scale)
+    drawings = (drawn(figure, name, panel),)
+    return Plot(name, title, finding, "", drawings, _table(title, label, values, n_ok, scale))
+
+
+def share_band(ranks: Ints, n: int, level: float = BAND_LEVEL) -> tuple[Floats, Floats]:
+    """The exact binomial interval of the true share below the k-th of n values, k >= 1."""
+    tail = (1 - level) / 2
+    low = sps.beta.ppf(tail, ranks, n - ranks + 1)
+    high = np.where(ranks < n, sps.beta.ppf(1 - tail, ranks + 1, np.maximum(n - ranks, 1)), 1.0)
+    return np.asarray(low), np.asarray(high)
+
+
+def nines(share: Floats | float) -> Floats:
+    """Height on the log-tail axis: one unit for each nine."""
+    return np.asarray(-np.log10(1 - np.minimum(share, 1 - 1e-12)))
+
+
+def tail_ranks(n: int, n_ok: int) -> Ints:
+    """Every rank, or beyond MOST_STEPS those evenly spaced on the log-tail axis and on the plain one."""
+    if n_ok <= MOST_STEPS:
+        return np.arange(1, n_ok + 1)
+    even = np.linspace(1, n_ok, MOST_STEPS // 2)
+    tail = n * (1 - 10.0 ** -np.linspace(0, math.log10(n), MOST_STEPS // 2))
+    ranks: Ints = np.unique(np.r_[even, tail, n_ok].clip(1, n_ok).astype(np.int64))
+    return ranks
+
+
+def tail_axis(panel: Axes, top: float) -> None:
+    shares = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999]
+    ticks = [s for s in shares if nines(s) <= top]
+    panel.set_ylim(0, top)
+    panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda _, k: f"{ticks[k or 0] * 100:g} %"))
+
+
+def fit_x(panel: Axes, x: Floats) -> None:
+    """From zero unless the values lie far from it."""
+    first, last = float(x[0]), float(x[-1])
+    if first < 0.5 * last:
+        panel.set_xlim(0, last * 1.05 or 1)
+    else:
+        margin = (last - first) * 0.05 or last * 0.05
+        panel.set_xlim(first - margin, last + margin)
+
+
+def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale) -> None:
+    right = succeeded[-1] / scale.divisor
+    for p in MARKED:
+        rank = math.ceil(p * n)
+        if rank > len(succeeded) or n * (1 - p) < 1:
+            continue
+        value = succeeded[rank - 1] / scale.divisor
+        panel.plot([value], [nines(p)], "o", color=SERIES[0], markersize=5.5)
+        on_left = value > 0.5 * (right + panel.get_xlim()[0])
+        panel.annotate(
+            f"p{p * 100:g}  {number(value)}", (value, float(nines(p))), (-8, 5) if on_left else (8, -10),
+            textcoords="offset points", ha="right" if on_left else "left", color=INK, fontsize=TEXT,
+        )  # fmt: skip
+
+
+def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
+    if n_ok == n:
+        return
+    height = float(nines(n_ok / n))
+    panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
+    panel.annotate(
+        f"{n - n_ok:,} failed", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD,
+        fontsize=TEXT,
+    )  # fmt: skip
+
+
+def _finding(label: str, values: Floats, n_ok: int, scale: Scale) -> str:
+    n = len(values)
+    half = number(values[math.ceil(n / 2) - 1] / scale.divisor)
+    ends = f"{number(values[0] / scale.divisor)} to {number(values[n_ok - 1] / scale.divisor)} {scale.unit}"
+    lost = f"; {n - n_ok:,} of {n:,} failed and count as infinitely late" if n_ok < n else ""
+    middle = f"half within {half} {scale.unit}, " if half != "∞" else ""
+    return f"{label} of {n_ok:,} requests: {middle}{ends} in all{lost}."
+
+
+def _table(name: str, label: str, values: Floats, n_ok: int, scale: Scale) -> Table:
+    n = len(values)
+    ranks = np.unique([min(max(math.ceil(p * n), 1), n_ok) for p in TABLED] + [n_ok])
+    low, high = share_band(ranks, n)
+    rows = [
+        [number(values[k - 1] / scale.divisor), _percent(k / n), _percent(a), _percent(b)]
+        for k, a, b in zip(ranks, low, high, strict=True)
+    ]
+    columns = [f"{label} ({scale.unit})", "Requests at or below", "95 % low", "95 % high"]
+    return table(f"{name}: share of {n:,} requests at or below", columns, rows, text=())
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %"

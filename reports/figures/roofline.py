@@ -1,0 +1,291 @@
+"""The figures on the hardware: the roofline of a phase, and the gap between ceiling and measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from reports.figures.drawing import (
+    BAD,
+    DASHES,
+    INK,
+    MUTED,
+    SERIES,
+    WIDE,
+    Drawing,
+    Plot,
+    canvas,
+    drawn,
+    head,
+    in_both_widths,
+    margins,
+)
+from reports.number_format import Scale, duration, number, scale_for
+from reports.tables import table
+
+HEAD, FOOT = 52, 46
+LETTER = 6.4
+"""About how many CSS pixels a letter of a label takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dot:
+    """An op of the typical step: FLOP per byte, and FLOP/s as predicted and, where it is known, measured."""
+
+    name: str
+    intensity: float
+    predicted: float
+    measured: float | None
+
+    @property
+    def lowest(self) -> float:
+        return min(self.predicted, self.measured or self.predicted)
+
+
+def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None:
+    """One phase's products and attention under the device's ceilings; None where it has none."""
+    dots = _dots(phase)
+    if not dots:
+        return None
+    name = f"roofline-{phase['phase']}"
+    scale = _rate_scale(device["peak_flops_per_s"])
+
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 400)
+        x0, x1 = _ends(dots, device, width - 74)
+        rows = _label_rows(dots, (x0, x1), width - 74)
+        low = min(dot.lowest for dot in dots) / scale.divisor
+        top = device["peak_flops_per_s"] / scale.divisor
+        floor = 10 ** (math.log10(low) - 0.12 * (max(rows) + 2) * max(1.0, math.log10(top / low)))
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlim(x0, x1)
+        panel.set_ylim(floor, top * (top / floor) ** 0.13)
+        _draw_ceilings(panel, device, scale, (x0, x1))
+        _draw_dots(panel, dots, rows, scale, floor)
+        _log_axes(panel, low)
+        panel.set_xlabel("intensity (FLOP per byte of memory traffic)", loc="right")
+        head(panel, f"{scale.unit}, log axes")
+        margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT)
+        return drawn(figure, drawing, panel, "")
+
+    return Plot(
+        name,
+        f"Roofline of {phase['phase']}",
+        _roofline_finding(phase, dots, device),
+        "Each dot is one matrix product or attention of this phase's typical step; how far it lies below the "
+        "solid line is what a perfect kernel could gain, and left of the ridge more FLOP/s need fewer bytes, "
+        "not faster arithmetic. The horizontal axis is a property of the shapes, not of the speed, and dots "
+        "say nothing of what lies between the kernels.",
+        in_both_widths(name, draw),
+        _dots_table(phase, dots, device, scale),
+    )
+
+
+def _rate_scale(peak_flops_per_s: float) -> Scale:
+    return Scale(1e12, "TFLOP/s") if peak_flops_per_s >= 1e12 else Scale(1e9, "GFLOP/s")
+
+
+def _dots(phase: Mapping[str, Any]) -> list[_Dot]:
+    ops = [op for op in phase["ops"] if op["flops"] and op["predicted_flops_per_s"]]
+    return [
+        _Dot(_label(op), op["intensity"], op["predicted_flops_per_s"], op["achieved_flops_per_s"])
+        for op in sorted(ops, key=lambda op: float(op["intensity"]))
+    ]
+
+
+def _label(op: Mapping[str, Any]) -> str:
+    part = str(op["kind"]).partition(" ")[2]
+    return f"{op['name']} ({part})" if part else str(op["name"])
+
+
+def _ridge(device: Mapping[str, Any]) -> float:
+    return float(device["peak_flops_per_s"] / device["levels"][-1]["bytes_per_s"])
+
+
+def _ends(dots: Sequence[_Dot], device: Mapping[str, Any], width: float) -> tuple[float, float]:
+    """The ends of the axis: some room on the left, on the right as much as the longest name takes."""
+    values = [dot.intensity for dot in dots] + [_ridge(device)]
+    low, high = min(values) / 4, max(values)
+    name = max(len(dot.name) for dot in dots) * LETTER + 12
+    decades = math.log10(high / low) * name / (width - name)
+    return low, float(high * 10 ** max(decades, 0.4))
+
+
+def _ceiling(device: Mapping[str, Any], intensity: float) -> float:
+    """FLOP/s out of the main memory at most."""
+    return float(min(device["peak_flops_per_s"], intensity * device["levels"][-1]["bytes_per_s"]))
+
+
+def _draw_ceilings(panel: Axes, device: Mapping[str, Any], scale: Scale, ends: tuple[float, float]) -> None:
+    def roof(flops_per_s: float, bytes_per_s: float, **style: Any) -> None:
+        ridge = min(max(flops_per_s / bytes_per_s, ends[0]), ends[1])
+        x = np.array([ends[0], ridge, ends[1]])
+        panel.plot(x, np.minimum(flops_per_s, x * bytes_per_s) / scale.divisor, **style)
+
+    peak, (*nearer, memory) = device["peak_flops_per_s"], device["levels"]
+    nearer = [level for level in nearer if level["bytes_per_s"]]
+    for level in nearer:
+        roof(peak, level["bytes_per_s"], color=MUTED, linewidth=1.1)
+    roof(peak, memory["bytes_per_s"], color=INK)
+    for k, level in enumerate([memory, *reversed(nearer)]):
+        at = max(peak / level["bytes_per_s"], ends[0]), peak / scale.divisor
+        text = f"{level['name']}, {number(level['bytes_per_s'] / 1e9)} GB/s"
+        panel.annotate(text, at, (4, 5 + 13 * k), textcoords="offset points", color=MUTED)
+    if device["reached_flops_per_s"]:
+        reached = device["reached_flops_per_s"], device["reached_bytes_per_s"]
+        roof(*reached, color=SERIES[1], linestyle=DASHES[1], linewidth=1.4, label="calibrated")
+    panel.axvline(_ridge(device), color=MUTED, linewidth=1, linestyle=DASHES[2])
+
+
+def _draw_dots(panel: Axes, dots: Sequence[_Dot], rows: Sequence[int], scale: Scale, floor: float) -> None:
+    x = [dot.intensity for dot in dots]
+    predicted = [dot.predicted / scale.divisor for dot in dots]
+    panel.plot(x, predicted, "o", color=SERIES[0], markerfacecolor="none", markersize=8, label="predicted")
+    seen = [(dot.intensity, dot.measured / scale.divisor) for dot in dots if dot.measured]
+    if seen:
+        panel.plot(*zip(*seen, strict=True), "o", color=SERIES[0], markersize=5.5, label="measured")
+    below = math.log10(min(dot.lowest for dot in dots) / scale.divisor / floor) / (max(rows) + 2)
+    for dot, row in zip(dots, rows, strict=True):
+        at = floor * 10 ** (below * (row + 0.7))
+        panel.plot([dot.intensity] * 2, [at, dot.lowest / scale.divisor], color=MUTED, linewidth=0.8)
+        panel.annotate(
+            dot.name, (dot.intensity, at), (3, 0), textcoords="offset points", va="center", color=INK
+        )
+
+
+def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -> list[int]:
+    """For each dot the lowest line under the figure where its name has room."""
+    per_decade = width / math.log10(ends[1] / ends[0])
+    taken: list[float] = []
+    rows = []
+    for dot in dots:
+        at = math.log10(dot.intensity / ends[0]) * per_decade
+        row = next((k for k, end in enumerate(taken) if end + 8 < at), len(taken))
+        # A name stands to the right of its line: no line of a dot further right may end below and cross it.
+        end = at + len(dot.name) * LETTER
+        taken[: row + 1] = [max(end, before) for before in [*taken, end][: row + 1]]
+        rows.append(row)
+    return rows
+
+
+def _log_axes(panel: Axes, low: float) -> None:
+    panel.xaxis.set_major_locator(LogLocator(10))
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    bottom, top = panel.get_ylim()
+    first, last = math.ceil(math.log10(low) - 0.3), math.floor(math.log10(top))
+    decades = [10.0**k for k in range(first, last + 1)]
+    ticks = decades if len(decades) > 1 else [k * 10.0 ** (first - 1) for k in (1, 2, 5, 10, 20, 50, 100)]
+    panel.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 2 < tick < top]))
+    panel.yaxis.set_minor_locator(NullLocator())
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    panel.set_ylim(bottom, top)
+
+
+def _roofline_finding(phase: Mapping[str, Any], dots: Sequence[_Dot], device: Mapping[str, Any]) -> str:
+    left = [dot.name for dot in dots if dot.intensity < _ridge(device)]
+    where = f"{len(left)} of {len(dots)} lie left of the ridge" if left else "All lie right of the ridge"
+    largest = max((op for op in phase["ops"] if op["flops"]), key=lambda op: float(op["share"]))
+    reached = largest["achieved_flops_per_s"] or largest["predicted_flops_per_s"]
+    how = "reaches" if largest["achieved_flops_per_s"] else "should reach"
+    share = reached * largest["ideal_s"] / largest["flops"]
+    return (
+        f"{where} at {number(_ridge(device))} FLOP per byte; {_label(largest)}, {largest['share']:.0%} of "
+        f"the step, {how} {share:.0%} of its ceiling."
+    )
+
+
+def _dots_table(
+    phase: Mapping[str, Any], dots: Sequence[_Dot], device: Mapping[str, Any], scale: Scale
+) -> Any:
+    def rate(value: float | None) -> str:
+        return "–" if value is None else number(value / scale.divisor)
+
+    rows = [
+        [
+            dot.name,
+            number(dot.intensity),
+            rate(_ceiling(device, dot.intensity)),
+            rate(dot.predicted),
+            rate(dot.measured),
+        ]
+        for dot in dots
+    ]
+    columns = ["Op", "FLOP per byte", f"Out of {device['levels'][-1]['name']} at most ({scale.unit})",
+               f"Predicted ({scale.unit})", f"Measured ({scale.unit})"]  # fmt: skip
+    return table(f"The dots of the roofline of {phase['phase']}", columns, rows)
+
+
+def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
+    """From the ceiling to what was measured, one bar for each thing between."""
+    ends = np.cumsum([bar["seconds"] for bar in bars])
+    scale = scale_for("s", [float(max(ends.max(), measured_s))])
+    spans = [
+        (str(bar["name"]), (end - bar["seconds"]) / scale.divisor, end / scale.divisor)
+        for bar, end in zip(bars, ends.tolist(), strict=True)
+    ]
+    spans.append(("measured", 0.0, measured_s / scale.divisor))
+
+    def draw(name: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 26 * len(spans) + HEAD + FOOT)
+        _draw_spans(panel, spans)
+        panel.set_xlabel(f"time of the whole run ({scale.unit})", loc="right")
+        head(panel, "Ceiling to measured", named=False)
+        margins(figure, top=40, bottom=FOOT, left=158)
+        return drawn(figure, name, panel, "y")
+
+    gap = max(bars[1:], key=lambda bar: float(bar["seconds"]))
+    share = gap["seconds"] / measured_s if measured_s else 0.0
+    return Plot(
+        "waterfall",
+        "Where the time went",
+        f"The hardware could have served this load in {duration(bars[0]['seconds'])}; it took "
+        f"{duration(measured_s)}. The largest part of the difference is {gap['name']}: "
+        f"{duration(gap['seconds'])}, {share:.0%} of the run.",
+        "Read from the top: each bar starts where the one above ends, so that together they make up the "
+        "whole run; the longest is what to look at first. Bars are differences between what was measured and "
+        "what the model of the hardware says, not things that a clock saw one after the other; one that goes "
+        "back was faster than predicted.",
+        in_both_widths("waterfall", draw),
+        _spans_table(bars, measured_s, scale),
+    )
+
+
+def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
+    """Bars by name, start and end, from the top; the first and the last stand for a whole run."""
+    last = len(spans) - 1
+    for k, (_, start, end) in enumerate(spans):
+        whole = k in (0, last)
+        color = SERIES[0] if whole else SERIES[1] if end >= start else BAD
+        panel.barh(k, end - start, left=start, height=0.62, color=color, alpha=0.9 if whole else 0.75)
+        if k + 1 < last:
+            panel.plot([end, end], [k, k + 1], color=MUTED, linewidth=0.8)
+    panel.set_yticks(range(len(spans)), [name for name, *_ in spans])
+    panel.set_ylim(last + 0.6, -0.6)
+    panel.set_xlim(min(0.0, *(end for *_, end in spans)), None)
+    panel.grid(visible=False, axis="y")
+    panel.grid(visible=True, axis="x")
+
+
+def _spans_table(bars: Sequence[Mapping[str, Any]], measured_s: float, scale: Scale) -> Any:
+    rows = [
+        [
+            str(bar["name"]),
+            number(bar["seconds"] / scale.divisor),
+            f"{bar['seconds'] / measured_s:.1%}",
+            str(bar["why"]),
+        ]
+        for bar in bars
+    ]
+    rows.append(
+        ["measured", number(measured_s / scale.divisor), "100.0%", "from the first request to the last token"]
+    )
+    columns = ["Part", f"Time ({scale.unit})", "Of the run", "What it is"]
+    return table("Where the time went", columns, rows, text=(0, 3))

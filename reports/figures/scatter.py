@@ -1,0 +1,219 @@
+"""Curves of labelled points with intervals both ways: how a trade-off is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.text import Annotation
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+from reports.figures.drawing import (
+    DASHES,
+    GOOD,
+    INK,
+    PAPER,
+    SERIES,
+    TEXT,
+    WIDE,
+    Drawing,
+    Ticks,
+    canvas,
+    drawn,
+    head,
+    margins,
+)
+from reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
+
+MARKERS = ("o", "s", "^", "D")
+"""The third cue: curve k has colour SERIES[k], line style DASHES[k] and this marker."""
+LOG_FROM = 15.0
+"""Beyond this ratio of greatest to least the horizontal axis is logarithmic."""
+Box = tuple[float, float, float, float]
+LETTER, LINE = 6.6, 13.0
+"""About how wide a letter and how high a line of text is, CSS pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A value with its interval: an end without a bound is infinite, without an interval it is the value."""
+
+    low: float
+    at: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """One point with the word beside it; `hollow` is one that cannot be relied on."""
+
+    text: str
+    x: Reach
+    y: Reach
+    hollow: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Points joined in their order; None is one that is not known, where the line breaks."""
+
+    label: str
+    dots: tuple[Dot | None, ...]
+
+    @property
+    def known(self) -> list[Dot]:
+        return [dot for dot in self.dots if dot is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Where targets are met: x at most (or at least) a bound, y at least one; None is no bound."""
+
+    x: float | None
+    x_at_most: bool
+    y: float | None
+    text: str
+
+
+def scatter(
+    name: str, width: float, curves: Sequence[Curve], axes: tuple[str, str], region: Region | None = None
+) -> Drawing:
+    """The curves over `axes`, the labels of x and y: `{log}` in that of x says whether it is logarithmic.
+
+    No x may be 0 where the greatest is far above the least.
+    """
+    figure, (panel,) = canvas(width, 380 if width >= WIDE else 345)
+    x_label, y_label = axes
+    x = [dot.x for curve in curves for dot in curve.known]
+    y = [dot.y for curve in curves for dot in curve.known]
+    panel.grid(visible=True, axis="x")
+    is_log = max(r.at for r in x) > LOG_FROM * min(r.at for r in x)
+    _fit(panel, x, y, is_log=is_log)
+    written = _shade(panel, region) if region else None
+    for k, curve in enumerate(curves):
+        _draw(panel, curve, SERIES[k % 4], DASHES[(k + k // 4) % 4], MARKERS[(k + k // 4) % 4])
+    panel.set_xlabel(x_label.format(log=", log" if is_log else ""), loc="right")
+    head(panel, y_label, named=len(curves) > 1)
+    margins(figure, top=head_room(width) if len(curves) > 1 else HEAD_WIDE, bottom=FOOT)
+    taken = [written.get_window_extent()] if written else []
+    for text, at in _places(panel, curves, [(box.x0, box.y0, box.x1, box.y1) for box in taken]):
+        panel.annotate(text, at, xycoords="figure pixels", va="center", color=INK, fontsize=TEXT)
+    return drawn(figure, name, panel)
+
+
+def _fit(panel: Axes, x: Sequence[Reach], y: Sequence[Reach], *, is_log: bool) -> None:
+    """Room for all points and for their intervals, unless these reach far beyond the points."""
+    greatest = max(r.at for r in x)
+    right = min(max(_finite(r.high, r.at) for r in x), 1.5 * greatest)
+    if is_log:
+        panel.set_xscale("log")
+        least = min(r.at for r in x)
+        panel.set_xlim(max(min(_finite(r.low, r.at) for r in x), least / 1.5) / 1.25, right * 1.25)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(LogTicks())
+    else:
+        panel.set_xlim(0, right * 1.06)
+        panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+    panel.set_ylim(0, min(max(_finite(r.high, r.at) for r in y), 1.5 * max(r.at for r in y)) * 1.12)
+
+
+class LogTicks(Ticks):
+    """Each number with its own decimals: 0.05, 0.1, 1, 20."""
+
+    def format_ticks(self, values: Sequence[float]) -> list[str]:  # type: ignore[override]
+        return [f"{value:,.6f}".rstrip("0").rstrip(".") for value in values]
+
+
+def _shade(panel: Axes, region: Region) -> Annotation | None:
+    """The region and its name; None where it lies beyond the axes."""
+    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    x = region.x
+    first, last = (left, right) if x is None else (left, min(x, right)) if region.x_at_most else (x, right)
+    low = bottom if region.y is None else region.y
+    if first >= last or low >= top:
+        return None
+    panel.fill_between([first, last], low, top, color=GOOD, alpha=0.09, linewidth=0)
+    if x is not None and left < x < right:
+        panel.plot([x, x], [low, top], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
+    if region.y is not None:
+        panel.plot([first, last], [low, low], color=GOOD, linewidth=1.2, linestyle=DASHES[1])
+    at_left = region.x_at_most or x is None
+    return panel.annotate(
+        region.text,
+        (first if at_left else last, top),
+        (5 if at_left else -5, -5),
+        textcoords="offset points",
+        ha="left" if at_left else "right",
+        va="top",
+        color=GOOD,
+        fontsize=TEXT,
+    )
+
+
+def _draw(panel: Axes, curve: Curve, color: str, dashes: object, marker: str) -> None:
+    points = [(math.nan, math.nan) if dot is None else (dot.x.at, dot.y.at) for dot in curve.dots]
+    for dot in curve.known:
+        _whiskers(panel, dot, color)
+    style: dict[str, Any] = {
+        "color": color,
+        "linewidth": 1.8,
+        "marker": marker,
+        "markersize": 6.5,
+        "markeredgewidth": 1.6,
+    }
+    xs, ys = zip(*points, strict=True)
+    panel.plot(xs, ys, linestyle=dashes, label=curve.label, **style)
+    hollow = [(dot.x.at, dot.y.at) for dot in curve.known if dot.hollow]
+    if hollow:
+        xs, ys = zip(*hollow, strict=True)
+        panel.plot(xs, ys, linestyle="none", markerfacecolor=PAPER, **style)
+
+
+def _whiskers(panel: Axes, dot: Dot, color: str) -> None:
+    """Both intervals as thin strokes; one without a bound runs to the edge."""
+    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
+    thin: dict[str, Any] = {"color": color, "alpha": 0.55, "linewidth": 1.2, "solid_capstyle": "butt"}
+    panel.plot([max(dot.x.low, left), min(dot.x.high, right)], [dot.y.at] * 2, **thin)
+    panel.plot([dot.x.at] * 2, [max(dot.y.low, bottom), min(dot.y.high, top)], **thin)
+
+
+def _places(
+    panel: Axes, curves: Sequence[Curve], written: Sequence[Box]
+) -> Iterator[tuple[str, tuple[float, float]]]:
+    """Where each point's word has room beside it, in pixels; what finds none is left out."""
+    at = {id(dot): panel.transData.transform((dot.x.at, dot.y.at)) for curve in curves for dot in curve.known}
+    taken = [*written, *((x - 5, y - 5, x + 5, y + 5) for x, y in at.values())]
+    edge = panel.get_window_extent()
+    for curve in curves:
+        for dot in curve.known:
+            x, y = at[id(dot)]
+            width = LETTER * len(dot.text)
+            above, below = y + 14, y - 14
+            for left, middle in (
+                (x + 7, y + 9),
+                (x - width / 2, above),
+                (x + 7, y - 9),
+                (x - width - 7, y + 9),
+                (x - width - 7, y - 9),
+                (x - width / 2, below),
+            ):
+                box = (left, middle - LINE / 2, left + width, middle + LINE / 2)
+                inside = (
+                    box[0] > edge.x0 and box[2] < edge.x1 + 14 and edge.y0 < box[1] and box[3] < edge.y1 + 8
+                )
+                if inside and not any(_meet(box, other) for other in taken):
+                    taken.append(box)
+                    yield dot.text, (left, middle)
+                    break
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _finite(value: float, otherwise: float) -> float:
+    return value if math.isfinite(value) else otherwise

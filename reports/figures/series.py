@@ -1,0 +1,65 @@
+"""The series that the timeline draws, in bins of equal width. Times are seconds from the run's start."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from loadgen.record.columns import Columns, Floats, Ints
+
+
+def bin_edges(end_s: float, n_bins: int = 200) -> Floats:
+    """From 0 to at least `end_s` in at most `n_bins` bins whose width is 1, 2 or 5 x 10^k seconds."""
+    least = max(end_s, 1e-3) / n_bins
+    power: float = 10.0 ** math.floor(math.log10(least))
+    width = next(m * power for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
+    return np.arange(math.ceil(end_s / width - 1e-9) + 1, dtype=np.float64) * np.float64(width)
+
+
+def sending_order(c: Columns) -> Ints:
+    """Positions of the records in the order in which they were sent; never sent last, ties in plan order."""
+    return np.argsort(c.sent_s, kind="stable")
+
+
+def tokens_per_s(c: Columns, edges: Floats) -> Floats:
+    """Output tokens that arrived in each bin, per second; failed requests' too: the server made them."""
+    counted: Floats = np.histogram(c.event_s, edges, weights=c.event_n)[0] / np.diff(edges)
+    return counted
+
+
+def in_flight(c: Columns, edges: Floats) -> Floats:
+    """The most requests in flight (sent, not yet closed) at once in each bin."""
+    sent = ~np.isnan(c.sent_s)
+    opened = np.sort(c.sent_s[sent])
+    closed = np.sort(np.nan_to_num(c.closed_s[sent], nan=np.inf))
+    # Within a bin the number is greatest at the bin's start or just after one of its openings.
+    most = (
+        np.searchsorted(opened, edges[:-1], "right") - np.searchsorted(closed, edges[:-1], "right")
+    ).astype(float)
+    after = np.arange(1.0, len(opened) + 1) - np.searchsorted(closed, opened, "right")
+    bins = np.searchsorted(edges, opened, "right") - 1
+    inside = (bins >= 0) & (bins < len(most))
+    np.maximum.at(most, bins[inside], after[inside])
+    return most
+
+
+def level(telemetry: pd.DataFrame, source: str, name: str, edges: Floats) -> Floats:
+    """The greatest reading in each bin; a bin without one keeps the last.
+
+    Readings from before the start do not count: what an idle server said is not held into the load.
+    """
+    mine = (telemetry["source"] == source) & (telemetry["name"] == name) & (telemetry["at_ns"] >= 0)
+    rows = telemetry[mine].dropna(subset="value")
+    at_s, values = rows["at_ns"].to_numpy(dtype=float) / 1e9, rows["value"].to_numpy(dtype=float)
+    most = np.full(len(edges) - 1, np.nan)
+    if not len(at_s):
+        return most
+    last = np.searchsorted(at_s, edges[1:], "left") - 1
+    kept = (last >= 0) & (edges[:-1] <= at_s[-1])
+    most[kept] = values[last[kept]]
+    bins = np.searchsorted(edges, at_s, "right") - 1
+    inside = (bins >= 0) & (bins < len(most))
+    np.fmax.at(most, bins[inside], values[inside])
+    return most

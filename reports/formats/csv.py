@@ -1,0 +1,22 @@
+"""The records as CSV: one row a request, without the lists of token times (those are in the Parquet file)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from loadgen.metrics.definitions import METRICS
+from loadgen.record.rundir import Run
+
+
+def records_csv(run: Run) -> bytes:
+    """Every plain field of the records, and each request's latencies in seconds; empty where undefined."""
+    c = run.columns
+    frame = run.request_table.to_pandas(integer_object_nulls=True)
+    latencies = {
+        f"{name}_s": np.where(c.ok, metric.of(c), np.nan)
+        for name, metric in METRICS.items()
+        if metric.of is not None
+    }
+    text: str = pd.concat([frame, pd.DataFrame(latencies)], axis=1).to_csv(index=False, float_format="%.9g")
+    return text.encode()

@@ -1,0 +1,63 @@
+"""The verdict and the targets as JUnit XML: one test case each, for a CI that shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree as ET
+
+from loadgen.record.rundir import Run
+from reports.page.page import banner
+from reports.page.slo_lines import with_interval
+from reports.run_view import summary_of
+
+CASE = {"fail": "failure", "inconclusive": "error"}
+"""An inconclusive target is an error: CI must not go green on what nobody can tell."""
+
+
+def junit(run: Run) -> str:
+    """One suite named after the run; a verdict other than VALID is an error, a target missed a failure."""
+    summary = summary_of(run)
+    targets = summary.get("targets", ())
+    said = banner(summary)
+    valid = said.state == "VALID"
+    missed = sum(target["result"] == "fail" for target in targets)
+    errors = sum(target["result"] == "inconclusive" for target in targets) + (not valid)
+    suite = ET.Element(
+        "testsuite",
+        name=run.name,
+        tests=str(1 + len(targets)),
+        failures=str(missed),
+        errors=str(errors),
+        skipped="0",
+        time=f"{_lasted_s(summary):.3f}",
+        timestamp=str((run.manifest.get("clock") or {}).get("utc", ""))[:19],
+    )
+    verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
+    if not valid:
+        reasons = "\n".join(
+            f"{r['text']} {r.get('advice', '')}".strip() for r in summary["verdict"]["reasons"]
+        )
+        ET.SubElement(verdict, "error", message=said.state, type=said.state).text = reasons
+    for target in targets:
+        _target(suite, target)
+    ET.indent(suite)
+    root = ET.tostring(suite, encoding="unicode", xml_declaration=False)
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}\n'
+
+
+def _target(suite: ET.Element, target: Mapping[str, Any]) -> None:
+    case = ET.SubElement(suite, "testcase", classname="burstline.target", name=target["target"])
+    measured = f"measured {with_interval(target['measured'])}"
+    if kind := CASE.get(target["result"]):
+        ET.SubElement(
+            case, kind, message=f"{target['result']}: {measured}", type=target["result"]
+        ).text = target["reason"]
+    else:
+        ET.SubElement(case, "system-out").text = measured
+
+
+def _lasted_s(summary: Mapping[str, Any]) -> float:
+    window = summary.get("window", {})
+    end, start = (window.get(key, {}).get("point") for key in ("end_s", "start_s"))
+    return 0.0 if end is None or start is None else float(end - start)

@@ -1,0 +1,217 @@
+"""The sections that account for every request and for the run itself."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from reports import estimate_tables
+from reports.blocks import Block, Command, Folded, Note, Side
+from reports.figures import run_figures
+from reports.number_format import count, number, scale_for
+from reports.request_sample import Shown
+from reports.run_view import View
+from reports.tables import Cell, Column, Row, Table, table
+
+MEANING = {
+    "ok": "all that was asked",
+    "short": "stopped by itself although told not to",
+    "clamped": "the server cut the prompt or the output",
+    "long": "more tokens than asked",
+    "empty": "no token at all",
+    "error_event": "an error inside the reply",
+    "timeout": "not done by its deadline",
+    "connect": "no connection",
+    "reset": "the connection broke",
+    "truncated": "the reply stops before its end",
+    "aborted": "the server gave up",
+    "cancelled": "Burstline gave up",
+    "not_sent": "never left the client",
+}
+"""What each outcome means to a reader; `http_<code>` speaks for itself."""
+COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}
+"""Counters whose name says too little to a reader."""
+ALL_REQUESTS = "all-requests"
+LONGEST_TEXT = 2000
+
+
+def requests(view: View) -> list[Block]:
+    """Every request: as rows in the order of sending, slowest first on demand, and in a table."""
+    c = view.columns
+    n = len(c)
+    if not n:
+        return [Note("The plan has no requests.")]
+    finding = f"{n:,} requests, none of which succeeded."
+    if c.ok.any():
+        share = float(np.median(view.latency("ttft")[c.ok] / view.latency("e2e")[c.ok]))
+        finding = f"{n:,} requests; for the median one, {share * 100:.0f} % of its time is queue and prefill."
+    shown = view.shown
+    evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
+    sent = run_figures.request_rows(
+        c, shown.even, "rows", f"In the order of sending{evenly}", finding, ALL_REQUESTS
+    )
+    most = "Slowest first" if shown.all else f"The {len(shown.slowest):,} slowest of {n:,}"
+    slow = run_figures.request_rows(c, shown.slowest, "rows-slow", most, finding, ALL_REQUESTS)
+    many = f"All {n:,}" if shown.all else f"{len(shown.listed):,} of {n:,}"
+    listing = Folded(f"{many} requests as a table", (_request_table(view),))
+    if sent is None or slow is None:
+        return [Note("No request was sent and ended."), listing]
+    slow_title = "The same, slowest first" if shown.all else most
+    return [sent, Folded(slow_title, (slow,)), listing]
+
+
+def _request_table(view: View) -> Table:
+    c, records = view.columns, view.records
+    shown = ("ttft", "tpot", "e2e")
+    latency = [view.latency(name) for name in shown]
+    scales = [scale_for("s", values.tolist()) for values in latency]
+    outcomes, reasons = records["outcome"].tolist(), records["finish_reason"].tolist()
+    titles = ["Request", "Outcome", "Due (s)", "Sent late (ms)"]
+    titles += [
+        f"{estimate_tables.title_of(name)} ({scale.unit})" for name, scale in zip(shown, scales, strict=True)
+    ]
+    titles += ["Prompt (tok)", "Output (tok)", "Finish"]
+    rows = []
+    for k in view.shown.listed:
+        times = (c.due_s[k], (c.sent_s[k] - c.due_s[k]) * 1e3)
+        spans = (values[k] / scale.divisor for values, scale in zip(latency, scales, strict=True))
+        texts = [f"#{k}", outcomes[k], *map(_number, times), *map(_number, spans)]
+        texts += [_count(c.prompt_tok[k]), _count(c.output_tok[k]), _words(reasons[k])]
+        rows.append(Row(tuple(map(Cell, texts)), id=f"r{k}"))
+    words = {0, 1, len(titles) - 1}
+    return Table(
+        _listed(view.shown),
+        tuple(Column(title, k not in words) for k, title in enumerate(titles)),
+        tuple(rows),
+        sortable=True,
+        id=ALL_REQUESTS,
+    )
+
+
+def _listed(shown: Shown) -> str:
+    """The caption of the table of requests: which are in it, and where the others are."""
+    said = "Every planned request in the order of sending"
+    if not shown.all:
+        said = (
+            f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
+            f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest and those named elsewhere"
+            " on this page; `burstline export` writes all of them as CSV and Parquet"
+        )
+    return f"{said}; ∞ stands for a failed one"
+
+
+def failures(view: View) -> list[Block]:
+    """Every outcome with its count and its first example."""
+    records = view.records
+    kinds = records["outcome"].value_counts()
+    rows: list[list[str | Cell]] = []
+    for kind in sorted(kinds.index, key=lambda kind: (kind != "ok", -kinds[kind], kind)):
+        first = records[records["outcome"] == kind].iloc[0]
+        example = int(first["index"])
+        rows.append([
+            Cell(kind), Cell(MEANING.get(kind, "the server refused it")), count(kinds[kind]),
+            f"{kinds[kind] / len(records) * 100:.1f} %", Cell(f"#{example}", href=view.shown.href(example)),
+            Cell(_words(first["error"])[:300], tone="wrap"),
+        ])  # fmt: skip
+    lost = len(records) - int(kinds.get("ok", 0))
+    said = f"{lost:,} of {len(records):,} requests were not served as asked." if lost else "Nothing failed."
+    columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its words"]
+    return [
+        Note(said),
+        table(f"How {len(records):,} planned requests ended", columns, rows, text=(0, 1, 4, 5)),
+    ]
+
+
+def served(view: View) -> list[Block]:
+    """Asked against served lengths, who counted, finish reasons, what a cache spared the server."""
+    records = view.records
+    lengths = [
+        _length_row("Prompt", records["planned_prompt_tok"], records["prompt_tok"], records["prompt_source"]),
+        _length_row("Output", records["planned_output_tok"], records["output_tok"], records["output_source"]),
+    ]
+    reasons = records["finish_reason"].fillna("not provided").value_counts()
+    titles = ["Tokens", "Asked", "Served", "As asked", "Counted by"]
+    finish = [[str(reason), count(n)] for reason, n in sorted(reasons.items())]
+    cached = records["cached_tok"].dropna()
+    told = "The engine does not say how many prompt tokens came from a cache."
+    if len(cached):
+        told = f"{int(cached.sum()):,} prompt tokens came from a cache, says the engine."
+    return [
+        Side((
+            table("Tokens of a request", titles, lengths, text=(0, 4)),
+            table("Finish reasons", ["Reason", "Requests"], finish),
+        )),
+        Note(told),
+    ]  # fmt: skip
+
+
+def _length_row(label: str, asked: pd.Series, got: pd.Series, source: pd.Series) -> list[str]:
+    known = got.notna()
+    by = ", ".join(COUNTED_BY.get(name, name) for name in sorted(source.dropna().unique())) or "nobody"
+    equal = int((asked[known] == got[known]).sum())
+    return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by]
+
+
+def again(view: View) -> list[Block]:
+    """The commands that repeat the run, the environment, the whole manifest."""
+    manifest = view.manifest
+    blocks: list[Block] = []
+    if manifest.get("repeat"):
+        blocks.append(Command("The same requests at the same times, byte for byte", str(manifest["repeat"])))
+    if view.server.get("argv"):
+        blocks.append(Command("The server's whole command line", shlex.join(map(str, view.server["argv"]))))
+    blocks.append(
+        Command(
+            "These numbers in a terminal, and this page again",
+            f"burstline show {view.name}\nburstline report {view.name}",
+        )
+    )
+    facts = [(Cell(key, tone="code"), Cell(value, tone="wrap")) for key, value in _flat(manifest)]
+    listing = table(
+        "Environment, versions, seeds and limits: the manifest of the run",
+        ["Fact", "Value"],
+        facts,
+        text=(0, 1),
+    )
+    return [*blocks, Folded("Everything the manifest says", (listing,))]
+
+
+def glossary(_: View) -> list[Block]:
+    """Every metric's definition."""
+    return [Note(estimate_tables.LETTERS), estimate_tables.glossary_table()]
+
+
+def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The manifest's facts as dotted names and short texts, in its own order."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            cut = f"{text[:LONGEST_TEXT]}… ({len(text):,} characters)" if len(text) > LONGEST_TEXT else text
+            yield f"{prefix}{key}", cut
+
+
+def _range(values: pd.Series) -> str:
+    if not len(values):
+        return "–"
+    low, high = int(values.min()), int(values.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else number(value)
+
+
+def _count(value: float) -> str:
+    return count(value) if math.isfinite(value) else "–"
+
+
+def _words(value: object) -> str:
+    return value if isinstance(value, str) and value else "–"

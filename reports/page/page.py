@@ -1,0 +1,179 @@
+"""The page of a run: one HTML file with its style, its script, its figures and its numbers inside.
+
+To add a figure, write a function in `figures.py` and name it in a section; to add a section, add a line to
+SECTIONS.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from loadgen.record.rundir import Run
+from reports.blocks import Block
+from reports.number_format import duration
+from reports.page import accounts, other_tools, roofline_section, sections
+from reports.page.slo_lines import TargetLine, target_lines
+from reports.run_view import View, view_of
+from servers.registry import ENGINES
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section: where links to it lead, its name in the list of sections, its question, what answers it.
+
+    `applies` says for which runs the section is there at all.
+    """
+
+    id: str
+    short: str
+    question: str
+    blocks: Callable[[View], list[Block]]
+    applies: Callable[[View], bool] = lambda _: True
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("numbers", "Numbers", "How fast is it?", sections.numbers),
+    Section("metal", "Metal", "How far from the metal?", roofline_section.metal, roofline_section.is_known),
+    Section("shape", "Shape", "What shape do the latencies have?", sections.shape),
+    Section("when", "Timeline", "What happened when?", sections.when),
+    Section("drain-of-the-burst", "Burst", "How does the burst drain?", sections.burst, sections.is_burst),
+    Section("requests", "Requests", "What became of each request?", accounts.requests),
+    Section("failures", "Failures", "What failed?", accounts.failures),
+    Section("served", "Lengths", "Was it served as asked?", accounts.served),
+    Section("instrument", "Instrument", "How far can the instrument be trusted?", sections.trust),
+    Section("other-tools", "Other tools", "What would other tools print?", other_tools.section),
+    Section("again", "Again", "How is it done again?", accounts.again),
+    Section("glossary", "Glossary", "What does each number mean?", accounts.glossary),
+)
+
+STATES: dict[str, tuple[str, str, str]] = {
+    "VALID": ("good", "✓", "Every check passed: these numbers can be used."),
+    "CLIENT-BOUND": ("bad", "✕", "The client, not the server, set the pace: do not use these latencies."),
+    "NOT-STATIONARY": (
+        "warn",
+        "!",
+        "The server never settled: these numbers depend on how long the run was.",
+    ),
+    "NOT-COMPARABLE": ("warn", "!", "The work served is not the work asked: do not compare these numbers."),
+    "INSUFFICIENT": ("warn", "!", "There is too little data for some of the numbers."),
+}
+"""A verdict's tone, its mark and what it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The verdict as the banner shows it; `reasons` are the summary's own {"text", "advice"}, `error` what
+    the instrument adds to every number."""
+
+    state: str
+    tone: str
+    mark: str
+    sentence: str
+    reasons: tuple[Mapping[str, Any], ...]
+    error: str = ""
+    targets: tuple[TargetLine, ...] = ()
+
+
+def render(run: Run) -> str:
+    """The whole page as one HTML document; the same run gives the same bytes."""
+    view = view_of(run)
+    shown = [
+        {"id": s.id, "short": s.short, "question": s.question, "blocks": s.blocks(view)}
+        for s in SECTIONS
+        if s.applies(view)
+    ]
+    return document(title(view), facts(view), banner(view.summary), shown, view.summary, "this run")
+
+
+def document(
+    title: str,
+    facts: Sequence[str],
+    verdict: Banner,
+    sections: Sequence[Mapping[str, object]],
+    data: object,
+    made_from: str,
+) -> str:
+    """A page: sections are {"id", "short", "question", "blocks"}, `data` goes along as JSON."""
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        title=title,
+        facts=facts,
+        verdict=verdict,
+        sections=sections,
+        summary_json=Markup(json_in_html(data)),  # noqa: S704
+        made_from=made_from,
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("reports.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def title(view: View) -> str:
+    """Engine and workload, in the words of those who know them."""
+    engine = str(view.manifest.get("engine", "unknown engine"))
+    engine = ENGINES[engine].title if engine in ENGINES else engine
+    return f"{engine}: {view.manifest.get('title') or view.manifest.get('workload') or view.name}"
+
+
+def facts(view: View) -> list[str]:
+    """Who was measured, with what, when: short phrases, those that are known."""
+    manifest, identity = view.manifest, view.server.get("identity") or {}
+    version = identity.get("version")
+    devices = [str(device["name"]) for device in manifest.get("devices") or ()]
+    utc = (manifest.get("clock") or {}).get("utc")
+    parts = [
+        f"{identity.get('engine') or manifest.get('engine')} {version}" if version else "",
+        identity.get("model") or view.server.get("model"),
+        identity.get("dtype"),
+        " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices)),
+        "" if devices else (manifest.get("host") or {}).get("cpu"),
+        datetime.fromisoformat(utc).astimezone(UTC).strftime("%d %B %Y, %H:%M UTC") if utc else "",
+        "" if view.status == "complete" else f"the run is {view.status}",
+    ]
+    return [str(part) for part in parts if part]
+
+
+def banner(summary: Mapping[str, Any]) -> Banner:
+    """The verdict for the top of the page; a state that is not in STATES is shown as it stands."""
+    verdict = summary["verdict"]
+    state = str(verdict["state"])
+    tone, mark, sentence = STATES.get(state, ("warn", "!", "See the reasons."))
+    reasons = (*verdict.get("reasons", ()), *verdict.get("warnings", ()))
+    error = _instrument_error(summary.get("instrument", {}))
+    return Banner(state, tone, mark, sentence, reasons, error, target_lines(summary))
+
+
+def _instrument_error(instrument: Mapping[str, Any]) -> str:
+    """How late the client was, in a sentence; "" where it is not known."""
+    late, error = instrument.get("send_lag_p99_s", {}), instrument.get("read_error_p99_s", {})
+    if late.get("point") is None or error.get("point") is None:
+        return ""
+    known = f"to {duration(error['point'])}" if error["point"] > 0 else "by the kernel's own stamp"
+    left = f"99 % of requests left within {duration(late['point'])} of when they were due"
+    return f"The instrument: {left}, and 99 % of arrivals are known {known}.{_certified(instrument)}"
+
+
+def _certified(instrument: Mapping[str, Any]) -> str:
+    """What a server of known truth found, in a sentence; "" where none was asked."""
+    errors = ((name, instrument.get(f"certified_{name}_p99_s", {}).get("point")) for name in ("ttft", "itl"))
+    said = [f"{duration(point)} for 99 % of {name.upper()}s" for name, point in errors if point is not None]
+    return f" Tested at a server of known truth, it was right to within {' and '.join(said)}." if said else ""
+
+
+def json_in_html(value: object) -> str:
+    """JSON that cannot end the <script> element it stands in."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")

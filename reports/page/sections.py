@@ -1,0 +1,249 @@
+"""The sections on how a run went: each takes a view and returns the blocks that answer one question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from loadgen.record.columns import Floats
+from loadgen.stats.kaplan_meier import NOBODY_CUT_OFF
+from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
+from reports.estimate_tables import (
+    HEADLINE,
+    QUANTILES,
+    group_table,
+    is_per_request,
+    latency_table,
+    nearest,
+    title_of,
+)
+from reports.figures import ecdf, run_figures, series
+from reports.figures.run_figures import Line, Panel
+from reports.number_format import count, duration, interval, number, point, scale_for
+from reports.run_view import View
+from reports.tables import Cell, Column, Row, Table
+
+QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
+MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
+"""Telemetry on the time axis: source, name, label. Devices join the memory panel by themselves."""
+
+
+def numbers(view: View) -> list[Block]:
+    """Headline numbers: tiles, latency, throughput, memory, and what stands behind each."""
+    summary = view.summary
+    metrics = summary.get("metrics", {})
+    headline = {key: row for key, row in metrics.items() if key in HEADLINE}
+    others = {key: row for key, row in metrics.items() if key not in HEADLINE}
+    groups = [
+        ("Throughput", "throughput"),
+        ("Concurrency", "concurrency"),
+        ("Stalls", "stalls"),
+        ("Memory, each kind apart", "memory"),
+    ]
+    if summary.get("goodput", {}).get("criteria"):
+        groups.insert(1, (f"Goodput: {' and '.join(summary['goodput']['criteria'])}", "goodput"))
+    blocks: list[Block] = [
+        Tiles(tuple(_tiles(view))),
+        latency_table("Latency of all planned requests; 95 % intervals in brackets", headline),
+        Side(tuple(group_table(caption, summary[key]) for caption, key in groups if key in summary)),
+    ]
+    if others:
+        blocks.append(Folded("Other latencies, and what other tools call by the same names",
+                             (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
+    if bounds := {key: row for key, row in summary.get("bounds", {}).items() if key in HEADLINE}:
+        blocks.append(Folded("Upper bounds, as MLPerf reckons them", (_bounds(bounds),)))
+    if cut_off := _cut_off(summary.get("survival", {})):
+        blocks.append(Folded("If those cut off had run on", (cut_off,)))
+    return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
+
+
+def _tiles(view: View) -> Iterator[Tile]:
+    metrics, throughput = view.summary.get("metrics", {}), view.summary.get("throughput", {})
+    for key, p in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50")):
+        if p in metrics.get(key, {}):
+            yield _tile(f"{title_of(key)} {p}", metrics[key][p])
+    for key in ("output_tok_per_s", "requests_per_s"):
+        if key in throughput:
+            yield _tile(title_of(key), throughput[key])
+    n, n_ok = len(view.columns), int(view.columns.ok.sum())
+    yield Tile(
+        "Served as asked", count(n_ok), f"of {n:,}", f"{n - n_ok:,} failed" if n_ok < n else "none failed"
+    )
+
+
+def _tile(label: str, estimate: Mapping[str, Any]) -> Tile:
+    if estimate["point"] is None:
+        return Tile(label, "–", "", str(estimate.get("absent", "")))
+    scale = scale_for(estimate["unit"], [estimate["point"]])
+    return Tile(label, point(estimate, scale), scale.unit, interval(estimate, scale))
+
+
+def _bounds(bounds: Mapping[str, Any]) -> Table:
+    """Without intervals: each bound is the end of one."""
+    caption = "With 99 % confidence the quantile is below this: MLPerf's early-stopping estimate"
+    bare = {
+        key: {p: {**estimate, "low": None, "high": None} for p, estimate in row.items()}
+        for key, row in bounds.items()
+    }
+    return latency_table(caption, bare, evidence=False)
+
+
+def _cut_off(survival: Mapping[str, Any]) -> Table | None:
+    """None where no request was cut off."""
+    if all(
+        figure.get("absent") == NOBODY_CUT_OFF.reason for row in survival.values() for figure in row.values()
+    ):
+        return None
+    caption = "Requests that we cut off count for as long as they ran, not as lost (Kaplan and Meier)"
+    return latency_table(caption, survival, evidence=False)
+
+
+def _evidence(view: View) -> Table:
+    rows = [
+        _evidence_row(view, key, p, estimate)
+        for key, figures_of in view.summary.get("metrics", {}).items()
+        if key in HEADLINE
+        for p, estimate in figures_of.items()
+    ]
+    columns = ("Number", "n", "Interval", "Request there", "The next slower", "The line that prints it")
+    return Table(
+        "Each number with its observations, its interval, the requests beside it and its command",
+        tuple(Column(title, k == 1) for k, title in enumerate(columns)),
+        tuple(rows),
+    )
+
+
+def _evidence_row(view: View, key: str, p: str, estimate: Mapping[str, Any]) -> Row:
+    around = nearest(view.counted(key), QUANTILES[p]) if is_per_request(key) and p in QUANTILES else []
+    links = [Cell(f"#{k}", href=view.shown.href(k)) for k in around]
+    level = f"{estimate['level'] * 100:.0f} %" if estimate.get("level") else "–"
+    return Row(
+        (
+            Cell(f"{title_of(key)} {p}", href=f"#def-{key}"),
+            Cell(f"{estimate['n']:,}" if "n" in estimate else "–"),
+            Cell(level, detail=estimate.get("note") or estimate.get("absent") or ""),
+            *(links + [Cell("–")] * 2)[:2],
+            Cell(f"jq '.metrics.{key}.{p}' {view.name}/summary.json", tone="code"),
+        ),
+        id=f"ev-{key}-{p}",
+    )
+
+
+def shape(view: View) -> list[Block]:
+    """The distributions of TTFT, TPOT and E2E."""
+    drawn = (
+        ecdf.ecdf("ecdf-ttft", "Time to first token", "TTFT", view.counted("ttft")),
+        ecdf.ecdf("ecdf-tpot", "Time per output token", "TPOT", view.counted("tpot")),
+        ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.counted("e2e")),
+    )
+    plots = tuple(plot for plot in drawn if plot is not None)
+    return (
+        [Side(plots, ecdf.EXPLAINED)]
+        if plots
+        else [Note("Fewer than two requests succeeded: there is no distribution.")]
+    )
+
+
+def when(view: View) -> list[Block]:
+    """Queue, tokens per second, memory and KV cache on the shared time axis."""
+    c = view.columns
+    end_s = float(np.nanmax(np.concatenate([c.last_s, c.closed_s, [0.0]])))
+    if end_s <= 0:
+        return [Note("Nothing was sent: there is no time axis to draw.")]
+    edges = series.bin_edges(end_s)
+    panels = _panels(view, edges)
+    shown = [panel for panel in panels if panel.lines]
+    missing = [panel.title for panel in panels if not panel.lines]
+    first_s = c.first_s[c.ok]
+    marks = [(float(first_s.max()), "last first token")] if is_burst(view) and len(first_s) else []
+    most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
+    finding = (
+        f"At most {count(most)} requests in flight; output peaks at {number(fastest)} tok/s; the last reply "
+        f"ends {duration(end_s)} after the start."
+    )
+    blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
+    if missing:
+        blocks.append(Note(f"Not provided by the engine, or not watched on this run: {', '.join(missing)}."))
+    return blocks
+
+
+def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
+    """Warm-up and drain of an open loop: before and after the window in which its numbers count."""
+    window = view.summary.get("window", {})
+    if window.get("n_warm_up", {}).get("point") is None:
+        return []
+    start_s, last_s = (float(window[name]["point"]) for name in ("start_s", "end_s"))
+    first_s = float(view.columns.due_s.min())
+    spans = (run_figures.Span(first_s, start_s, "warm-up"), run_figures.Span(last_s, end_s, "drain"))
+    return [span for span in spans if span.end_s > span.start_s]
+
+
+def _panels(view: View, edges: Floats) -> list[Panel]:
+    telemetry = view.telemetry
+
+    def lines(*wanted: tuple[str, str, str]) -> tuple[Line, ...]:
+        found = [Line(label, series.level(telemetry, source, name, edges)) for source, name, label in wanted]
+        return tuple(line for line in found if np.isfinite(line.values).any())
+
+    devices = sorted({source for source in telemetry["source"].unique() if source.startswith("gpu")})
+    in_flight = Line("in flight", series.in_flight(view.columns, edges))
+    output = Line("output", series.tokens_per_s(view.columns, edges))
+    return [
+        Panel("Requests", "", (in_flight, *lines(*QUEUE))),
+        Panel("Output tokens", "tok/s", (output,)),
+        Panel(
+            "Memory", "bytes", lines(*MEMORY, *((device, "memory_used_bytes", device) for device in devices))
+        ),
+        Panel("KV cache in use", "fraction", lines(("engine", "kv_used_fraction", "KV cache"))),
+    ]
+
+
+def is_burst(view: View) -> bool:
+    """Whether all requests were due at once."""
+    return len(view.columns) > 1 and float(np.ptp(view.columns.due_s)) == 0
+
+
+def burst(view: View) -> list[Block]:
+    """How the burst drains."""
+    group = view.summary.get("burst", {})
+    slope_s = group.get("ttft_slope_s_per_request", {}).get("point")
+    ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
+    finding = _drain_finding(ttft_s[np.isfinite(ttft_s)], slope_s)
+    plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
+    if plot is None:
+        return [Note("No request has a first token: there is nothing to drain.")]
+    return [plot, group_table("The burst in numbers", group)] if group else [plot]
+
+
+def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
+    if not len(ttft_s):
+        return ""
+    first, last = duration(float(ttft_s.min())), duration(float(ttft_s.max()))
+    said = f"First tokens come from {first} to {last} after the burst."
+    if slope_s is None or slope_s <= 0:
+        return said
+    rate = number(1 / slope_s)
+    return (
+        f"{said} Each place in the queue costs {duration(slope_s)}: {rate} requests are taken in per second."
+    )
+
+
+def trust(view: View) -> list[Block]:
+    """The instrument's own error, and what the verdict rests on."""
+    groups = [
+        ("The instrument's own error on this run", "instrument"),
+        ("Tokens, counted twice", "conservation"),
+        ("Latencies, by the server's own clock too", "agreement"),
+    ]
+    if not is_burst(view):
+        groups += [
+            ("The schedule asked for, and kept", "schedule"),
+            ("The window that counts", "window"),
+            ("Did it stay level?", "stationarity"),
+        ]
+    present = [(caption, view.summary[key]) for caption, key in groups if view.summary.get(key)]
+    if not present:
+        return [Note("The run has no figures on its own instrument.")]
+    return [Side(tuple(group_table(caption, group) for caption, group in present))]

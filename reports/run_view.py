@@ -1,0 +1,92 @@
+"""A run made ready to be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from loadgen.metrics.definitions import METRICS, latencies
+from loadgen.metrics.summary import summarize_run
+from loadgen.record.columns import Columns, Floats
+from loadgen.record.rundir import Run
+from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
+from reports.figures.series import sending_order
+from reports.request_sample import Shown, shown_of
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows.
+
+    `records` lacks the lists of tokens, which `columns` has.
+    """
+
+    name: str
+    status: str
+    manifest: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    records: pd.DataFrame
+    telemetry: pd.DataFrame
+    columns: Columns
+
+    def latency(self, metric: str) -> Floats:
+        """One value per record in seconds: +inf where it failed, NaN where it is undefined."""
+        return latencies(METRICS[metric], self.columns)
+
+    def counted(self, metric: str) -> Floats:
+        """The same, NaN too for what was due in the warm-up: what the summary's numbers are made of."""
+        due_s = self.columns.due_s
+        return np.where(due_s < self.warm_up_end_s, np.nan, self.latency(metric)) if len(due_s) else due_s
+
+    @cached_property
+    def shown(self) -> Shown:
+        """Which requests the page shows one by one."""
+        slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
+        _, first_of_each_kind = np.unique(self.records["outcome"].to_numpy(dtype=str), return_index=True)
+        at_quantiles = (
+            nearest(self.counted(key), p)
+            for key in HEADLINE
+            if is_per_request(key)
+            for p in QUANTILES.values()
+        )
+        named = [*first_of_each_kind.tolist(), *chain.from_iterable(at_quantiles)]
+        return shown_of(sending_order(self.columns), slowest, named)
+
+    @property
+    def warm_up_end_s(self) -> float:
+        """From when requests count, seconds from the run's start; 0 where all do."""
+        warm_up = self.summary.get("window", {})
+        if not warm_up.get("n_warm_up", {}).get("point"):
+            return 0.0
+        return float(warm_up["start_s"]["point"])
+
+    @property
+    def server(self) -> Mapping[str, Any]:
+        """What the manifest knows of the server: url, argv, identity and so on; {} where nothing."""
+        return self.manifest.get("server") or {}
+
+
+def summary_of(run: Run) -> Mapping[str, Any]:
+    """The summary on disk; for a run that ended before one was written, what its files give."""
+    return run.summary if run.summary is not None else summarize_run(run)
+
+
+def view_of(run: Run) -> View:
+    telemetry = run.telemetry
+    if telemetry is None:
+        telemetry = pd.DataFrame({"at_ns": [], "source": [], "name": [], "value": []})
+    return View(
+        name=run.name,
+        status=run.status,
+        manifest=run.manifest,
+        summary=summary_of(run),
+        records=run.request_table.to_pandas(),
+        telemetry=telemetry,
+        columns=run.columns,
+    )

@@ -1,0 +1,131 @@
+"""Measures this machine for the roofline: memory by working set, a model's own products, attention, norms.
+
+What comes out is a device file: the device's ceilings as measured and, in its [calibration] table, the fit,
+how far it is off, and the measured shapes themselves. A process measures with the cores it has, so whoever
+wants them pinned calls `calibrate_pinned`, which measures in a process of its own.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from roofline.calibrate.measurements import calibrate
+from roofline.calibrate.timer import Probe
+from roofline.device.calibration import Calibration, calibration_toml
+from roofline.device.device import Device, Level, Link
+from roofline.errors import RooflineError
+from roofline.model.shapes import ModelShape
+
+_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def device_toml(device: Device, calibration: Calibration) -> str:
+    """Both as one file, which `load_device` and `load_calibration` read."""
+    texts = ("id", "name", "vendor", "arch", "source", "assurance", "note")
+    head = [f"{name} = {json.dumps(getattr(device, name))}" for name in texts if getattr(device, name)]
+    head += [f"{name} = {value}" for name in ("n_units", "tdp_w") if (value := getattr(device, name))]
+    peaks = ", ".join(f"{dtype} = {peak:.4e}" for dtype, peak in device.peaks.items())
+    head.append(f"peak_flops_per_s = {{ {peaks} }}")
+    head += ["levels = [", *map(_inline, device.levels), "]"]
+    if device.links:
+        head += ["links = [", *map(_inline, device.links), "]"]
+    return "\n".join(head) + "\n\n" + calibration_toml(calibration, "calibration")
+
+
+def _inline(part: Level | Link) -> str:
+    """A level or a link as one line of a TOML list; what is None is left out."""
+    values = [(slot.name, getattr(part, slot.name)) for slot in fields(part)]
+    shown = (
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {json.dumps(value)}"
+        for name, value in values
+        if value is not None
+    )
+    return f"    {{ {', '.join(shown)} }},"
+
+
+def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
+    """Where this machine's calibration for a model is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
+    kind = "quick" if quick else "full"
+    return cache / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"
+
+
+def calibrate_pinned(
+    config: Path,
+    out: Path,
+    *,
+    device: str = "cpu",
+    threads: int = 1,
+    quick: bool = False,
+    torch_python: str | None = None,
+    dtype: str = "bf16",
+) -> Path:
+    """`out`, written by a process of its own on the last `threads` cores that this one may use.
+
+    `config` is a model's config.json. `torch_python` is an interpreter that has torch: its kernels in `dtype`
+    are measured, else numpy's in fp32. Raises where that process fails.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "roofline.calibrate.calibrate", str(config), str(out)]
+    command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
+    if torch_python:
+        command += ["--torch-python", torch_python, "--dtype", dtype]
+    env = {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise RooflineError(f"calibration on {device} failed: {last.removeprefix(_OURS)}")
+    return out
+
+
+_OURS = f"{RooflineError.__module__}.{RooflineError.__qualname__}: "
+"""How Python begins the last line of a traceback."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The process that `calibrate_pinned` starts."""
+    parser = argparse.ArgumentParser(prog="roofline.calibrate.calibrate")
+    parser.add_argument("config", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--torch-python")
+    parser.add_argument("--dtype", default="bf16")
+    args = parser.parse_args(argv)
+    model = ModelShape.from_config(json.loads(args.config.read_text("utf-8")), args.config.stem)
+    if args.torch_python:
+        from roofline.calibrate.probe_remote import RemoteProbe
+
+        remote = RemoteProbe(args.torch_python, args.threads, args.dtype)
+        device, calibration = calibrate(model, remote, quick=args.quick)
+        remote.close()
+    else:
+        device, calibration = calibrate(model, _probe(args.device, args.threads), quick=args.quick)
+    partial = args.out.with_suffix(".partial")
+    partial.write_text(device_toml(device, calibration), "utf-8")
+    partial.rename(args.out)
+
+
+def _probe(device: str, threads: int) -> Probe:
+    if device == "cpu":
+        from roofline.calibrate.probe_numpy import NumpyProbe
+
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+        return NumpyProbe(threads)
+    try:
+        from roofline.calibrate.probe_torch import TorchProbe
+
+        return TorchProbe(device)
+    except ImportError as error:
+        raise RooflineError(f"measuring {device} needs torch, which is not installed: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""Fits a device's parameters to its measured kernels, and says how far it is off on rows it never saw.
+
+    python -m roofline.calibrate.fit tests/data/measured
+
+makes every file of `roofline/calibrations` again. The objective is the mean absolute log error plus 0.3 of
+its root mean square; the search is Nelder-Mead from fixed starts, so the same tables give the same files.
+Spreads come from a two-fold split by a row's key (n and k of a product, heads of an attention), seeded; what
+is shipped is fitted to all rows.
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from roofline.calibrate.kernel_tables import (
+    FOLDERS,
+    GemmTable,
+    Rows,
+    all_reduce_rows,
+    decode_rows,
+    device_of,
+    gemm_tables,
+    large,
+    mixed_ratios,
+    pass_rows,
+    prefill_rows,
+)
+from roofline.device.calibration import (
+    Calibration,
+    DecodeFit,
+    GemmFit,
+    LinkFit,
+    PassFit,
+    PrefillFit,
+    Spread,
+    calibration_toml,
+)
+from roofline.device.device import Device
+from roofline.predict.kernels import (
+    Amounts,
+    Decodes,
+    Prefills,
+    Products,
+    Rates,
+    all_reduce_s,
+    decode_s,
+    gemm_s,
+    pass_s,
+    prefill_s,
+)
+
+X = TypeVar("X")
+F = TypeVar("F")
+
+SOURCE = (
+    "kernels measured by github.com/ai-dynamo/aiconfigurator"
+    " @095f58a51c4ca8e61b66ec108d86f223f8d559ce (Apache-2.0)"
+)
+SOURCE_4090 = (
+    "kernels measured by github.com/casys-kaist/LLMServingSim @5daddb21a545658d5150b535712d0494584b5278 (MIT)"
+)
+
+# What a step waits for its engine's scheduler: assumed, for lack of a table; the best hide most of it.
+HOST_S = 0.5e-3
+
+# sm80-sm89 libraries run tiles in waves and read operands through the cores; from sm90 on copies are
+# asynchronous and tiles persist, and neither effect is left in the tables. The form's own constants (p,
+# operand_rows, reread, k_fill) were chosen once, on all tables of a generation; four a table are fitted.
+_TILED = GemmFit(0.8, 0.8, 4e-6, pad=0.3, p=6.0, operand_rows=30.0, reread=0.9, k_fill=250.0)
+_PERSISTENT = GemmFit(0.8, 0.83, 4e-6, pad=0.1)
+
+
+def kernel_family(device: Device) -> GemmFit:
+    """The form of this device's products, with parameters to start a fit from."""
+    return _TILED if device.arch in ("sm70", "sm75", "sm80", "sm86", "sm89") else _PERSISTENT
+
+
+def gemm_start(device: Device, dtype: str) -> GemmFit:
+    if dtype == "fp8":  # 8-bit kernels pad rows whatever the generation
+        return replace(_PERSISTENT, eta_c=0.6, t0_s=8e-6, pad=0.5)
+    return kernel_family(device)
+
+
+def fit_gemm(tables: Sequence[tuple[Rates, Rows[Products]]], start: GemmFit) -> GemmFit:
+    """eta_c, eta_m, t0 and pad that fit all tables together; the rest stays as in `start`."""
+
+    def at(x: Sequence[float]) -> GemmFit:
+        return replace(start, eta_c=x[0], eta_m=x[1], t0_s=x[2] * 1e-6, pad=x[3])
+
+    def errors(x: Sequence[float]) -> Amounts:
+        fit = at(x)
+        return log_errors([(gemm_s(fit, rates, rows.work), rows.seconds) for rates, rows in tables])
+
+    start_at = [start.eta_c, start.eta_m, start.t0_s * 1e6, start.pad]
+    return at(search(errors, start_at, upper=[1.3, 30, 1000, 4]))
+
+
+def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeFit:
+    """Rows that a cache holds inform the floor; how much faster it is than memory is fitted and dropped."""
+    cached = rows.swept_bytes < 0.7 * cache_bytes
+    rows, cached = rows.where(keep := cached | (rows.swept_bytes > 3 * cache_bytes)), cached[keep]
+    weight = np.where(cached, 0.3 / max(1, cached.sum()), 1 / max(1, (~cached).sum()))
+
+    def at(x: Sequence[float]) -> DecodeFit:
+        return DecodeFit(x[0] * 1e-6, x[1], x[2] * 100, x[3])
+
+    def errors(x: Sequence[float]) -> Amounts:
+        near = replace(
+            rows.work, kv_bytes=np.where(cached, rows.work.kv_bytes / max(x[4], 0.1), rows.work.kv_bytes)
+        )
+        return log_errors([(decode_s(at(x), rates, near), rows.seconds)])
+
+    return at(search(errors, [12, 0.8, 0.4, 0.1, 2.0], upper=[60, 1.1, 10, 1, 20], weight=weight))
+
+
+def fit_prefill(rates: Rates, rows: Rows[Prefills]) -> PrefillFit:
+    def at(x: Sequence[float]) -> PrefillFit:
+        return PrefillFit(x[0] * 1e-6, x[1], x[2] * 100, x[3], x[4])
+
+    def errors(x: Sequence[float]) -> Amounts:
+        return log_errors([(prefill_s(at(x), rates, rows.work), rows.seconds)])
+
+    return at(search(errors, [10, 0.6, 1, 0.3, 0.5], upper=[60, 1.1, 20, 2, 1.5]))
+
+
+def fit_links(device: Device, by_ranks: Mapping[int, tuple[Amounts, Amounts]]) -> tuple[LinkFit, ...]:
+    per_s = device.links[0].bytes_per_s if device.links else 1.0
+    found = []
+    for n, (message, seconds) in by_ranks.items():
+
+        def errors(
+            x: Sequence[float], n: int = n, message: Amounts = message, seconds: Amounts = seconds
+        ) -> Amounts:
+            fit = LinkFit(n, x[0] * 1e-6, x[1])
+            return log_errors([(all_reduce_s(fit, per_s, message), seconds)])
+
+        x = search(errors, [5, 0.6], upper=[50, 2])
+        found.append(LinkFit(n, x[0] * 1e-6, x[1]))
+    return tuple(found)
+
+
+def fit_passes(rates: Rates, moved_bytes: Amounts, seconds: Amounts) -> PassFit:
+    def at(x: Sequence[float]) -> PassFit:
+        return PassFit(x[0] * 1e-6, x[1], x[2])
+
+    def errors(x: Sequence[float]) -> Amounts:
+        return log_errors([(pass_s(at(x), rates, moved_bytes), seconds)])
+
+    return at(search(errors, [2, 0.8, 2], upper=[20, 1.1, 20]))
+
+
+def search(
+    errors: Callable[[Sequence[float]], Amounts],
+    start: Sequence[float],
+    upper: Sequence[float],
+    weight: Amounts | None = None,
+) -> list[float]:
+    """The parameters, each within 0 and `upper` and the first two above 0, of the least log errors."""
+    from scipy.optimize import minimize
+
+    def cost(x: npt.NDArray[np.float64]) -> float:
+        if (x < 0).any() or (x[:2] <= 0).any() or (x > np.array(upper)).any():
+            return 9.0
+        e = errors(x.tolist())
+        w = np.full(len(e), 1 / len(e)) if weight is None else weight
+        return float((w * abs(e)).sum() + 0.3 * np.sqrt((w * e * e).sum()))
+
+    options = {"maxfev": 800, "xatol": 1e-4, "fatol": 1e-6, "adaptive": True}
+    found = minimize(cost, np.array(start, dtype=float), method="Nelder-Mead", options=options)  # type: ignore[call-overload]
+    return [float(value) for value in found.x]
+
+
+def log_errors(pairs: Sequence[tuple[Amounts, Amounts]]) -> Amounts:
+    return np.concatenate([np.log(predicted / measured) for predicted, measured in pairs])
+
+
+def held_out(
+    rows: Rows[X], fit: Callable[[Rows[X]], F], predict: Callable[[F, Rows[X]], Amounts], seed: int = 0
+) -> Amounts:
+    """Predicted over measured time of every row, from a fit to the half of the keys that it is not among."""
+    keys = np.unique(rows.key)
+    first = np.isin(rows.key, np.random.default_rng(seed).permutation(keys)[: len(keys) // 2])
+    ratio = np.empty(len(rows))
+    for half in (first, ~first):
+        ratio[half] = predict(fit(rows.where(~half)), rows.where(half)) / rows.where(half).seconds
+    return ratio
+
+
+def gemm_held_out(table: GemmTable) -> Amounts:
+    """Predicted over measured of the table's large products, each from a fit without its (n, k)."""
+    rates, start = Rates.of(table.device, table.dtype), gemm_start(table.device, table.dtype)
+    return held_out(
+        large(table.rows, table.device),
+        lambda rows: fit_gemm([(rates, rows)], start),
+        lambda fit, rows: gemm_s(fit, rates, rows.work),
+    )
+
+
+def decode_held_out(folder: Path) -> tuple[Rows[Decodes], Amounts]:
+    """Decode rows, and predicted over measured of each."""
+    device = device_of(folder)
+    rows, rates = decode_rows(folder), Rates.of(device)
+    ratio = held_out(
+        rows,
+        lambda part: fit_decode(rates, part, device.cache_bytes),
+        lambda fit, part: decode_s(fit, rates, part.work),
+    )
+    return rows, ratio
+
+
+def prefill_held_out(folder: Path) -> Amounts:
+    rates = Rates.of(device_of(folder), "bf16")
+    return held_out(
+        prefill_rows(folder),
+        lambda part: fit_prefill(rates, part),
+        lambda fit, part: prefill_s(fit, rates, part.work),
+    )
+
+
+def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
+    """One device's calibration from its folder of tables."""
+    device = device_of(folder)
+    tables = [table for table in gemm_tables(folder) if table.library == "vllm"]
+    decode, decode_ratio = decode_held_out(folder)
+    spread = {f"gemm {table.dtype}": spread_of(gemm_held_out(table)) for table in tables}
+    spread["decode"] = spread_of(decode_ratio[decode.swept_bytes > 3 * device.cache_bytes])
+    spread["prefill"] = spread_of(prefill_held_out(folder))
+    return Calibration(
+        name=device.id,
+        tier=2,
+        gemm={
+            table.dtype: fit_gemm(
+                [(Rates.of(device, table.dtype), large(table.rows, device))], gemm_start(device, table.dtype)
+            )
+            for table in tables
+        },
+        decode=fit_decode(Rates.of(device), decode, device.cache_bytes),
+        prefill=fit_prefill(Rates.of(device, "bf16"), prefill_rows(folder)),
+        elementwise=elementwise,
+        all_reduce=fit_links(device, all_reduce_rows(folder)),
+        mixed=mixed,
+        spread=spread,
+        source=SOURCE_4090 if folder.name == "rtx4090" else SOURCE,
+        fitted_on=f"vLLM's kernels on {device.name}: "
+        + ", ".join(f"{k} {s.n} rows" for k, s in spread.items()),
+    )
+
+
+def pooled_gemm(tables: Sequence[GemmTable], start: GemmFit, most: int = 2000) -> GemmFit:
+    """One fit to several devices' tables, of each `most` rows, so that a long table weighs no more."""
+    thinned = []
+    for table in tables:
+        rows = large(table.rows, table.device)
+        keep = np.random.default_rng(0).permutation(len(rows)) < most
+        thinned.append((Rates.of(table.device, table.dtype), rows.where(keep)))
+    return fit_gemm(thinned, start)
+
+
+def fit_generic(measured: Path, fits: Sequence[Calibration], elementwise: PassFit) -> Calibration:
+    """Tier 1: products fitted to all tables together, the rest the devices' median."""
+    tables = [table for name in FOLDERS for table in gemm_tables(measured / name)]
+    by_dtype = {dtype: [t for t in tables if t.dtype == dtype] for dtype in sorted({t.dtype for t in tables})}
+    gemm = {
+        dtype: pooled_gemm(of, _PERSISTENT if dtype == "bf16" else gemm_start(of[0].device, dtype))
+        for dtype, of in by_dtype.items()
+    }
+    spread = {}
+    for dtype, of in by_dtype.items():
+        ratios = [
+            gemm_s(gemm[dtype], Rates.of(t.device, dtype), large(t.rows, t.device).work)
+            / large(t.rows, t.device).seconds
+            for t in of
+        ]
+        spread[f"gemm {dtype}"] = spread_of(np.concatenate(ratios))
+    return Calibration(
+        name="generic",
+        tier=1,
+        gemm=gemm,
+        decode=_median_of(DecodeFit, [fit.decode for fit in fits]),
+        prefill=_median_of(PrefillFit, [fit.prefill for fit in fits]),
+        elementwise=elementwise,
+        all_reduce=_pooled_links([fit.all_reduce for fit in fits if fit.all_reduce]),
+        host_s=HOST_S,
+        spread=spread,
+        source="pooled from the fits of " + ", ".join(fit.name for fit in fits),
+        fitted_on=f"{len(tables)} GEMM tables of {len(fits)} devices",
+    )
+
+
+def _median_of(kind: Callable[..., F], fits: Sequence[F]) -> F:
+    names = fits[0].__dataclass_fields__  # type: ignore[attr-defined]
+    return kind(**{name: float(np.median([getattr(fit, name) for fit in fits])) for name in names})
+
+
+def _pooled_links(fits: Sequence[tuple[LinkFit, ...]]) -> tuple[LinkFit, ...]:
+    return tuple(
+        LinkFit(
+            same[0].n_ranks,
+            float(np.median([fit.t0_s for fit in same])),
+            float(np.median([fit.eta for fit in same])),
+        )
+        for same in zip(*fits, strict=True)
+    )
+
+
+def spread_of(ratio: Amounts) -> Spread:
+    """Of predicted over measured, turned round: by what to multiply a prediction."""
+    low, mid, high = np.quantile(1 / ratio, [0.1, 0.5, 0.9])
+    return Spread(float(low), float(mid), float(high), len(ratio))
+
+
+def fit_all(measured: Path) -> list[Calibration]:
+    """Every shipped calibration, the generic one last."""
+    folder = measured / "rtx4090"
+    # Only this table times elementwise passes and mixed steps; the other devices borrow both.
+    passes = fit_passes(Rates.of(device_of(folder)), *pass_rows(folder))
+    mixed = float(np.median(mixed_ratios(folder)))
+    fits = [fit_device(measured / name, passes, mixed if name == "rtx4090" else 1.0) for name in FOLDERS]
+    return [*fits, fit_generic(measured, fits, passes)]
+
+
+def write_fits(measured: Path) -> list[Path]:
+    """The files written."""
+    folder = Path(__file__).parents[1] / "device" / "calibrations"
+    head = "# Made by `burstline accuracy --fit`; do not edit.\n"
+    paths = []
+    for fit in fit_all(measured):
+        paths.append(folder / f"{fit.name}.toml")
+        paths[-1].write_text(head + calibration_toml(fit), "utf-8")
+    return paths
+
+
+if __name__ == "__main__":
+    for path in write_fits(Path(sys.argv[1])):
+        sys.stdout.write(f"{path}\n")

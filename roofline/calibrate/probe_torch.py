@@ -1,0 +1,172 @@
+"""Kernels through torch: on a GPU in bf16, replayed from CUDA graphs; on a CPU one after the other.
+
+Weights rotate past the caches on a GPU, and over what one step sweeps through on a CPU. Needs nothing but
+torch, so that another environment's interpreter can run it (`roofline/calibrate/probe_remote.py`).
+"""
+
+import itertools
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+Kernel = Callable[[], object]
+_COPIES = 6
+_MOST_BYTES = 4 << 30
+
+
+class TorchProbe:
+    """One CUDA device, by torch's name for it ("cuda:0"). A kernel here is a graph of `repeats` runs."""
+
+    dtype = "bf16"
+    element_bytes = 2
+    passes: tuple[str, ...] = ("norm", "act")
+    _copies = _COPIES
+
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._device = torch.device(device)
+        self._type = torch.bfloat16
+        self._facts: Any = torch.cuda.get_device_properties(self._device)
+        self.n_units = int(self._facts.multi_processor_count)
+        torch.manual_seed(0)
+
+    @property
+    def name(self) -> str:
+        return str(self._facts.name)
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(self._facts.total_memory)
+
+    def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
+        copies = max(1, min(max(copies, self._copies), _MOST_BYTES // (self.element_bytes * n * k)))
+        x = self._array(m, k)
+        weights = [self._array(n, k) for _ in range(copies)]
+        linear = self._torch.nn.functional.linear
+        return self._graph([lambda w=w: linear(x, w) for w in weights])  # type: ignore[misc]
+
+    def read(self, n_bytes: int) -> Kernel:
+        data = self._array(n_bytes // self.element_bytes)
+        return self._graph([data.sum])
+
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel:
+        del copies
+        return self._attention(batch, 1, context, (heads, kv_heads, dim), causal=False)
+
+    def prefill(self, tok: int, heads: int, kv_heads: int, dim: int) -> Kernel:
+        return self._attention(1, tok, tok, (heads, kv_heads, dim), causal=True)
+
+    def norm(self, rows: int, width: int) -> Kernel:
+        x, more, weight = self._array(rows, width), self._array(rows, width), self._array(width)
+        norm = self._torch.nn.functional.rms_norm
+        return self._graph([lambda: norm(x + more, (width,), weight)])
+
+    def activation(self, rows: int, width: int) -> Kernel:
+        gate, up = self._array(rows, width), self._array(rows, width)
+        silu = self._torch.nn.functional.silu
+        return self._graph([lambda: silu(gate) * up])
+
+    def rope(self, rows: int, heads: int, dim: int) -> Kernel:
+        raise NotImplementedError("engines fuse it: nothing in torch stands for it")
+
+    def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel:
+        raise NotImplementedError("engines fuse it: nothing in torch stands for it")
+
+    def once(self, kernel: Kernel, clock: Callable[[], float]) -> float:
+        """Seconds of one run: a graph's time over its runs, by the device's own events."""
+        del clock
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        runs = kernel()
+        end.record()
+        end.synchronize()
+        assert isinstance(runs, int)
+        return float(begin.elapsed_time(end)) * 1e-3 / runs
+
+    def _attention(
+        self, batch: int, queries: int, context: int, heads: tuple[int, int, int], *, causal: bool
+    ) -> Kernel:
+        n_heads, kv_heads, dim = heads
+        q = self._array(batch, n_heads, queries, dim)
+        k, v = (self._array(batch, kv_heads, context, dim) for _ in range(2))
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+        return self._graph([lambda: attend(q, k, v, is_causal=causal, enable_gqa=n_heads != kv_heads)])
+
+    def _graph(self, runs: list[Kernel]) -> Kernel:
+        """A graph of each of `runs`, thrice over; replaying it returns how many runs it holds."""
+        torch = self._torch
+        side = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(side):
+            for run in runs:  # warmed up apart from the capture, as torch asks for
+                run()
+        torch.cuda.current_stream(self._device).wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for run in runs * 3:
+                run()
+
+        def replay() -> int:
+            graph.replay()
+            return 3 * len(runs)
+
+        return replay
+
+    def _array(self, *shape: int) -> Any:
+        return self._torch.randn(*shape, device=self._device, dtype=self._type) * 0.01
+
+
+class TorchCpuProbe(TorchProbe):
+    """This process's cores, the last `threads` of those it may use, in `dtype` ("bf16", "fp32")."""
+
+    _copies = 1
+
+    def __init__(self, threads: int, dtype: str = "bf16") -> None:
+        import torch
+
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(0)
+        self._torch: Any = torch
+        self._device = torch.device("cpu")
+        self._type = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
+        self.dtype, self.element_bytes, self.n_units = dtype, 4 if dtype == "fp32" else 2, threads
+
+    @property
+    def name(self) -> str:
+        return f"CPU through torch {self._torch.__version__}, {self.n_units} core(s)"
+
+    @property
+    def memory_bytes(self) -> float:
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+    def read(self, n_bytes: int) -> Kernel:
+        data = self._array(n_bytes // 4).float()  # a sum of bf16 on a CPU is bound by its conversions
+        return lambda: self._torch.dot(data, data)
+
+    def decode(
+        self, batch: int, context: int, heads: int, kv_heads: int, dim: int, copies: int = 1
+    ) -> Kernel:
+        """The queries that share a KV head as rows of one product, as engines' own kernels have it."""
+        shape = (2, batch, kv_heads, context, dim)
+        copies = max(1, min(copies, _MOST_BYTES // 4 // (self.element_bytes * math.prod(shape))))
+        q = self._array(batch, kv_heads, heads // kv_heads, dim)
+        caches = [self._torch.full(shape, 0.01, dtype=self._type) for _ in range(copies)]
+        attend = self._torch.nn.functional.scaled_dot_product_attention
+        return self._graph([lambda kv=kv: attend(q, *kv) for kv in caches])  # type: ignore[misc]
+
+    def once(self, kernel: Kernel, clock: Callable[[], float] = time.monotonic) -> float:
+        began = clock()
+        kernel()
+        return clock() - began
+
+    def _graph(self, runs: list[Kernel]) -> Kernel:
+        turns = itertools.cycle(runs)
+        return lambda: next(turns)()

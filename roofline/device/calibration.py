@@ -1,0 +1,274 @@
+"""What a device really reaches: a few physical parameters per device, fitted to measured kernels.
+
+A prediction always names its tier: 0 the ceiling, 1 defaults pooled over devices, 2 a fit to this device's
+own kernels, 3 this device's own measurement of this very shape. Formulas: `predict/kernels.py`.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from roofline.device.device import Device
+from roofline.errors import RooflineError
+from roofline.model.step import Step
+
+TIERS = ("ceiling", "generic defaults", "device fit", "measured shape")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFit:
+    """Dense products in one dtype. `eta_c`, `eta_m`: the share of peak and of bandwidth that big ones reach.
+
+    `t0_s` is the launch floor; for 8-bit activations it holds the launch that quantises them. `pad` weighs
+    the idle part of tiles. With `operand_rows` = 0 kernels fill the device at any shape and only rows are
+    padded, to `row_tile`; above 0 a tile of a x b costs ab + operand_rows (a + b) and tiles run in waves over
+    the device's units. `reread` is the side of a wave's square of tiles in shares of its ideal, from which on
+    operands are read again; 0: never seen. `p` joins compute and memory time as a p-norm.
+    """
+
+    eta_c: float
+    eta_m: float
+    t0_s: float
+    pad: float = 0.0
+    p: float = 4.0
+    row_tile: int = 256
+    operand_rows: float = 0.0
+    reread: float = 0.0
+    k_fill: float = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeFit:
+    """Attention of one new token a request: a floor, and the cache at a share of the bandwidth.
+
+    Each request is charged `extra_tok` keys more than it has, and never fewer than a tile; `wave` weighs the
+    idle part of the last wave of (request, KV head) pairs over the device's units.
+    """
+
+    t0_s: float
+    eta_m: float
+    extra_tok: float = 0.0
+    wave: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillFit:
+    """Attention over prompts: each query sees `extra_tok` keys more than the mask leaves it; `tail` weighs
+    the device waiting for its longest tile; queries and outputs move at `eta_m` of the bandwidth."""
+
+    t0_s: float
+    eta_c: float
+    extra_tok: float = 0.0
+    tail: float = 0.0
+    eta_m: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class PassFit:
+    """Elementwise passes: a launch floor, and shares of the memory's bandwidth: `eta_cache`, above 1, for as
+    much as the last-level cache holds since the op before, `eta_m` for the rest."""
+
+    t0_s: float
+    eta_m: float
+    eta_cache: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """An all-reduce among `n_ranks`: a floor, and the ring at `eta` of one direction's bandwidth."""
+
+    n_ranks: int
+    t0_s: float
+    eta: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostFit:
+    """What one engine's host adds to the kernels: to a step, for each token that it samples and delivers, and
+    for each prompt token it computes, its share of the request's way in. `source`: how that was measured."""
+
+    engine: str
+    step_s: float
+    token_s: float
+    prompt_tok_s: float
+    source: str
+
+    def seconds(self, step: Step) -> float:
+        prompt_tok = int(step.new_tok[step.new_tok > 1].sum())
+        return self.step_s + self.token_s * step.n_logits + self.prompt_tok_s * prompt_tok
+
+    def __str__(self) -> str:
+        return (
+            f"{self.token_s * 1e6:.3g} µs a token, {self.prompt_tok_s * 1e6:.2g} µs a prompt token and"
+            f" {self.step_s * 1e6:.0f} µs a step"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Measured over predicted time on rows the fit never saw: 10th, 50th, 90th percentile, and how many."""
+
+    low: float
+    mid: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeTimes:
+    """Measured seconds of one [m, k] x [k, n] product by m, ascending."""
+
+    dtype: str
+    n: int
+    k: int
+    m: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What is known of a device beyond its ceilings.
+
+    `gemm` and `spread` go by dtype ("bf16") and by kind ("gemm bf16", "decode", "prefill", "all_reduce").
+    `mixed` multiplies attention where prefill and decode share a step; `host_s` is what a step of any engine
+    waits for the host (0 where nothing was measured), `host` what one engine's steps do. `measured_spread` is
+    the share by which repeats of one measurement differ, None for fits to published tables. `passes` go by
+    what ends an op's name ("norm", "act", "rope", "write") where they were measured one by one.
+    """
+
+    name: str
+    tier: int
+    gemm: Mapping[str, GemmFit]
+    decode: DecodeFit
+    prefill: PrefillFit
+    elementwise: PassFit
+    all_reduce: tuple[LinkFit, ...] = ()
+    mixed: float = 1.0
+    host_s: float = 0.0
+    spread: Mapping[str, Spread] = field(default_factory=dict)
+    shapes: tuple[ShapeTimes, ...] = ()
+    source: str = ""
+    fitted_on: str = ""
+    measured_spread: float | None = None
+    passes: Mapping[str, PassFit] = field(default_factory=dict)
+    host: HostFit | None = None
+
+    def host_seconds(self, step: Step) -> float:
+        """What the host adds to `step`, as far as it is known."""
+        return self.host_s + (self.host.seconds(step) if self.host else 0.0)
+
+    def pass_fit(self, op_name: str) -> PassFit:
+        """The fit for an elementwise op."""
+        return self.passes.get(op_name.rpartition("_")[2], self.elementwise)
+
+    def gemm_fit(self, dtype: str) -> tuple[GemmFit, int]:
+        """The fit for products in `dtype`, and its tier: the generic one where this device has none."""
+        own = self.gemm.get(_ALIKE.get(dtype, dtype))
+        if own is not None:
+            return own, self.tier
+        pooled = generic().gemm
+        return pooled.get(_ALIKE.get(dtype, dtype), pooled["bf16"]), 1
+
+    def link_fit(self, n_ranks: int) -> tuple[LinkFit, int]:
+        """The all-reduce fit of the nearest number of ranks at or above, and its tier."""
+        own = self.all_reduce or generic().all_reduce
+        reach = [fit for fit in own if fit.n_ranks >= n_ranks]
+        return (reach[0] if reach else own[-1]), self.tier if self.all_reduce else 1
+
+
+# Kernels of these run at the same rates, measured where vendors state both peaks alike.
+_ALIKE = {"fp16": "bf16", "int8": "fp8"}
+
+
+def load_calibration(device: Device | str) -> Calibration:
+    """The best that is shipped for a device: its own fit, else the generic defaults.
+
+    A string is the path of a device file that `burstline calibrate` wrote.
+    """
+    if isinstance(device, str):
+        return _read(Path(device), tomllib.loads(Path(device).read_text("utf-8")).get("calibration"))
+    path = Path(__file__).parent / "calibrations" / f"{device.id}.toml"
+    return _shipped(path.name) if path.is_file() else generic()
+
+
+def generic() -> Calibration:
+    """Tier 1: defaults pooled over the measured devices."""
+    return _shipped("generic.toml")
+
+
+@cache
+def _shipped(name: str) -> Calibration:
+    path = Path(__file__).parent / "calibrations" / name
+    return _read(path, tomllib.loads(path.read_text("utf-8")))
+
+
+def _read(path: Path, table: Mapping[str, Any] | None) -> Calibration:
+    if table is None:
+        raise RooflineError(f"{path} has no [calibration] table; make one with `burstline calibrate`")
+    try:
+        return read_calibration(table)
+    except (KeyError, TypeError) as error:
+        raise RooflineError(f"{path} is not a calibration: {error}; make it again") from error
+
+
+def read_calibration(table: Mapping[str, Any]) -> Calibration:
+    """The calibration that `calibration_table` wrote; raises KeyError or TypeError where it is another's."""
+    plain = {name: table[name] for name in ("name", "tier", "mixed", "host_s", "source", "fitted_on")}
+    return Calibration(
+        **plain,
+        gemm={dtype: GemmFit(**fit) for dtype, fit in table["gemm"].items()},
+        decode=DecodeFit(**table["decode"]),
+        prefill=PrefillFit(**table["prefill"]),
+        elementwise=PassFit(**table["elementwise"]),
+        all_reduce=tuple(LinkFit(**fit) for fit in table.get("all_reduce", ())),
+        spread={kind: Spread(**spread) for kind, spread in table.get("spread", {}).items()},
+        shapes=tuple(
+            ShapeTimes(row["dtype"], row["n"], row["k"], tuple(row["m"]), tuple(row["seconds"]))
+            for row in table.get("shapes", ())
+        ),
+        measured_spread=table.get("measured_spread"),
+        passes={kind: PassFit(**fit) for kind, fit in table.get("passes", {}).items()},
+        host=HostFit(**table["host"]) if "host" in table else None,
+    )
+
+
+def calibration_toml(calibration: Calibration, prefix: str = "") -> str:
+    """The calibration as TOML; with `prefix` as that table of a larger file."""
+    head = [f"[{prefix}]"] if prefix else []
+    dot = f"{prefix}." if prefix else ""
+    for name in ("name", "tier", "mixed", "host_s", "source", "fitted_on", "measured_spread"):
+        value = getattr(calibration, name)
+        if value is not None:
+            head.append(f"{name} = {_toml(value)}")
+    tables: list[tuple[str, object]] = [
+        *((f"gemm.{dtype}", fit) for dtype, fit in calibration.gemm.items()),
+        ("decode", calibration.decode),
+        ("prefill", calibration.prefill),
+        ("elementwise", calibration.elementwise),
+        *((f"passes.{kind}", fit) for kind, fit in calibration.passes.items()),
+        *((f'spread."{kind}"', spread) for kind, spread in calibration.spread.items()),
+        *((("host", calibration.host),) if calibration.host else ()),
+    ]
+    lists: list[tuple[str, object]] = [
+        *(("all_reduce", fit) for fit in calibration.all_reduce),
+        *(("shapes", shape) for shape in calibration.shapes),
+    ]
+    parts = ["\n".join(head)]
+    parts += [f"[{dot}{name}]\n{_rows(fit)}" for name, fit in tables]
+    parts += [f"[[{dot}{name}]]\n{_rows(fit)}" for name, fit in lists]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows(fit: Any) -> str:
+    return "\n".join(f"{slot.name} = {_toml(getattr(fit, slot.name))}" for slot in fields(fit))
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,255 @@
+"""From a checkpoint's config.json to a `ModelShape`: one reader per family of architectures."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from roofline.errors import RooflineError
+from roofline.model.shapes import QUANTS, Attention, Dense, Layer, Mla, ModelShape, Moe, Quant
+
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+class _Config:
+    """config.json with errors that name the missing key."""
+
+    def __init__(self, raw: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+        self.raw = {**defaults, **{key: value for key, value in raw.items() if value is not None}}
+        self.family = str(raw.get("model_type"))
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self.raw:
+            raise RooflineError(f"config.json has no {key}, which a {self.family} model needs")
+        return self.raw[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.raw.get(key, default)
+
+    def count(self, key: str) -> int:
+        value = self[key]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise RooflineError(f"config.json has {key} = {value!r}; expected a whole number of at least 1")
+        return value
+
+
+def read_config(raw: Mapping[str, Any], name: str | None = None) -> ModelShape:
+    """The shape a Hugging Face `config.json` describes; the text part of a multimodal one."""
+    if "text_config" in raw and "num_hidden_layers" not in raw:
+        text = raw["text_config"]
+        raw = {
+            "torch_dtype": raw.get("torch_dtype") or raw.get("dtype"),
+            "model_type": raw["model_type"],
+            **text,
+        }
+    family = str(raw.get("model_type"))
+    if family not in FAMILIES:
+        raise RooflineError(
+            f"config.json has model_type {raw.get('model_type')!r}, which the roofline does not know;"
+            f" it knows {', '.join(FAMILIES)}"
+        )
+    reader, defaults = FAMILIES[family]
+    return reader(_Config(raw, defaults), name or str(raw.get("_name_or_path") or family))
+
+
+def quant_of(raw: Mapping[str, Any]) -> Quant:
+    """How the checkpoint of this `config.json` is stored: its dtype, or its `quantization_config`."""
+    dtype = str(raw.get("torch_dtype") or raw.get("dtype") or "bfloat16")
+    scheme = raw.get("quantization_config")
+    if scheme is None:
+        if dtype not in _DTYPES:
+            raise RooflineError(
+                f"config.json has torch_dtype {dtype!r}; expected one of {', '.join(_DTYPES)}"
+            )
+        return QUANTS[_DTYPES[dtype]]
+    method, bits = str(scheme.get("quant_method")), scheme.get("bits")
+    if method in ("awq", "gptq") and bits in (4, 8):
+        stream = _DTYPES.get(dtype, "fp16")
+        group = scheme.get("group_size", 128)
+        return Quant(f"int{bits}", stream, stream, group=group if group > 0 else None, zero_points=True)
+    if method in ("fp8", "fbgemm_fp8"):
+        return QUANTS["fp8"]
+    raise RooflineError(
+        f"config.json is quantised with {method} at {bits} bits, which the roofline cannot read;"
+        f" say it yourself with --quant, one of {', '.join(QUANTS)}"
+    )
+
+
+def _shape(
+    config: _Config, name: str, layers: Sequence[tuple[Attention | Mla, Dense | Moe]], **other: Any
+) -> ModelShape:
+    """The shape of these layers, each (attention, feed-forward); equal ones are gathered by first use."""
+    order = list(dict.fromkeys(layers))
+    return ModelShape(
+        name=name,
+        family=config.family,
+        d=other.pop("d", None) or config.count("hidden_size"),
+        vocab=config.count("vocab_size"),
+        layers=tuple(Layer(attention, ffn, list(layers).count((attention, ffn))) for attention, ffn in order),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        max_context=config.get("max_position_embeddings"),
+        dtype=_DTYPES.get(str(config.get("torch_dtype") or config.get("dtype")), "bf16"),
+        **other,
+    )
+
+
+def _attention(config: _Config, **other: Any) -> Attention:
+    d, heads = config.count("hidden_size"), config.count("num_attention_heads")
+    kv_heads = config.count("num_key_value_heads") if "num_key_value_heads" in config.raw else heads
+    if heads % kv_heads:
+        raise RooflineError(f"{heads} query heads do not divide into {kv_heads} KV heads")
+    if "head_dim" not in config.raw and d % heads:
+        raise RooflineError(f"hidden_size {d} does not divide into {heads} heads, and there is no head_dim")
+    return Attention(heads, kv_heads, config.get("head_dim", d // heads), **other)
+
+
+def _windows(config: _Config, default: Callable[[int], bool]) -> list[int | None]:
+    """Each layer's window: what `layer_types` says, else `default(index)` says whether the layer slides."""
+    n = config.count("num_hidden_layers")
+    window = config.get("sliding_window")
+    types = config.get("layer_types")
+    if types is not None and len(types) != n:
+        raise RooflineError(f"config.json names {len(types)} layer_types for {n} layers")
+    slides = [kind == "sliding_attention" for kind in types] if types else [default(i) for i in range(n)]
+    return [window if slide else None for slide in slides]
+
+
+def _llama(config: _Config, name: str) -> ModelShape:
+    """Llama, Mistral, Phi-3: one kind of layer; Qwen2 and Qwen3 add a bias or a norm to queries and keys."""
+    qwen2, qwen3 = config.family == "qwen2", config.family == "qwen3"
+    bias = bool(config.get("attention_bias", False))
+    from_layer = config.get("max_window_layers", 0) if qwen2 or qwen3 else 0
+    slides = config.get("use_sliding_window", False) if qwen2 or qwen3 else "sliding_window" in config.raw
+    ffn = Dense(config.count("intermediate_size"), bias=bool(config.get("mlp_bias", False)))
+    layers = [
+        (_attention(config, window=w, qkv_bias=bias or qwen2, out_bias=bias, qk_norm=qwen3), ffn)
+        for w in _windows(config, lambda i: bool(slides) and i >= from_layer)
+    ]
+    return _shape(config, name, layers)
+
+
+def _gemma(config: _Config, name: str) -> ModelShape:
+    """Gemma: tied; from the second on, norms on both sides of each block and windows in most layers."""
+    first, third = config.family == "gemma", config.family.startswith("gemma3")
+    period = config.get("sliding_window_pattern", 6 if third else 2)
+    ffn = Dense(config.count("intermediate_size"))
+    layers = [
+        (_attention(config, window=w, qk_norm=third), ffn)
+        for w in _windows(config, lambda i: not first and (i + 1) % period != 0)
+    ]
+    return _shape(config, name, layers, norms_per_layer=2 if first else 4)
+
+
+def _gpt2(config: _Config, name: str) -> ModelShape:
+    d, heads = config.count("n_embd"), config.count("n_head")
+    if d % heads:
+        raise RooflineError(f"n_embd {d} does not divide into {heads} heads")
+    attention = Attention(heads, heads, d // heads, qkv_bias=True, out_bias=True, rope=False)
+    ffn = Dense(config.get("n_inner", 4 * d), gated=False, bias=True)
+    layers = [(attention, ffn)] * config.count("n_layer")
+    return _shape(config, name, layers, d=d, norm="layer", n_positions=config.count("n_positions"))
+
+
+def _opt(config: _Config, name: str) -> ModelShape:
+    d = config.count("hidden_size")
+    if config.get("word_embed_proj_dim", d) != d:
+        raise RooflineError(
+            f"{name} projects its embedding from {config['word_embed_proj_dim']} to {d} (as OPT-350m does);"
+            " the roofline does not model that"
+        )
+    bias = bool(config.get("enable_bias", True))
+    attention = _attention(config, qkv_bias=bias, out_bias=bias, rope=False)
+    layers = [(attention, Dense(config.count("ffn_dim"), gated=False, bias=bias))]
+    positions = (
+        config.count("max_position_embeddings") + 2
+    )  # two slots before the first (transformers' offset)
+    return _shape(
+        config, name, layers * config.count("num_hidden_layers"), norm="layer", n_positions=positions
+    )
+
+
+def _mixtral(config: _Config, name: str) -> ModelShape:
+    moe = Moe(
+        config.count("num_local_experts"),
+        config.count("num_experts_per_tok"),
+        config.count("intermediate_size"),
+    )
+    windows = _windows(config, lambda _: "sliding_window" in config.raw)
+    return _shape(config, name, [(_attention(config, window=w), moe) for w in windows])
+
+
+def _qwen_moe(config: _Config, name: str) -> ModelShape:
+    """Qwen2-MoE (shared experts behind a gate, biased queries), Qwen3-MoE (neither; normed queries)."""
+    second = config.family == "qwen2_moe"
+    moe = Moe(
+        config.count("num_experts"),
+        config.count("num_experts_per_tok"),
+        config.count("moe_intermediate_size"),
+        d_ff_shared=config.count("shared_expert_intermediate_size") if second else 0,
+        shared_gate=second,
+    )
+    attention = _attention(config, qkv_bias=second or bool(config.get("attention_bias")), qk_norm=not second)
+    step, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers", ()))
+    layers: list[tuple[Attention | Mla, Dense | Moe]] = [
+        (attention, Dense(config.count("intermediate_size")) if i in dense or (i + 1) % step else moe)
+        for i in range(config.count("num_hidden_layers"))
+    ]
+    return _shape(config, name, layers)
+
+
+def _deepseek(config: _Config, name: str) -> ModelShape:
+    """DeepSeek-V2 and V3: latent attention, dense layers first, then experts of which some are shared.
+
+    The multi-token-prediction layer that V3's checkpoint carries besides is not part of the model served.
+    """
+    attention = Mla(
+        config.count("num_attention_heads"),
+        config.get("q_lora_rank"),
+        config.count("kv_lora_rank"),
+        config.count("qk_nope_head_dim"),
+        config.count("qk_rope_head_dim"),
+        config.count("v_head_dim"),
+    )
+    d_expert = config.count("moe_intermediate_size")
+    moe = Moe(
+        config.count("n_routed_experts"),
+        config.count("num_experts_per_tok"),
+        d_expert,
+        d_ff_shared=d_expert * config.get("n_shared_experts", 0),
+        router_bias=config.family == "deepseek_v3",
+    )
+    first, every = config.get("first_k_dense_replace", 0), config.get("moe_layer_freq", 1)
+    layers: list[tuple[Attention | Mla, Dense | Moe]] = [
+        (attention, moe if i >= first and i % every == 0 else Dense(config.count("intermediate_size")))
+        for i in range(config.count("num_hidden_layers"))
+    ]
+    return _shape(config, name, layers)
+
+
+_TIED = {"tie_word_embeddings": True}
+# Values transformers fills in where a published config.json leaves them out.
+_GEMMA3 = {
+    **_TIED,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "vocab_size": 262208,
+    "sliding_window": 4096,
+}
+
+FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, Any]]] = {
+    "llama": (_llama, {}),
+    "mistral": (_llama, {}),
+    "phi3": (_llama, {}),
+    "qwen2": (_llama, {}),
+    "qwen3": (_llama, {"head_dim": 128}),
+    "gemma": (_gemma, {**_TIED, "head_dim": 256}),
+    "gemma2": (_gemma, {**_TIED, "head_dim": 256, "sliding_window": 4096}),
+    "gemma3": (_gemma, _GEMMA3),
+    "gemma3_text": (_gemma, _GEMMA3),
+    "gpt2": (_gpt2, _TIED),
+    "opt": (_opt, _TIED),
+    "mixtral": (_mixtral, {}),
+    "qwen2_moe": (_qwen_moe, {}),
+    "qwen3_moe": (_qwen_moe, {"head_dim": 128}),
+    "deepseek_v2": (_deepseek, {}),
+    "deepseek_v3": (_deepseek, {}),
+}

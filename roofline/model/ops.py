@@ -1,0 +1,347 @@
+"""What one step of a model does on one device: every product, attention, elementwise pass and collective.
+
+Formulas: a linear of [T, K] x [K, N] takes 2TKN FLOPs; a query that sees E keys takes 2hE for the scores and
+2hE for the values (h: head size). Bytes are what must cross the memory bus at least: weights once, inputs and
+outputs of each product once, the cache once per request. Biases and scales per channel are left out.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from roofline.model.parallel import Parallel, check_parallel
+from roofline.model.shapes import ELEMENT_BYTES, Attention, Dense, Layer, Linear, Mla, ModelShape, Moe, Quant
+from roofline.model.step import Phase, Step
+
+__all__ = ["Op", "Phase", "Step", "experts_hit", "matmul", "ops"]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One kernel of a step on one device. Every amount is of one run of it; the step runs it `count` times.
+
+    `flops` counts each query against the keys it sees (causal); `flops_full` against the whole rectangle, as
+    eager attention computes it and torch's FlopCounterMode counts it. A matmul is `groups` products of
+    m x n x k (groups > 1: the experts a batch is expected to touch, m: rows per expert). An attention has
+    `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
+    device, and the longest context among its requests. A collective
+    moves `link_bytes` (the whole buffer, as NCCL counts a message; for all_to_all what one rank sends) among
+    `n_ranks`; a send's `n_ranks` is how many devices its two stages span.
+    """
+
+    name: str
+    kind: Literal["matmul", "attention", "elementwise", "collective"]
+    count: int
+    dtype: str
+    m: float = 0
+    n: float = 0
+    k: float = 0
+    groups: float = 1
+    flops: float = 0
+    flops_full: float = 0
+    weight_bytes: float = 0
+    activation_bytes: float = 0
+    kv_bytes: float = 0
+    phase: Phase | Literal[""] = ""
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    longest_tok: int = 0
+    collective: Literal["", "all_reduce", "all_gather", "all_to_all", "send"] = ""
+    link_bytes: float = 0
+    n_ranks: int = 1
+
+    @property
+    def bytes(self) -> float:
+        """What one run moves to and from memory."""
+        return self.weight_bytes + self.activation_bytes + self.kv_bytes
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte of memory; 0 where nothing is computed."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+def ops(
+    model: ModelShape,
+    quant: Quant,
+    parallel: Parallel,
+    step: Step,
+    *,
+    expert_share: float = 1.0,
+    absorb: bool = True,
+) -> list[Op]:
+    """Everything one device does in one step, in the order it first runs; equal ops are one row with a count.
+
+    With pipeline stages, the ops of all stages: a step passes through each. `expert_share` is how much of the
+    uniform expectation of distinct experts a batch really touches (skewed routing: 0.75-1). `absorb` decodes
+    latent attention in the latent space, as engines do; without it keys and values are expanded each time.
+    """
+    check_parallel(model, parallel)
+    run = _Pass(model, quant, parallel, step, expert_share, absorb)
+    stream = ELEMENT_BYTES[quant.stream]
+    rows = step.n_tok * model.d * stream
+    found = [Op("embedding", "elementwise", 1, quant.stream, m=step.n_tok, n=model.d, activation_bytes=rows)]
+    found += _all_reduce(run, 1)
+    for layer in model.layers:
+        found += _layer_ops(run, layer)
+    if parallel.pp > 1:
+        send = Op("send", "collective", parallel.pp - 1, quant.stream, m=step.n_tok, n=model.d)
+        found.append(replace(send, collective="send", link_bytes=rows, n_ranks=2 * parallel.tp))
+    found.append(_elementwise(run, "final_norm", 1, model.d, 2))
+    if step.n_logits:
+        found += _logits(run)
+    return _merged(found)
+
+
+def matmul(
+    name: str,
+    rows: float,
+    n: int,
+    k: int,
+    quant: Quant,
+    *,
+    count: int = 1,
+    groups: float = 1,
+    plain: bool = False,
+) -> Op:
+    """`groups` products of [rows / groups, k] x [k, n], each with a weight matrix of its own, read once.
+
+    Inputs take the activations' bytes, outputs the stream's; the peak that applies is the activations' dtype
+    (weights of fewer bits are unpacked to it). `plain` leaves the product unquantised.
+    """
+    stream = ELEMENT_BYTES[quant.stream]
+    inputs = stream if plain else ELEMENT_BYTES[quant.activations]
+    flops = 2 * n * k * rows
+    return Op(
+        name,
+        "matmul",
+        count,
+        quant.stream if plain else quant.activations,
+        m=rows if groups == 1 else rows / groups,
+        n=n,
+        k=k,
+        groups=groups,
+        flops=flops,
+        flops_full=flops,
+        weight_bytes=(stream if plain else quant.weight_bytes) * n * k * groups,
+        activation_bytes=rows * (inputs * k + stream * n),
+    )
+
+
+def experts_hit(n_experts: int, top_k: int, n_tok: float) -> float:
+    """Distinct experts that `n_tok` tokens are expected to touch, each picking `top_k` at random."""
+    return float(n_experts * (1 - (1 - top_k / n_experts) ** n_tok))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    model: ModelShape
+    quant: Quant
+    parallel: Parallel
+    step: Step
+    expert_share: float
+    absorb: bool
+
+
+def _merged(found: Iterable[Op]) -> list[Op]:
+    counts: dict[Op, int] = {}
+    for op in found:
+        one = replace(op, count=1)
+        counts[one] = counts.get(one, 0) + op.count
+    return [replace(op, count=count) for op, count in counts.items()]
+
+
+def _layer_ops(run: _Pass, layer: Layer) -> Iterator[Op]:
+    model, parallel, n = run.model, run.parallel, layer.count
+    norms = _elementwise(run, "norm", 1, model.d, 4)  # adds to the residual stream: two read, two written
+    linears = layer.linears(model.d, parallel.tp, parallel.moe_tp, parallel.ep)
+    at = next(i for i, linear in enumerate(linears) if linear.name == "o")
+    yield replace(norms, count=n * model.norms_per_layer // 2)
+    for linear in linears[:at]:
+        if linear.name != "kv_b":  # belongs to the attention: what it does depends on the phase
+            yield from _linear(run, linear, n)
+    yield from _attention_ops(run, layer.attention, n)
+    yield from _linear(run, linears[at], n)
+    yield from _all_reduce(run, n)
+    yield replace(norms, count=n * (model.norms_per_layer - model.norms_per_layer // 2))
+    if isinstance(layer.ffn, Moe):
+        yield from _moe_ops(run, layer.ffn, linears[at + 1 :], n)
+    else:
+        yield from _dense_ops(run, layer.ffn, linears[at + 1 :], n)
+    yield from _all_reduce(run, n)
+
+
+def _linear(run: _Pass, linear: Linear, count: int) -> Iterator[Op]:
+    rows = run.step.n_tok
+    plain = not linear.quantised
+    if not plain and ELEMENT_BYTES[run.quant.activations] < 2:
+        yield _quantise(run, rows, linear.k, count)
+    yield matmul(linear.name, rows, linear.n, linear.k, run.quant, count=count, plain=plain)
+
+
+def _quantise(run: _Pass, rows: float, width: int, count: int) -> Op:
+    """A pass over a product's input: read in the stream's dtype, written in the activations'."""
+    per = ELEMENT_BYTES[run.quant.stream] + ELEMENT_BYTES[run.quant.activations]
+    return Op(
+        "quantise",
+        "elementwise",
+        count,
+        run.quant.stream,
+        m=rows,
+        n=width,
+        activation_bytes=per * rows * width,
+    )
+
+
+def _elementwise(
+    run: _Pass, name: str, count: int, width: float, passes: int, rows: float | None = None
+) -> Op:
+    """A pass over `rows` (the step's tokens) x `width` elements, read or written `passes` times."""
+    rows = run.step.n_tok if rows is None else rows
+    moved = passes * rows * width * ELEMENT_BYTES[run.quant.stream]
+    return Op(name, "elementwise", count, run.quant.stream, m=rows, n=width, activation_bytes=moved)
+
+
+def _attention_ops(run: _Pass, attention: Attention | Mla, count: int) -> Iterator[Op]:
+    tp, step = run.parallel.tp, run.step
+    heads = attention.n_heads // tp
+    kv_bytes = ELEMENT_BYTES[run.quant.kv] * attention.kv_elements(tp)
+    if isinstance(attention, Mla):
+        yield _elementwise(run, "rope", count, heads * attention.rope_dim + attention.rope_dim, 2)
+    else:
+        turned = (heads + attention.kv_heads(tp)) * attention.head_dim
+        if attention.qk_norm:
+            yield _elementwise(run, "qk_norm", count, turned, 2)
+        if attention.rope:
+            yield _elementwise(run, "rope", count, turned, 2)
+    yield Op(
+        "kv_write", "elementwise", count, run.quant.kv, m=step.n_tok, n=attention.kv_elements(tp),
+        kv_bytes=step.n_tok * kv_bytes,
+    )  # fmt: skip
+    for phase, part in step.phases():
+        if not isinstance(attention, Mla):
+            h = attention.head_dim
+            kv = kv_bytes * part.keys_read(attention.window)
+            yield _attention(
+                run, phase, part, count, (heads, attention.kv_heads(tp), h, h), kv, attention.window
+            )
+        elif phase == "decode" and run.absorb:
+            yield from _absorbed(run, attention, part, count)
+        else:
+            yield from _expanded(run, attention, phase, part, count)
+
+
+def _attention(
+    run: _Pass,
+    phase: Phase,
+    part: Step,
+    count: int,
+    dims: tuple[int, int, int, int],
+    kv_bytes: float,
+    window: int | None = None,
+) -> Op:
+    """Scores and values fused: queries in, outputs out, the cache once, no scores to memory.
+
+    `dims` are query heads, KV heads, a head's size in the scores, and in the values.
+    """
+    heads, kv_heads, qk_dim, v_dim = dims
+    per_pair = 2 * heads * (qk_dim + v_dim)
+    return Op(
+        "attention",
+        "attention",
+        count,
+        run.quant.stream,
+        m=part.n_tok / part.n_requests,
+        n=part.keys_read(window) / part.n_requests,
+        k=qk_dim,
+        groups=part.n_requests,
+        flops=per_pair * part.keys_seen(window),
+        flops_full=per_pair * part.keys_full(window),
+        activation_bytes=part.n_tok * heads * (qk_dim + v_dim) * ELEMENT_BYTES[run.quant.stream],
+        kv_bytes=kv_bytes,
+        phase=phase,
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        longest_tok=int(part.context_tok.max()),
+    )
+
+
+def _absorbed(run: _Pass, mla: Mla, part: Step, count: int) -> Iterator[Op]:
+    """Decode in the latent space: queries through W_UK, attention over the latent, results through W_UV."""
+    heads, rank = mla.n_heads // run.parallel.tp, mla.kv_rank
+    rows = part.n_tok * heads
+    yield matmul("q_absorb", rows, rank, mla.nope_dim, run.quant, count=count, groups=heads)
+    kv = part.keys_read() * mla.kv_elements(1) * ELEMENT_BYTES[run.quant.kv]
+    yield _attention(run, "decode", part, count, (heads, 1, rank + mla.rope_dim, rank), kv)
+    yield matmul("v_absorb", rows, mla.v_dim, rank, run.quant, count=count, groups=heads)
+
+
+def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Iterator[Op]:
+    """Keys and values of the whole context made from the latent, then ordinary attention over them."""
+    heads = mla.n_heads // run.parallel.tp
+    wide = heads * (mla.nope_dim + mla.v_dim)
+    keys = part.keys_read()
+    yield matmul("kv_b", keys, wide, mla.kv_rank, run.quant, count=count)
+    kv = keys * (wide + mla.rope_dim) * ELEMENT_BYTES[run.quant.stream]
+    yield _attention(run, phase, part, count, (heads, heads, mla.nope_dim + mla.rope_dim, mla.v_dim), kv)
+
+
+def _dense_ops(run: _Pass, ffn: Dense, linears: list[Linear], count: int, prefix: str = "") -> Iterator[Op]:
+    up, down = linears
+    yield from _linear(run, up, count)
+    yield _elementwise(run, prefix + "act", count, down.k, 3 if ffn.gated else 2)
+    yield from _linear(run, down, count)
+
+
+def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterator[Op]:
+    by_name = {linear.name: linear for linear in linears}
+    parallel, quant = run.parallel, run.quant
+    n_tok = run.step.n_tok * (parallel.dp if parallel.ep > 1 else 1)  # expert ranks serve every replica
+    hit = max(experts_hit(moe.n_experts, moe.top_k, n_tok) * run.expert_share, moe.top_k) / parallel.ep
+    rows = n_tok * moe.top_k if parallel.ep == 1 else n_tok * moe.top_k / parallel.ep
+    yield from _linear(run, by_name["router"], count)
+    yield from _all_to_all(run, moe, "dispatch", ELEMENT_BYTES[quant.activations], count)
+    if ELEMENT_BYTES[quant.activations] < 2:
+        yield _quantise(run, run.step.n_tok, run.model.d, count)
+    up, down = by_name["experts_gate_up"], by_name["experts_down"]
+    yield matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit)
+    yield _elementwise(run, "experts_act", count, down.k, 3, rows)
+    if ELEMENT_BYTES[quant.activations] < 2:
+        yield _quantise(run, rows, down.k, count)
+    yield matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit)
+    yield from _all_to_all(run, moe, "combine", ELEMENT_BYTES[quant.stream], count)
+    if moe.d_ff_shared:
+        shared = [by_name["shared_gate_up"], by_name["shared_down"]]
+        yield from _dense_ops(run, Dense(moe.d_ff_shared), shared, count, "shared_")
+    if moe.shared_gate:
+        yield from _linear(run, by_name["shared_gate"], count)
+
+
+def _all_to_all(run: _Pass, moe: Moe, name: str, element_bytes: float, count: int) -> Iterator[Op]:
+    """Tokens to the ranks of their experts, or back. Within one replica every rank has them already."""
+    ep, dp = run.parallel.ep, run.parallel.dp
+    if ep == 1 or dp == 1:
+        return
+    elsewhere = moe.n_experts - moe.n_experts // ep
+    missed = math.comb(elsewhere, moe.top_k) / math.comb(moe.n_experts, moe.top_k)
+    n_ranks_hit = ep * (1 - missed)  # a token goes once to each rank that has any of its experts
+    sent = run.step.n_tok / run.parallel.tp * n_ranks_hit * run.model.d * element_bytes
+    op = Op(name, "collective", count, run.quant.stream, m=run.step.n_tok, n=run.model.d)
+    yield replace(op, collective="all_to_all", link_bytes=sent, n_ranks=ep)
+
+
+def _all_reduce(run: _Pass, count: int) -> Iterator[Op]:
+    if run.parallel.tp > 1:
+        message = run.step.n_tok * run.model.d * ELEMENT_BYTES[run.quant.stream]
+        op = Op("all_reduce", "collective", count, run.quant.stream, m=run.step.n_tok, n=run.model.d)
+        yield replace(op, collective="all_reduce", link_bytes=message, n_ranks=run.parallel.tp)
+
+
+def _logits(run: _Pass) -> Iterator[Op]:
+    model, tp, rows = run.model, run.parallel.tp, run.step.n_logits
+    yield matmul("lm_head", rows, -(-model.vocab // tp), model.d, run.quant, plain=True)
+    if tp > 1:
+        message = rows * model.vocab * ELEMENT_BYTES[run.quant.stream]
+        op = Op("all_gather", "collective", 1, run.quant.stream, m=rows, n=model.vocab)
+        yield replace(op, collective="all_gather", link_bytes=message, n_ranks=tp)

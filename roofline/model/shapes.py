@@ -1,0 +1,263 @@
+"""A model's shape: what its matrices are, how many parameters it has, how much KV cache a token takes.
+
+`roofline/model/families.py` reads it from a checkpoint's config.json.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from roofline.errors import RooflineError
+
+# Stored bytes of one element, scales apart.
+ELEMENT_BYTES: Mapping[str, float] = {
+    "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "int4": 0.5, "fp4": 0.5,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Quant:
+    """How numbers are stored and multiplied: weights, inputs of the products, KV cache.
+
+    `group` is how many weights share one fp16 scale (int4, int8, fp4), None for one scale per channel or
+    block, which is not counted; `zero_points` adds one weight-sized integer per group. The embedding, router
+    and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do.
+    """
+
+    weights: str = "bf16"
+    activations: str = "bf16"
+    kv: str = "bf16"
+    group: int | None = None
+    zero_points: bool = False
+
+    def __post_init__(self) -> None:
+        for what, dtype in (("weights", self.weights), ("activations", self.activations), ("kv", self.kv)):
+            if dtype not in ELEMENT_BYTES:
+                raise RooflineError(f"unknown {what} dtype {dtype!r}; known: {', '.join(ELEMENT_BYTES)}")
+
+    @property
+    def stream(self) -> str:
+        """The dtype between the products: that of the activations, bf16 where those are 8 bits or fewer."""
+        return "bf16" if ELEMENT_BYTES[self.activations] < 2 else self.activations
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of one quantised weight with its share of scales and zero points (int4 in 128s: 0.515625)."""
+        bytes_ = ELEMENT_BYTES[self.weights]
+        if self.group is None:
+            return bytes_
+        return bytes_ + (2 + (bytes_ if self.zero_points else 0)) / self.group
+
+
+QUANTS: Mapping[str, Quant] = {
+    "fp32": Quant("fp32", "fp32", "fp32"),
+    "bf16": Quant(),
+    "fp16": Quant("fp16", "fp16", "fp16"),
+    "fp8": Quant("fp8", "fp8", "bf16"),
+    "fp8-kv8": Quant("fp8", "fp8", "fp8"),
+    "int8": Quant("int8", "int8", "bf16"),
+    "w8a16": Quant("int8", "bf16", "bf16"),
+    "int4": Quant("int4", "bf16", "bf16", group=128),
+    "awq": Quant("int4", "fp16", "fp16", group=128, zero_points=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A product with a weight matrix of k inputs and n outputs; `copies` counts a layer's experts."""
+
+    name: str
+    n: int
+    k: int
+    bias: bool = False
+    copies: int = 1
+    quantised: bool = True
+
+    @property
+    def params(self) -> int:
+        return self.copies * (self.n * self.k + (self.n if self.bias else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Multi-head, grouped-query or multi-query attention. `window` is None where every token is seen."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    window: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: bool = False
+    rope: bool = True
+
+    def kv_heads(self, tp: int) -> int:
+        """KV heads on one of `tp` ranks: replicated where there are fewer heads than ranks."""
+        return max(1, self.n_kv_heads // tp)
+
+    def kv_elements(self, tp: int) -> int:
+        """What one token leaves in the cache of one layer on one of `tp` ranks."""
+        return 2 * self.kv_heads(tp) * self.head_dim
+
+    def linears(self, d: int, tp: int) -> list[Linear]:
+        heads = self.n_heads // tp
+        n = (heads + 2 * self.kv_heads(tp)) * self.head_dim
+        return [
+            Linear("qkv", n, d, self.qkv_bias),
+            Linear("o", d, heads * self.head_dim, self.out_bias),
+        ]
+
+    @property
+    def norm_params(self) -> int:
+        return 2 * self.head_dim if self.qk_norm else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention (arXiv 2405.04434 §2.1). `q_rank` is None: queries are not compressed."""
+
+    n_heads: int
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    window: None = None
+
+    def kv_elements(self, tp: int) -> int:
+        """The latent is one for all heads, so tensor parallelism replicates it."""
+        del tp
+        return self.kv_rank + self.rope_dim
+
+    def linears(self, d: int, tp: int) -> list[Linear]:
+        heads = self.n_heads // tp
+        q_out = heads * (self.nope_dim + self.rope_dim)
+        queries = (
+            [Linear("q", q_out, d)]
+            if self.q_rank is None
+            else [Linear("q_a", self.q_rank, d), Linear("q_b", q_out, self.q_rank)]
+        )
+        return [
+            *queries,
+            Linear("kv_a", self.kv_rank + self.rope_dim, d),
+            Linear("kv_b", heads * (self.nope_dim + self.v_dim), self.kv_rank),
+            Linear("o", d, heads * self.v_dim),
+        ]
+
+    @property
+    def norm_params(self) -> int:
+        return (self.q_rank or 0) + self.kv_rank
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A feed-forward block; `gated` ones have two matrices in (SwiGLU, GeGLU), fused into one product."""
+
+    d_ff: int
+    gated: bool = True
+    bias: bool = False
+
+    def linears(self, d: int, tp: int, prefix: str = "", copies: int = 1) -> list[Linear]:
+        inner = self.d_ff // tp
+        up = Linear("gate_up", 2 * inner, d) if self.gated else Linear("up", inner, d)
+        down = Linear("down", d, inner)
+        return [Linear(prefix + linear.name, linear.n, linear.k, self.bias, copies) for linear in (up, down)]
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """A router, `n_experts` gated experts of which each token visits `top_k`, and experts shared by all."""
+
+    n_experts: int
+    top_k: int
+    d_ff: int
+    d_ff_shared: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+
+    def __post_init__(self) -> None:
+        if self.top_k > self.n_experts:
+            raise RooflineError(f"a token cannot visit {self.top_k} of {self.n_experts} experts")
+
+    def linears(self, d: int, tp: int, moe_tp: int, ep: int) -> list[Linear]:
+        """One rank's share: experts are divided among `ep` ranks, each expert among `moe_tp`."""
+        shared = Dense(self.d_ff_shared).linears(d, tp, "shared_") if self.d_ff_shared else []
+        gate = [Linear("shared_gate", 1, d, quantised=False)] if self.shared_gate else []
+        return [
+            Linear("router", self.n_experts, d, self.router_bias, quantised=False),
+            *Dense(self.d_ff).linears(d, moe_tp, "experts_", self.n_experts // ep),
+            *shared,
+            *gate,
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`count` decoder layers of the same shape."""
+
+    attention: Attention | Mla
+    ffn: Dense | Moe
+    count: int
+
+    def linears(self, d: int, tp: int = 1, moe_tp: int = 1, ep: int = 1) -> list[Linear]:
+        """Every product with weights of one such layer, on one rank, in the order it runs."""
+        ffn = self.ffn.linears(d, tp) if isinstance(self.ffn, Dense) else self.ffn.linears(d, tp, moe_tp, ep)
+        return [*self.attention.linears(d, tp), *ffn]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A decoder-only transformer's shape. `n_positions` counts learned positions (0: rotary)."""
+
+    name: str
+    family: str
+    d: int
+    vocab: int
+    layers: tuple[Layer, ...]
+    tied: bool
+    norms_per_layer: int = 2
+    norm: Literal["rms", "layer"] = "rms"
+    n_positions: int = 0
+    max_context: int | None = None
+    dtype: str = "bf16"
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], name: str | None = None) -> "ModelShape":
+        """The shape a Hugging Face `config.json` describes; raises on what is missing, odd or unknown."""
+        from roofline.model.families import read_config  # which builds on this module
+
+        return read_config(config, name)
+
+    @property
+    def n_layers(self) -> int:
+        return sum(layer.count for layer in self.layers)
+
+    @property
+    def norm_params(self) -> int:
+        """Of one norm: its weight, and for a LayerNorm its bias."""
+        return self.d * (2 if self.norm == "layer" else 1)
+
+    def params(self) -> int:
+        """How many parameters the checkpoint holds: a tied LM head is counted once, no rotary tables."""
+        layers = sum(
+            layer.count
+            * (
+                sum(linear.params for linear in layer.linears(self.d))
+                + layer.attention.norm_params
+                + self.norms_per_layer * self.norm_params
+            )
+            for layer in self.layers
+        )
+        embeddings = self.vocab * self.d * (1 if self.tied else 2) + self.n_positions * self.d
+        return embeddings + layers + self.norm_params
+
+    def active_params(self) -> int:
+        """Parameters that one token's pass uses: all but the experts it does not visit."""
+        idle = sum(
+            layer.count * (1 - layer.ffn.top_k / layer.ffn.n_experts) * linear.params
+            for layer in self.layers
+            if isinstance(layer.ffn, Moe)
+            for linear in layer.linears(self.d)
+            if linear.name.startswith("experts_")
+        )
+        return self.params() - round(idle)

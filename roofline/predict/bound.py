@@ -1,0 +1,109 @@
+"""What limits an op on a device, and the least time it can take. Nothing here is fitted."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from roofline.device.collectives import collective_s
+from roofline.device.device import Device
+from roofline.model.ops import Op
+
+Limit = Literal["compute", "memory", "latency", "communication"]
+StepLimit = Literal["compute", "memory", "latency", "communication", "host", "KV admission"]
+
+# A working set past this many times a cache's size gets no credit for what the cache might keep: on measured
+# tables (H100, A100, L40S; six rotating weight copies) a single product beyond it beat main memory's ceiling.
+CACHE_REACH = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The least seconds of all `count` runs of an op on one device.
+
+    `level` is the level of memory or the link that `memory_s` or `link_s` belongs to: of several levels, the
+    one that takes longest.
+    """
+
+    op: Op
+    compute_s: float
+    memory_s: float
+    link_s: float
+    level: str
+
+    @property
+    def seconds(self) -> float:
+        return max(self.compute_s, self.memory_s, self.link_s)
+
+    @property
+    def limit(self) -> Limit:
+        """What takes longest; memory where nothing takes any time."""
+        if self.op.kind == "collective":
+            return "communication"
+        return "compute" if self.compute_s > self.memory_s else "memory"
+
+
+def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> Bound:
+    """The bound of `op`; memory traffic is charged to each level it must cross.
+
+    `working_set_bytes` is what the step sweeps through again and again (its weights and KV cache): as much of
+    it as fits stays in a cache. None: nothing does. Elementwise passes are charged only the cache they write,
+    since a perfect compiler fuses the rest into the products beside them.
+    """
+    if op.kind == "collective":
+        seconds, link = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
+        return Bound(op, 0.0, 0.0, op.count * seconds, link)
+    compute_s = op.count * op.flops / device.peak_flops_per_s(op.dtype) if op.flops else 0.0
+    moved = op.kv_bytes if op.kind == "elementwise" else op.bytes
+    memory_s, level = _memory_s(op.count * moved, device, working_set_bytes)
+    return Bound(op, compute_s, memory_s, 0.0, level)
+
+
+def _memory_s(moved_bytes: float, device: Device, working_set_bytes: float | None) -> tuple[float, str]:
+    if working_set_bytes is None:
+        return moved_bytes / device.bytes_per_s, device.memory.name
+    nearer = [0.0, *(level.capacity_bytes for level in device.levels[:-1])]
+    slowest = (0.0, device.levels[0].name)
+    for level, cached in zip(device.levels, nearer, strict=True):
+        reached = working_set_bytes <= CACHE_REACH * cached
+        crossing = max(0.0, 1 - cached / working_set_bytes) if reached and working_set_bytes else 1.0
+        if level.bytes_per_s is not None:
+            slowest = max(slowest, (moved_bytes * crossing / level.bytes_per_s, level.name))
+    return slowest
+
+
+def working_set_bytes(ops: Iterable[Op]) -> float:
+    """The weights and KV cache that a step reads: what the next step will want again."""
+    return sum(op.count * (op.weight_bytes + op.kv_bytes) for op in ops if op.kind != "elementwise")
+
+
+def ceilings(ops: Sequence[Op], device: Device) -> list[Bound]:
+    """The bound of each op of one step, its working set taken from the ops themselves."""
+    swept = working_set_bytes(ops)
+    return [ceiling(op, device, swept) for op in ops]
+
+
+def classify(bound: Bound, floor_s: float = 0.0, seconds: float | None = None) -> Limit:
+    """What limits an op: latency where launches (`floor_s`) are half of its time or more.
+
+    `seconds` is its predicted time, floor included; None takes the bound and the floor one after the other.
+    """
+    seconds = bound.seconds + floor_s if seconds is None else seconds
+    if bound.op.kind != "collective" and floor_s > 0 and floor_s >= seconds / 2:
+        return "latency"
+    return bound.limit
+
+
+def classify_step(
+    seconds_by_limit: Iterable[tuple[Limit, float]], host_s: float = 0.0, n_refused: int = 0
+) -> StepLimit:
+    """What limits a whole step: host where that takes longer than the device; KV admission where requests
+    wait (`n_refused`) because the cache is full; else the class of ops that takes most of the time.
+    """
+    total: dict[Limit, float] = {}
+    for limit, seconds in seconds_by_limit:
+        total[limit] = total.get(limit, 0.0) + seconds
+    if host_s > sum(total.values()):
+        return "host"
+    if n_refused > 0:
+        return "KV admission"
+    return max(total, key=lambda limit: total[limit])

@@ -1,0 +1,131 @@
+"""A model on devices, asked for prompts of one length: each phase's ops, their bounds and predictions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from roofline.device.calibration import Calibration, generic, load_calibration
+from roofline.device.device import Device
+from roofline.errors import RooflineError
+from roofline.model.ops import Step, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import ModelShape, Quant
+from roofline.predict.bound import Bound, Limit, StepLimit, ceilings, classify, classify_step
+from roofline.predict.predict import Prediction, predict_step, step_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """One engine's worth of a model: `parallel.n_devices` of one kind of device."""
+
+    model: ModelShape
+    quant: Quant
+    parallel: Parallel
+    device: Device
+
+
+@dataclass(frozen=True, slots=True)
+class UniformBatch:
+    """`batch` requests at once for each replica, equal in length, decoded to their end."""
+
+    batch: int
+    n_prompt_tok: int
+    n_output_tok: int
+
+    def __post_init__(self) -> None:
+        sizes = {"batch": self.batch, "prompt": self.n_prompt_tok, "output": self.n_output_tok}
+        for name, value in sizes.items():
+            if value < 1:
+                raise RooflineError(f"{name} must be at least 1, not {value}")
+
+    def steps(self) -> dict[str, tuple[Step, int]]:
+        """The step of each phase and how often it runs; decode at its mean context."""
+        steps = {"prefill": (Step.prefill(self.batch, self.n_prompt_tok), 1)}
+        if self.n_output_tok > 1:
+            mean_context = self.n_prompt_tok + round(self.n_output_tok / 2)
+            steps["decode"] = (Step.decode(self.batch, mean_context), self.n_output_tok - 1)
+        return steps
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One op of a phase: its bound, and its prediction by each tier."""
+
+    bound: Bound
+    predictions: Mapping[str, Prediction]
+
+    @property
+    def seconds(self) -> float:
+        """The last tier's prediction, the ceiling where there is none."""
+        return [self.bound.seconds, *(p.seconds for p in self.predictions.values())][-1]
+
+    @property
+    def limit(self) -> Limit:
+        """What limits the op, launches counted where a tier knows what they cost."""
+        by_tier = [classify(self.bound, p.floor_s, p.seconds) for p in self.predictions.values()]
+        return [self.bound.limit, *by_tier][-1]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseBound:
+    """One step of a phase, on one device. `n_steps` is how often the request runs it; `host_s` by tier."""
+
+    lines: tuple[Line, ...]
+    n_steps: int
+    host_s: Mapping[str, float]
+
+    @property
+    def ceiling_s(self) -> float:
+        return sum(line.bound.seconds for line in self.lines)
+
+    def predicted_s(self, tier: str) -> float:
+        return step_seconds((line.predictions[tier] for line in self.lines), self.host_s[tier])
+
+    def range_s(self, tier: str) -> tuple[float, float]:
+        """Between which four of five measured cases lie, if all ops err together."""
+        ops_s = [line.predictions[tier] for line in self.lines]
+        return sum(p.low_s for p in ops_s) + self.host_s[tier], sum(p.high_s for p in ops_s) + self.host_s[
+            tier
+        ]
+
+    def limit(self) -> StepLimit:
+        """The class of ops that takes most of the step, or the host, by the last tier where there is any."""
+        host_s = [0.0, *self.host_s.values()][-1]
+        return classify_step(((line.limit, line.seconds) for line in self.lines), host_s)
+
+
+def calibrations_of(device: Device) -> dict[str, Calibration]:
+    """The shipped ways to predict for a device by tier, the most trusted last: generic, its own fit."""
+    own = load_calibration(device)
+    return {"generic": generic()} | ({"device fit": own} if own.tier > 1 else {})
+
+
+def phase_bounds(
+    deployment: Deployment,
+    asked: UniformBatch,
+    calibrations: Mapping[str, Calibration] | None = None,
+    *,
+    expert_share: float = 1.0,
+) -> dict[str, PhaseBound]:
+    """Each phase of `asked`, op by op; `calibrations` by tier, the most trusted last."""
+    tiers = calibrations or {}
+    model, quant, parallel, device = (
+        deployment.model, deployment.quant, deployment.parallel, deployment.device,
+    )  # fmt: skip
+    phases = {}
+    for name, (step, n_steps) in asked.steps().items():
+        found = ops(model, quant, parallel, step, expert_share=expert_share)
+        by_tier = {tier: predict_step(found, device, known) for tier, known in tiers.items()}
+        lines = tuple(
+            Line(bound, {tier: predictions[i] for tier, predictions in by_tier.items()})
+            for i, bound in enumerate(ceilings(found, device))
+        )
+        phases[name] = PhaseBound(lines, n_steps, {tier: known.host_s for tier, known in tiers.items()})
+    return phases
+
+
+def latency_s(phases: Mapping[str, PhaseBound], tier: str | None = None) -> float:
+    """Seconds from the request to its last token; the ceiling where `tier` is None."""
+    return sum(
+        phase.n_steps * (phase.ceiling_s if tier is None else phase.predicted_s(tier))
+        for phase in phases.values()
+    )

@@ -1,0 +1,202 @@
+"""How long an op, and a step of ops, should take on a device: the ceiling, or a calibrated prediction.
+
+A `Clock` does the same for a model many thousand times over, as a simulation needs it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from roofline.device.calibration import Calibration, GemmFit, ShapeTimes, Spread
+from roofline.device.collectives import collective_s
+from roofline.device.device import Device
+from roofline.model.ops import Op, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from roofline.model.step import Step
+from roofline.predict.bound import Bound, Limit, ceiling, classify
+from roofline.predict.kernels import (
+    Amounts,
+    Decodes,
+    Prefills,
+    Products,
+    Rates,
+    all_reduce_s,
+    decode_s,
+    gemm_parts,
+    p_norm,
+    pass_s,
+    prefill_s,
+)
+
+_UNKNOWN = Spread(0.75, 1.0, 1.35, 0)  # of kinds no table holds: the generic defaults' own spread
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """The seconds all runs of an op should take. `low` and `high` hold four of five measured cases.
+
+    `floor_s` is the part that no larger op would take longer for: launches, latency of links.
+    `tier` counts as `calibration.TIERS`.
+    """
+
+    op: Op
+    bound: Bound
+    seconds: float
+    low_s: float
+    high_s: float
+    floor_s: float
+    tier: int
+
+    @property
+    def limit(self) -> Limit:
+        return classify(self.bound, self.floor_s, self.seconds)
+
+
+def predict(
+    op: Op,
+    device: Device,
+    calibration: Calibration | None,
+    *,
+    mixed: bool = False,
+    swept_bytes: float | None = None,
+) -> Prediction:
+    """What `op` should take; without a calibration its ceiling, tier 0.
+
+    `mixed`: the step both prefills and decodes. `swept_bytes` is what the step reads again and again, as in
+    `bound.ceiling`; it moves the bound only. Raises where the device has no peak for the op's dtype.
+    """
+    bound = ceiling(op, device, swept_bytes)
+    if calibration is None:
+        return Prediction(op, bound, bound.seconds, bound.seconds, bound.seconds, 0.0, 0)
+    one_s, floor_s, tier = _one(op, device, calibration)
+    if mixed and op.kind == "attention" and op.phase == "decode":
+        one_s *= calibration.mixed
+    if tier < 3 and op.kind in ("matmul", "attention"):
+        one_s = max(one_s, bound.seconds / op.count)  # a fit may err; the ceiling does not
+    around = calibration.spread.get(_kind(op), _UNKNOWN)
+    seconds = op.count * one_s
+    return Prediction(
+        op, bound, seconds, seconds * around.low, seconds * around.high, op.count * floor_s, tier
+    )
+
+
+def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibration | None) -> list[Prediction]:
+    """Each op of one step."""
+    phases = {op.phase for op in step_ops if op.kind == "attention"}
+    swept = sum(op.count * (op.weight_bytes + op.kv_bytes) for op in step_ops if op.kind != "elementwise")
+    return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
+
+
+def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:
+    """Ops run one after another; the host's part is not hidden."""
+    return sum(prediction.seconds for prediction in predictions) + host_s
+
+
+def _kind(op: Op) -> str:
+    if op.kind == "matmul":
+        return f"gemm {op.dtype}"
+    return op.phase or op.collective or op.kind
+
+
+def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
+    """Seconds of one run, its floor, the tier."""
+    if op.kind == "matmul":
+        return _matmul(op, device, calibration)
+    if op.kind == "attention":
+        seconds = (
+            _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
+        )
+        floor_s = calibration.decode.t0_s if op.phase == "decode" else calibration.prefill.t0_s
+        return seconds, floor_s, calibration.tier
+    if op.kind == "collective":
+        return _collective(op, device, calibration)
+    fit, rates = calibration.pass_fit(op.name), Rates.of(device)
+    if op.name == "quantise":  # its launch is in the product's floor: they were measured together
+        return op.bytes / (calibration.gemm_fit("fp8")[0].eta_m * rates.bytes_per_s), 0.0, calibration.tier
+    return float(pass_s(fit, rates, *_amounts(op.bytes))), fit.t0_s, calibration.tier
+
+
+@lru_cache(maxsize=4096)
+def _gemm_s(fit: GemmFit, rates: Rates, sizes: tuple[float, ...]) -> float:
+    compute, memory = gemm_parts(fit, rates, Products(*(np.array([size], dtype=float) for size in sizes)))
+    return float(p_norm(compute, memory, fit.p)[0])
+
+
+def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
+    fit, tier = calibration.gemm_fit(op.dtype)
+    for shape in calibration.shapes:
+        if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k) and op.groups == 1:
+            return _measured_shape(shape, op.m), fit.t0_s, 3
+    in_bytes = op.m * op.groups * op.k * ELEMENT_BYTES[op.dtype]
+    sizes = (op.m, op.n, op.k, op.groups, op.weight_bytes, in_bytes, op.activation_bytes - in_bytes, 0.0)
+    return fit.t0_s + _gemm_s(fit, Rates.of(device, op.dtype), sizes), fit.t0_s, tier
+
+
+def _measured_shape(shape: ShapeTimes, m: float) -> float:
+    """Between measured m on a line; beyond the largest in proportion."""
+    if m > shape.m[-1]:
+        return shape.seconds[-1] * m / shape.m[-1]
+    return float(np.interp(m, shape.m, shape.seconds))
+
+
+def _decode(op: Op, device: Device, calibration: Calibration) -> float:
+    sizes = (op.groups, op.n, op.n_kv_heads, op.kv_bytes, op.activation_bytes)
+    work = Decodes(*_amounts(*sizes))
+    compute = op.flops / (calibration.prefill.eta_c * device.peak_flops_per_s(op.dtype))
+    return max(float(decode_s(calibration.decode, Rates.of(device), work)), calibration.decode.t0_s + compute)
+
+
+def _prefill(op: Op, device: Device, calibration: Calibration) -> float:
+    pairs = op.flops / (op.m * op.groups)  # FLOPs of one query, over all the keys it sees
+    sizes = (op.flops, pairs / (4 * op.n_heads * op.k), op.longest_tok, op.k, op.activation_bytes)
+    work = Prefills(*_amounts(*sizes))
+    fit = calibration.prefill
+    seconds = float(prefill_s(fit, Rates.of(device, op.dtype), work))
+    return max(seconds, fit.t0_s + op.kv_bytes / (calibration.decode.eta_m * device.bytes_per_s))
+
+
+def _collective(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
+    fit, tier = calibration.link_fit(op.n_ranks)
+    if op.collective == "all_reduce" and op.n_ranks <= fit.n_ranks and device.links:
+        ring = replace(fit, n_ranks=op.n_ranks)
+        seconds = float(all_reduce_s(ring, device.links[0].bytes_per_s, *_amounts(op.link_bytes)))
+        return seconds, fit.t0_s, tier
+    ideal, _ = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
+    return fit.t0_s + ideal / fit.eta, fit.t0_s, 1
+
+
+def _amounts(*values: float) -> list[Amounts]:
+    return [np.asarray(value, dtype=np.float64) for value in values]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Seconds of a step, for `simulate`. Without a calibration: ceilings.
+
+    Steps that only decode are timed at the mean of their contexts, rounded to 16 tokens, and remembered:
+    consecutive ones differ by a token each.
+    """
+
+    model: ModelShape
+    quant: Quant
+    parallel: Parallel
+    device: Device
+    calibration: Calibration | None
+    _decodes: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def __call__(self, step: Step) -> float:
+        n = step.n_requests
+        if step.n_tok > n or step.n_logits < n:
+            return self._seconds(step)
+        key = (n, int(step.context_tok.sum()) // (n * 16))
+        if key not in self._decodes:
+            self._decodes[key] = self._seconds(Step.decode(n, key[1] * 16 + 8))
+        return self._decodes[key]
+
+    def _seconds(self, step: Step) -> float:
+        found = ops(self.model, self.quant, self.parallel, step)
+        host_s = self.calibration.host_seconds(step) if self.calibration else 0.0
+        return step_seconds(predict_step(found, self.device, self.calibration), host_s)

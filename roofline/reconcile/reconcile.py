@@ -1,0 +1,317 @@
+"""What a run reached, held against what the device could do: shares, bounds, the gap and where it went.
+
+The layer above fills a `Run` from records, telemetry and the engine's step log. Where there is no log the
+simulator supplies the steps, and only the makespan is measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roofline.device.calibration import TIERS, Calibration
+from roofline.model.ops import ops
+from roofline.model.step import Step
+from roofline.predict.predict import Clock, Prediction, predict_step
+from roofline.predict.simulate import Limits, simulate
+from roofline.reconcile.reconciliation import (
+    Bar,
+    OpRow,
+    PhaseRow,
+    Reconciliation,
+    Run,
+    Setup,
+    StepPhase,
+    StepSeen,
+    Suspicion,
+    Utilisation,
+)
+from roofline.reconcile.what_if import sensitivity
+
+_MOST_STEPS = 400  # looked at op by op; more are sampled evenly
+_NEAREST = 9  # steps around the mean whose median is what an op was measured to take
+_TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Looked:
+    """A step with its predictions, the host's part among them; `weight` counts the steps it stands for."""
+
+    seen: StepSeen
+    predictions: list[Prediction]
+    host_s: float
+    weight: float
+    measured: bool
+
+    @property
+    def phase(self) -> StepPhase:
+        return "prefill" if any(phase == "prefill" for phase, _ in self.seen.step.phases()) else "decode"
+
+
+def reconcile(run: Run, setup: Setup) -> Reconciliation:
+    """Everything the report says of the hardware. Raises where a request could never fit the limits."""
+    simulated: list[StepSeen] = []
+    predicted = simulate(run.requests, run.limits, _Recorder(setup.clock(), simulated))
+    looked = _look(run.steps or simulated, setup, measured=run.steps is not None)
+    ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
+    phases = tuple(_phase(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase)))
+    bars = tuple(_waterfall(run, setup, looked, ideal.makespan_s))
+    return Reconciliation(
+        sentence=_sentence(phases, bars),
+        phases=phases,
+        waterfall=bars,
+        predicted_s=predicted.makespan_s,
+        ceiling_s=ideal.makespan_s,
+        sensitivity=tuple(sensitivity(run, setup, predicted.makespan_s)),
+        assumed=tuple(_assumed(run, setup)),
+        suspicions=tuple(_suspicions(run, setup, looked, ideal.makespan_s)),
+        device=setup.device.name,
+        tier=TIERS[setup.calibration.tier if setup.calibration else 0],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorder:
+    clock: Clock
+    into: list[StepSeen]
+
+    def __call__(self, step: Step) -> float:
+        seconds = self.clock(step)
+        self.into.append(StepSeen(step, seconds))
+        return seconds
+
+
+def _without_cache_limit(run: Run) -> Limits:
+    tok = run.limits.block_tok
+    blocks = sum(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
+    return replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
+
+
+def _look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[_Looked]:
+    at = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int))
+    weight = len(steps) / len(at)
+    return [
+        _Looked(
+            steps[i],
+            predict_step(
+                ops(setup.model, setup.quant, setup.parallel, steps[i].step), setup.device, setup.calibration
+            ),
+            setup.calibration.host_seconds(steps[i].step) if setup.calibration else 0.0,
+            weight,
+            measured,
+        )
+        for i in at
+    ]
+
+
+def _of(looked: Sequence[_Looked], phase: str) -> list[_Looked]:
+    return [one for one in looked if one.phase == phase]
+
+
+def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
+    steps = [one.seen.step for one in looked]
+    rows = [(step.n_tok, step.n_requests, step.context_tok.mean()) for step in steps]
+    tok, requests, context = (float(np.mean(column)) for column in zip(*rows, strict=True))
+    far = [abs(np.log(r[0] / tok)) + abs(np.log(r[2] / context)) for r in rows]
+    nearest = [looked[i] for i in np.argsort(far, kind="stable")[:_NEAREST]]
+    ideal_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in looked)
+    reachable_s = sum(one.weight * (one.host_s + sum(p.seconds for p in one.predictions)) for one in looked)
+    measured_s = sum(one.weight * one.seen.seconds for one in looked) if looked[0].measured else None
+
+    def share(amount: float, per_s: float) -> Utilisation:
+        measured = amount / (per_s * measured_s) if measured_s else None
+        return Utilisation(measured, amount / (per_s * ideal_s), amount / (per_s * reachable_s))
+
+    peak, device = setup.device.peak_flops_per_s(setup.quant.activations), setup.device
+    return PhaseRow(
+        phase=phase,
+        n_steps=round(sum(one.weight for one in looked)),
+        mean_tok=tok,
+        mean_requests=requests,
+        mean_context_tok=context,
+        mfu=share(_total(looked, "flops"), peak),
+        mfu_full=share(_total(looked, "flops_full"), peak),
+        mbu=share(_total(looked, "bytes"), device.bytes_per_s),
+        limit_shares=_limit_shares(looked),
+        ops=tuple(_op_rows(nearest, setup)),
+    )
+
+
+def _total(looked: Sequence[_Looked], what: str) -> float:
+    """FLOPs or bytes; of elementwise passes only the cache they write, as in the ceilings."""
+    total = 0.0
+    for one in looked:
+        for p in one.predictions:
+            fused = what == "bytes" and p.op.kind == "elementwise"
+            total += one.weight * p.op.count * (p.op.kv_bytes if fused else getattr(p.op, what))
+    return total
+
+
+def _limit_shares(looked: Sequence[_Looked]) -> dict[str, float]:
+    """Of the predicted time, how much each kind of limit holds."""
+    seconds: dict[str, float] = {}
+    for one in looked:
+        for p in one.predictions:
+            seconds[p.limit] = seconds.get(p.limit, 0.0) + one.weight * p.seconds
+    total = sum(seconds.values())
+    return {limit: s / total for limit, s in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
+def _op_rows(nearest: Sequence[_Looked], setup: Setup) -> Iterator[OpRow]:
+    """The ops of the first of these steps; measured as the median step of these has it."""
+    typical = nearest[0]
+    total_s = sum(p.seconds for p in typical.predictions)
+    shares = [_measured_shares(one) for one in nearest]
+    for p in typical.predictions:
+        op, key = p.op, (p.op.name, p.op.phase)
+        seen = [by_op[key] for by_op in shares if key in by_op]
+        measured_s = p.seconds * float(np.median(seen)) if seen else None
+        flops = op.count * op.flops
+        yield OpRow(
+            name=op.name,
+            kind=f"{op.kind} {op.phase}".strip(),
+            count=op.count,
+            m=op.m,
+            n=op.n,
+            k=op.k,
+            flops=flops,
+            bytes=op.count * op.bytes,
+            intensity=op.intensity,
+            ridge=setup.device.ridge(op.dtype) if op.flops else None,
+            limit=p.limit,
+            ideal_s=p.bound.seconds,
+            predicted_s=p.seconds,
+            low_s=p.low_s,
+            high_s=p.high_s,
+            measured_s=measured_s,
+            share=p.seconds / total_s,
+            predicted_flops_per_s=flops / p.seconds if p.seconds else 0.0,
+            achieved_flops_per_s=flops / measured_s if measured_s else None,
+            tier=TIERS[p.tier],
+        )
+
+
+def _measured_shares(one: _Looked) -> dict[tuple[str, str], float]:
+    """Measured over predicted seconds by op; ops that were timed together share as predicted."""
+    found: dict[tuple[str, str], float] = {}
+    for names, seconds in one.seen.op_seconds.items():
+        timed = [p for p in one.predictions if p.op.name in names.split("+")]
+        if predicted_s := sum(p.seconds for p in timed):
+            found |= {(p.op.name, p.op.phase): seconds / predicted_s for p in timed}
+    return found
+
+
+def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Bar]:
+    parts = dict.fromkeys(("kernels", "floors", "elementwise", "communication", "mixed"), 0.0)
+    bound_s = busy_s = device_s = 0.0
+    for one in looked:
+        mixed = setup.calibration.mixed if setup.calibration and len(one.seen.step.phases()) > 1 else 1.0
+        busy_s += one.weight * one.seen.seconds
+        for p in one.predictions:
+            bound_s += one.weight * p.bound.seconds
+            device_s += one.weight * p.seconds
+            for name, seconds in _parts(p, mixed):
+                parts[name] += one.weight * seconds
+    yield Bar("ceiling", ideal_s, "every op at its bound, with a cache that holds every request")
+    yield Bar("kernel efficiency", parts["kernels"], "kernels reach a share of peak and bandwidth")
+    yield Bar("launch floors", parts["floors"], "what a launch costs however small the kernel")
+    yield Bar("elementwise", parts["elementwise"], "norms, rotary embedding, activations: all could be fused")
+    yield Bar("communication", parts["communication"], "collectives above their links' bound")
+    yield Bar("mixed steps", parts["mixed"], "decode attention beside a prefill runs in a slower kernel")
+    yield from _host_bars(looked, setup, busy_s - device_s)
+    waves_s = bound_s - ideal_s
+    rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
+    yield Bar("KV waves", waves_s, "more and smaller steps, because the cache does not hold every request")
+    what = "queue and idle" if looked[0].measured else "queue and unexplained"
+    yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
+
+
+def _host_bars(looked: Sequence[_Looked], setup: Setup, above_s: float) -> Iterator[Bar]:
+    """`above_s`, by which steps are longer than the device's part: as far as it is known, the host's."""
+    host_s = sum(one.weight * one.host_s for one in looked)
+    why = "what each step waits for the engine's scheduler"
+    if setup.calibration and setup.calibration.host:
+        why = f"schedule, sample, deliver: {setup.calibration.host}"
+    if not looked[0].measured:
+        yield Bar("host", above_s, why)
+    elif host_s:
+        yield Bar("host", host_s, why)
+        yield Bar("unexplained", above_s - host_s, "steps above what kernels and host are predicted to take")
+    else:
+        yield Bar("host and unexplained", above_s, "the engine's steps above the device's predicted part")
+
+
+def _parts(p: Prediction, mixed: float) -> Iterator[tuple[str, float]]:
+    above_s = p.seconds - p.bound.seconds
+    if p.op.kind in ("elementwise", "collective"):
+        yield ("elementwise" if p.op.kind == "elementwise" else "communication"), above_s
+        return
+    penalty_s = p.seconds * (1 - 1 / mixed) if p.op.phase == "decode" else 0.0
+    floor_s = min(p.floor_s, above_s - penalty_s)
+    yield "mixed", penalty_s
+    yield "floors", floor_s
+    yield "kernels", above_s - penalty_s - floor_s
+
+
+def _assumed(run: Run, setup: Setup) -> Iterator[str]:
+    yield from run.assumed
+    if run.steps is None:
+        yield "the engine keeps no step log: its steps are the simulator's, by vLLM V1's rules"
+    yield f"peaks and bandwidth of {setup.device.name}: {setup.device.source} ({setup.device.assurance})"
+    if setup.calibration is None:
+        yield "no calibration: predictions are ceilings"
+    else:
+        known = setup.calibration
+        yield f"calibration {known.name}, {TIERS[known.tier]}: {known.source}"
+        yield _host_said(known)
+    quant = setup.quant
+    yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
+    yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
+
+
+def _host_said(known: Calibration) -> str:
+    if known.host:
+        return f"host time: {known.host}, {known.host.source}"
+    if known.host_s:
+        return f"{known.host_s * 1e3:g} ms of host time a step"
+    return "host time is not included in predictions: it was not measured"
+
+
+_CAUSES = (
+    "prompts were found in the prefix cache, so that fewer tokens were computed than counted",
+    "weights or KV cache have fewer bits than stated",
+    "the device is another one, or clocked higher than its stated peak",
+    "outputs are shorter than counted",
+)
+
+
+def _suspicions(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Suspicion]:
+    """A ceiling is never clamped: what beats it by more than the tolerance is named."""
+    spread = setup.calibration.measured_spread if setup.calibration else None
+    tolerance = max(_TOLERANCE, spread or 0.0)
+    pairs = [("the whole run", ideal_s, run.makespan_s)]
+    if looked[0].measured:
+        for phase in ("prefill", "decode"):
+            of = _of(looked, phase)
+            bound_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in of)
+            pairs.append((f"{phase} steps", bound_s, sum(one.weight * one.seen.seconds for one in of)))
+    for what, bound_s, measured_s in pairs:
+        if measured_s > 0 and bound_s > (1 + tolerance) * measured_s:
+            yield Suspicion(what, bound_s / measured_s - 1, tolerance, _CAUSES)
+
+
+def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
+    said = []
+    for row in reversed(phases):
+        limit, share = next(iter(row.limit_shares.items()))
+        largest = sorted(row.ops, key=lambda op: -op.share)[:2]
+        name, use = ("MFU", row.mfu) if limit == "compute" else ("MBU", row.mbu)
+        held = ", ".join(f"{op.name} {op.share:.0%}" for op in largest)
+        got = f"{use.reachable:.0%} reachable"
+        if use.measured is not None:
+            beside = "of a reachable" if use.measured <= use.reachable else "where calibrated kernels give"
+            got = f"{use.measured:.0%} {beside} {use.reachable:.0%}"
+        said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
+    gap = max(bars[1:], key=lambda bar: bar.seconds)
+    told = "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
+    return told[0].upper() + told[1:]

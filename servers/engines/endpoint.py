@@ -1,0 +1,153 @@
+"""Any OpenAI-compatible endpoint that somebody else runs: what it takes is found out, nothing is assumed.
+
+Sent are the fields of OpenAI's own schema. What lies beyond it (token ids for a prompt, `ignore_eos`, usage
+in a stream) is tried once, when the server is there, and left out of every request where it is refused.
+"""
+
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.protocol.introspection import first_model, json_at
+from servers.protocol.openai import count_tokens, decode_completion, post
+from workloads.request import Request
+
+IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
+"""What a server may take besides OpenAI's own schema: the words in `Target.takes`."""
+N_FORCED_TOK = 8
+"""So many tokens, and `ignore_eos` is believed to work."""
+
+Ask = Callable[[Call], HttpReply]
+
+
+class Endpoint:
+    """Attach only. Prompts go as token ids where the server takes them, as text where it does not."""
+
+    capabilities = Capabilities(
+        token_id_prompts=False,
+        forced_output_length=False,
+        prefix_cache_control=False,
+        per_event_tok="no",
+        queue_depth=False,
+        graceful_overload=False,
+    )
+    probe_path: str | None = None  # some have not even a list of models
+    metrics_path: str | None = None
+    default_port: int | None = None
+    image: Image | None = None
+    how_to_get = "attach to one: --url URL, the key in BURSTLINE_API_KEY"
+
+    def __init__(self, style: Literal["completions", "chat"]) -> None:
+        self.name = "openai" if style == "completions" else "openai-chat"
+        self.title = f"OpenAI-compatible endpoint ({style})"
+        self._style = style
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return None
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        raise EngineError(
+            f"an OpenAI-compatible endpoint cannot be started for {options.model}: attach to it by its URL, "
+            "or name the engine that serves it"
+        )
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, None, "Hello", 1, 1), target)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        del log
+        models = json_at(get, "/v1/models")
+        model = first_model(models)
+        return Identity(
+            engine=self.name,
+            model=model.get("id"),
+            max_model_len=model.get("max_model_len"),
+            raw={"models": models},
+        )
+
+    def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
+        """Tries each extra by itself; a reply that is an error, or does not do it, is a no."""
+        text = Request(0, None, "Hello", 1, N_FORCED_TOK, ignore_eos=True)
+        ids = Request(0, array("I", [10, 11, 12]), None, 3, 1, ignore_eos=False)
+        forced: Callable[[Reply], bool] = lambda reply: reply.n_output_usage == N_FORCED_TOK  # noqa: E731
+        trials: tuple[tuple[str, Request, Callable[[Reply], bool]], ...] = (
+            (USAGE, text, lambda reply: reply.n_output_usage is not None),
+            (USAGE_EACH, text, lambda reply: bool(reply.events) and reply.events[0].n_tok is not None),
+            (IGNORE_EOS, text, forced),
+            (IDS, ids, lambda reply: reply.n_prompt_tok in (None, 3)),
+        )
+        for extra, request, does_it in trials:
+            if extra == IDS and self._style == "chat":
+                continue
+            trial = replace(target, takes=(*target.takes, extra))
+            raw = ask(self.encode(request, trial))
+            reply = self.decode(raw)
+            if raw.status == 200 and reply.error is None and does_it(reply):
+                target = trial
+        lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
+        return target, (f"{target.url} does not take: {', '.join(lacks)}",) if lacks else ()
+
+    def seen(self, target: Target) -> Capabilities:
+        return replace(
+            self.capabilities,
+            token_id_prompts=IDS in target.takes,
+            forced_output_length=IGNORE_EOS in target.takes,
+            per_event_tok="usage" if USAGE_EACH in target.takes else "no",
+        )
+
+    def encode(self, request: Request, target: Target) -> Call:
+        fields: dict[str, object] = {
+            "model": target.model,
+            "max_tokens": request.n_output_tok,
+            "temperature": request.sampling.temperature,
+            "stream": True,
+        }
+        if request.sampling.temperature > 0:
+            fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
+        if request.ignore_eos and IGNORE_EOS in target.takes:
+            fields["ignore_eos"] = True
+        if USAGE in target.takes:
+            each = {"continuous_usage_stats": True} if USAGE_EACH in target.takes else {}
+            fields["stream_options"] = {"include_usage": True} | each
+        prompt = _prompt(request, target)
+        if self._style == "completions":
+            return post(target, "/v1/completions", fields | {"prompt": prompt})
+        return post(
+            target, "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": prompt}]}
+        )
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
+
+    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
+        """Many an OpenAI-compatible endpoint is a vLLM or an SGLang, and tokenizes as they do."""
+        return count_tokens(text, ask, target)
+
+    def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
+        return Gauges()
+
+    def root_cause(self, log: str) -> str | None:  # noqa: ARG002
+        return None
+
+
+def _prompt(request: Request, target: Target) -> str | list[int]:
+    if request.prompt_text is not None:
+        return request.prompt_text
+    if IDS in target.takes and request.prompt_ids is not None:
+        return list(request.prompt_ids)
+    raise EngineError(f"{target.url} takes text only, and this prompt is token ids")

@@ -1,0 +1,197 @@
+"""LightLLM's native API (1.2): facts read in its source, streams recorded from its own HTTP front end."""
+
+import os
+import re
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Event,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Kind,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.host.installation import Installation, find_installation, python_of
+from servers.protocol.introspection import (
+    MIB,
+    first_model,
+    gauges_in,
+    json_at,
+    logged,
+    number,
+    opposite,
+    option_of,
+)
+from servers.protocol.openai import post
+from servers.protocol.replies import Tally, decode_reply
+from workloads.request import Request
+
+PYTHON_VARIABLE = "BURSTLINE_LIGHTLLM_PYTHON"
+DEFAULT_SLOTS = 256
+"""LightLLM's own `--running_max_req_size`."""
+
+_GAUGES = {
+    "running": ("lightllm_num_running_reqs", "lightllm_batch_current_size"),
+    "waiting": ("lightllm_queue_size",),
+    "prompt_tokens": ("lightllm_prompt_tokens_total",),
+    "generation_tokens": ("lightllm_generation_tokens_total",),
+}
+_LATENCIES = {
+    "ttft": "lightllm_request_first_token_duration",
+    "e2e": "lightllm_request_inference_duration",
+}
+_CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
+_ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
+
+
+class Lightllm:
+    """Starts `lightllm.server.api_server`, speaks `/generate_stream` with token ids."""
+
+    name = "lightllm"
+    title = "LightLLM"
+    capabilities = Capabilities(
+        token_id_prompts=True,
+        forced_output_length=True,
+        prefix_cache_control=True,
+        per_event_tok="one-per-event",
+        queue_depth=False,  # what waits for a slot waits in the HTTP process, uncounted
+        graceful_overload=False,
+    )
+    probe_path: str | None = "/health"
+    metrics_path: str | None = "/metrics"
+    default_port: int | None = 8000
+    image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
+    how_to_get = (
+        "Install it from https://github.com/ModelTC/LightLLM (what PyPI calls lightllm is another age) "
+        f"and set {PYTHON_VARIABLE} to its interpreter, or use --container."
+    )
+
+    def installed(self, python: str | None) -> str | None:
+        found = _find(python)
+        return next(iter(found.versions.values()), "") if found else None
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
+        found = None if options.image else _find(options.python)
+        if found is None and not options.image:
+            raise EngineError(f"LightLLM is not installed for {python}. {self.how_to_get}")
+        slots, notes = _slots(options)
+        argv = (
+            *(found.python if found else "python", "-m", "lightllm.server.api_server"),
+            *("--model_dir", options.model, "--model_name", options.served_name),
+            *("--host", options.host, "--port", str(options.port)),
+            *(() if option_of(options.extra_args, "--tp") else ("--tp", "1")),
+            *slots,
+            *options.extra_args,
+        )
+        return Launch(
+            argv,
+            {} if "LIGHTLLM_LOG_LEVEL" in os.environ else {"LIGHTLLM_LOG_LEVEL": "info"},
+            ready_timeout_s=1200.0,
+            # A stop takes 12 s with a stream in flight, and up to 75 s where one will not end.
+            stop_grace_s=75.0,
+            notes=notes,
+            version=found.versions.get("lightllm") if found else None,
+            leftovers=("/dev/shm/{id}_*", "/tmp/_{id}_*"),  # noqa: S108
+            leftover_id=r"ipc://\S*/_([0-9a-f]{16}_\d+)_",
+        )
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
+
+    def encode(self, request: Request, target: Target) -> Call:
+        sampling = request.sampling
+        parameters: dict[str, object] = {
+            "max_new_tokens": request.n_output_tok,
+            "ignore_eos": request.ignore_eos,
+            # The model's generation_config would decide else.
+            "do_sample": sampling.temperature > 0,
+            "repetition_penalty": 1.0,
+        }
+        if sampling.temperature > 0:
+            chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+            parameters |= chosen | {"top_k": -1}
+        prompt = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
+        return post(target, "/generate_stream", {"inputs": prompt, "parameters": parameters})
+
+    def decode(self, reply: HttpReply) -> Reply:
+        """LightLLM cuts an output that does not fit without a word: fewer tokens, and `length`."""
+        return decode_reply(reply, _take)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        models, info = json_at(get, "/v1/models"), json_at(get, "/get_server_info")
+        model = first_model(models)
+        kv_tok = number(logged(log, r"set shm_max_total_token_num value to (\d+)"))
+        kv_tok = kv_tok or number(logged(log, r"(\d+) is the profiled max_total_token_num"))
+        kv_tok = kv_tok or info.get("max_total_token_num")
+        token_mib = logged(log, r"([\d.]+) MB is the size of one token kv cache")
+        ranks = info.get("tp")
+        return Identity(
+            engine=self.name,
+            model=info.get("model_dir") or model.get("id"),
+            max_model_len=model.get("max_model_len"),
+            dtype=info.get("data_type"),
+            kv_dtype=info.get("llm_kv_type") or info.get("data_type"),
+            kv_tok=kv_tok,
+            # Each rank logs the bytes of its own share of a token.
+            kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
+            max_num_seqs=info.get("running_max_req_size"),
+            max_batched_tok=info.get("batch_max_tokens"),
+            prefix_caching=opposite(info.get("disable_dynamic_prompt_cache")),
+            tensor_parallel=ranks,
+            raw={"models": models, "server_info": info},
+        )
+
+    def gauges(self, metrics: str) -> Gauges:
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def root_cause(self, log: str) -> str | None:
+        """The first exception, else what a sub-process told the launcher before both ended."""
+        cause = _CAUSE.search(log)
+        if cause:
+            return cause[0]
+        told = _ONLY_POINTS_AT_THE_CAUSE.search(log)
+        return told[1] if told else None
+
+
+def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
+    """One event of a stream: one token; or a whole plain reply."""
+    token = answer.get("token")
+    n_before = tally.n_output_usage or 0
+    if token is None:
+        tally.n_prompt, tally.n_output_usage = answer["prompt_tokens"], answer["count_output_tokens"]
+        tokens = answer.get("tokens") or [{}]
+        tally.n_cached = tokens[0].get("prompt_cache_len")
+    else:
+        tally.n_prompt, tally.n_output_usage = token["prompt_tokens"], token["count_output_tokens"]
+    if token is None or answer["finished"]:
+        tally.finish_reason = answer["finish_reason"]
+        tally.terminated = True
+    return Event(end, Kind.ANSWER, tally.n_output_usage - n_before)
+
+
+def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """As many slots as requests at once: what exceeds them is polled for with growing pauses, unseen."""
+    wanted = options.n_concurrent or 0
+    if wanted <= DEFAULT_SLOTS or option_of(options.extra_args, "--running_max_req_size"):
+        return (), ()
+    note = (
+        f"--running_max_req_size {wanted}: beyond its slots ({DEFAULT_SLOTS} by default) LightLLM lets "
+        "requests wait in its HTTP process, in no metric, asking again every 0.1 to 1 s"
+    )
+    return ("--running_max_req_size", str(wanted)), (note,)
+
+
+def _find(python: str | None) -> Installation | None:
+    return find_installation(python_of(python, PYTHON_VARIABLE), "lightllm", "lightllm")

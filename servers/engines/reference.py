@@ -1,0 +1,53 @@
+"""The embedded engine as an engine like any other: a launch of its own, and otherwise vLLM's dialect."""
+
+import re
+import sys
+from dataclasses import replace
+
+import orjson
+
+from servers.engine import EngineError, Get, Identity, Image, Launch, LaunchOptions
+from servers.engines.vllm import Vllm
+
+_CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
+
+
+class Reference(Vllm):
+    """Starts `python -m servers.reference`, which needs no installation, no folder and no GPU."""
+
+    name = "reference"
+    title = "Burstline reference engine"
+    default_port: int | None = None
+    image: Image | None = None
+    how_to_get = "it is part of Burstline"
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return ""
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        step_log = options.run_dir / "steps.jsonl"
+        where = ("--host", options.host, "--port", str(options.port), "--step-log", str(step_log))
+        name = ("--served-model-name", options.served_name) if options.served_name else ()
+        model = ("--model", options.model) if options.model not in ("", self.name) else ()
+        argv = (options.python or sys.executable, "-m", "servers.reference", *where, *name, *model)
+        argv += options.extra_args
+        return Launch(argv, ready_timeout_s=120.0, stop_grace_s=5.0, step_log=step_log)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        reply = get("/server_info")
+        if reply.status != 200:
+            raise EngineError(f"/server_info answered {reply.status}: this is not the reference engine")
+        info, told = orjson.loads(reply.body), super().identify(get, log)
+        return replace(
+            told,
+            dtype=info["dtype"],
+            weight_bytes=info["weight_bytes"],
+            max_num_seqs=info["max_num_seqs"],
+            max_batched_tok=info["max_num_batched_tokens"],
+            vocab_size=info["config"]["vocab_size"],
+            tensor_parallel=1,
+            raw={**told.raw, **info},
+        )
+
+    def root_cause(self, log: str) -> str | None:
+        return next(reversed(_CAUSE.findall(log)), None)

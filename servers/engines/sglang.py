@@ -1,0 +1,192 @@
+"""SGLang's native API (0.5): facts read in its source."""
+
+import re
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Event,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Kind,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.host.installation import Installation, find_installation, python_of
+from servers.protocol.introspection import GIB, gauges_in, json_at, opposite, option_of, samples
+from servers.protocol.openai import post
+from servers.protocol.replies import Tally, decode_reply
+from workloads.request import Request
+
+PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
+
+_GAUGES = {
+    "running": ("sglang:num_running_reqs",),
+    "waiting": ("sglang:num_queue_reqs",),
+    "kv_used_fraction": ("sglang:token_usage",),
+    # Not sglang:num_retracted_reqs, which is the last batch's own.
+    "preemptions": ("sglang:num_retracted_requests_total",),
+    "prefix_hit_tokens": ("sglang:cached_tokens_total",),
+    "prompt_tokens": ("sglang:prompt_tokens_total",),
+    "generation_tokens": ("sglang:generation_tokens_total",),
+}
+_LATENCIES = {
+    "ttft": "sglang:time_to_first_token_seconds",
+    "itl": "sglang:inter_token_latency_seconds",
+    "e2e": "sglang:e2e_request_latency_seconds",
+}
+_CAUSE = re.compile(
+    r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+)$", re.MULTILINE
+)
+
+
+class Sglang:
+    """Starts `sglang.launch_server`, speaks `/generate` with token ids."""
+
+    name = "sglang"
+    title = "SGLang"
+    capabilities = Capabilities(
+        token_id_prompts=True,
+        forced_output_length=True,
+        prefix_cache_control=True,
+        per_event_tok="usage",
+        queue_depth=True,
+        graceful_overload=False,
+    )
+    # /health runs a generation of its own; this one only tells what is loaded.
+    probe_path: str | None = "/model_info"
+    metrics_path: str | None = "/metrics"
+    default_port: int | None = 30000
+    image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
+    how_to_get = (
+        "Into an environment of its own: pip install 'sglang==0.5.23', then set "
+        f"{PYTHON_VARIABLE} to its interpreter, or use --container."
+    )
+
+    def installed(self, python: str | None) -> str | None:
+        found = _find(python)
+        return found.versions.get("sglang", "") if found else None
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
+        found = None if options.image else _find(options.python)
+        if found is None and not options.image:
+            raise EngineError(f"SGLang is not installed for {python}. {self.how_to_get}")
+        argv = (
+            *(found.python if found else "python3", "-m", "sglang.launch_server"),
+            *("--model-path", options.model, "--served-model-name", options.served_name),
+            *("--host", options.host, "--port", str(options.port)),
+            # Metrics are off by default. Events hold all of the text so far by default: its parsing grows
+            # with the square of the length, on both sides.
+            *("--enable-metrics", "--incremental-streaming-output"),
+            *(
+                ()
+                if option_of(options.extra_args, "--tp-size", "--tensor-parallel-size")
+                else ("--tp-size", "1")
+            ),
+            *(() if option_of(options.extra_args, "--random-seed") else ("--random-seed", "0")),
+            *options.extra_args,
+        )
+        # A stop drains what runs, looking every 5 s, then grants the schedulers 15 s.
+        return Launch(argv, ready_timeout_s=1200.0, stop_grace_s=60.0)
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
+
+    def encode(self, request: Request, target: Target) -> Call:
+        """Unknown sampling parameters are refused: only those that count are sent."""
+        sampling = request.sampling
+        parameters: dict[str, object] = {
+            "max_new_tokens": request.n_output_tok,
+            "ignore_eos": request.ignore_eos,
+            "temperature": sampling.temperature,
+        }
+        if sampling.temperature > 0:
+            parameters |= {"top_p": sampling.top_p, "sampling_seed": sampling.seed}
+        ids = request.prompt_ids
+        prompt = {"text": request.prompt_text} if ids is None else {"input_ids": list(ids)}
+        return post(target, "/generate", prompt | {"sampling_params": parameters, "stream": True})
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_reply(reply, _take)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        del log
+        info, model = json_at(get, "/server_info"), json_at(get, "/model_info")
+        metrics = get("/metrics")
+        told = {s.name: s.value for s in samples(metrics.body.decode(errors="replace"), _MEMORY)}
+        states = info.get("internal_states") or [{}]
+        kv_tok = info.get("max_total_num_tokens") or told.get("sglang:max_total_num_tokens")
+        return Identity(
+            engine=self.name,
+            version=info.get("version"),
+            model=model.get("model_path") or info.get("model_path"),
+            max_model_len=info.get("context_length") or info.get("max_context_len"),
+            dtype=_unless_auto(info.get("dtype")),
+            kv_dtype=_unless_auto(info.get("kv_cache_dtype")),
+            kv_tok=int(kv_tok) if kv_tok else None,
+            kv_block_tok=info.get("page_size"),
+            kv_bytes=_from_gib(told.get("sglang:kv_cache_memory_usage_gb")),
+            weight_bytes=_from_gib(told.get("sglang:weight_memory_usage_gb")),
+            max_num_seqs=states[0].get("effective_max_running_requests_per_dp")
+            or info.get("max_running_requests"),
+            max_batched_tok=info.get("chunked_prefill_size") or info.get("max_prefill_tokens"),
+            prefix_caching=opposite(info.get("disable_radix_cache")),
+            tensor_parallel=info.get("tp_size"),
+            raw={"server_info": info, "model_info": model},
+        )
+
+    def gauges(self, metrics: str) -> Gauges:
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def root_cause(self, log: str) -> str | None:
+        found = _CAUSE.search(log)
+        return found[1] if found else None
+
+
+_MEMORY = (
+    "sglang:max_total_num_tokens",
+    "sglang:kv_cache_memory_usage_gb",
+    "sglang:weight_memory_usage_gb",
+)
+
+
+def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
+    """Counts are totals; `output_ids` are all so far or, with the incremental flag, the new ones."""
+    meta = answer["meta_info"]
+    before, total = tally.n_output_usage or 0, meta["completion_tokens"]
+    tally.n_output_usage, tally.n_prompt = total, meta["prompt_tokens"]
+    tally.n_cached = meta.get("cached_tokens")
+    ids = answer.get("output_ids")
+    if ids is not None:
+        tally.n_output_ids = len(ids) if len(ids) == total else (tally.n_output_ids or 0) + len(ids)
+    finish = meta.get("finish_reason")
+    if finish:
+        tally.finish_reason = finish["type"]
+        tally.terminated = True
+        if finish["type"] == "abort":
+            tally.error = finish.get("message")
+    n_tok = total - before
+    return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
+
+
+def _unless_auto(dtype: str | None) -> str | None:
+    return None if dtype == "auto" else dtype
+
+
+def _from_gib(gib: float | None) -> int | None:
+    """SGLang's "gb" are GiB. Backends that do not measure say 0."""
+    return round(gib * GIB) if gib else None
+
+
+def _find(python: str | None) -> Installation | None:
+    return find_installation(python_of(python, PYTHON_VARIABLE), "sglang", "sglang")

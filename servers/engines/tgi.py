@@ -1,0 +1,271 @@
+"""Hugging Face's text-generation-inference (3.3): facts read in its source; its types are huggingface_hub's.
+
+It takes text only, and cannot be told over HTTP to ignore the end of text: a folder of links to the model is
+served instead, in which no id that can be sampled ends a text.
+"""
+
+import json
+import os
+import re
+import shutil
+from array import array
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import (
+    TextGenerationInput,
+    TextGenerationInputGenerateParameters,
+    TextGenerationStreamOutput,
+)
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Event,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Kind,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.host.hf_ready import generate
+from servers.host.model_overlay import endless_copy
+from servers.host.process import free_ports
+from servers.protocol.introspection import gauges_in, json_at, logged, number, option_of
+from servers.protocol.openai import path_under, post
+from servers.protocol.replies import Tally, decode_reply
+from workloads.request import Request
+
+LAUNCHER_VARIABLE = "BURSTLINE_TGI_LAUNCHER"
+LAUNCHER = "text-generation-launcher"
+DEFAULT_CONCURRENT = 128
+"""TGI's own `--max-concurrent-requests`: what exceeds them is refused at once."""
+
+_GAUGES = {
+    "running": ("tgi_batch_current_size",),
+    "waiting": ("tgi_queue_size",),
+    "prompt_tokens": ("tgi_request_input_length_sum",),
+    "generation_tokens": ("tgi_request_generated_tokens_sum",),
+}
+_LATENCIES = {"e2e": "tgi_request_duration"}
+
+
+class Tgi:
+    """Starts `text-generation-launcher`, speaks `/generate_stream` with text."""
+
+    name = "tgi"
+    title = "TGI"
+    capabilities = Capabilities(
+        token_id_prompts=False,
+        forced_output_length=False,
+        prefix_cache_control=True,
+        per_event_tok="one-per-event",
+        queue_depth=True,
+        graceful_overload=True,
+    )
+    probe_path: str | None = "/health"
+    metrics_path: str | None = "/metrics"
+    default_port: int | None = 3000
+    image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")
+    how_to_get = (
+        f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
+        f"have {LAUNCHER} on the PATH or named by {LAUNCHER_VARIABLE}."
+    )
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return None if _launcher() is None else ""
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        launcher = None if options.image else _launcher()
+        if launcher is None and not options.image:
+            raise EngineError(f"TGI is not installed: no {LAUNCHER} is found. {self.how_to_get}")
+        model, notes = _endless(options)
+        limit, told = _room(options)
+        extra = options.extra_args
+        master_port, prometheus_port = free_ports(2, but=options.port)
+        socket_path = f"/tmp/tgi-{options.port}"  # noqa: S108
+        argv = (
+            *((launcher,) if launcher else ()),
+            *("--model-id", model, "--hostname", options.host, "--port", str(options.port)),
+            # By default these three are the same for every TGI of a machine, and the second one breaks.
+            *("--master-port", str(master_port), "--prometheus-port", str(prometheus_port)),
+            *("--shard-uds-path", socket_path),
+            # By default it would spread over every GPU it sees.
+            *(() if option_of(extra, "--num-shard") else ("--num-shard", "1")),
+            *limit,
+            *("--usage-stats", "off", "--disable-grammar-support", "--json-output"),
+            *extra,
+        )
+        offline = Path(model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
+        return Launch(
+            argv,
+            {"HF_HUB_OFFLINE": "1"} if offline else {},
+            ready_timeout_s=1800.0,
+            stop_grace_s=100.0,
+            notes=notes + told,
+            leftovers=(f"{socket_path}-*",),
+        )
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
+
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:
+        """One token through huggingface_hub's client, as its users would ask for it."""
+        url = target.url.rstrip("/") + path_under(target.url, "/generate_stream")
+        events = generate(url, "Hello", 1, api_key=target.api_key, timeout_s=timeout_s)
+        if events is None:
+            return None
+        tally = Tally()
+        for index, event in enumerate(events):
+            tally.events.append(_read(tally, event, index))
+        return tally.reply()
+
+    def encode(self, request: Request, target: Target) -> Call:
+        """The end of text cannot be ignored: `ignore_eos` has no field, and a request may stop early.
+
+        Sampling fields are left out where they would choose nothing: a temperature of 0 or a top_p of 1 are
+        refused. Nothing is truncated: TGI would drop the head of the prompt, and the salt with it.
+        """
+        if request.prompt_text is None:
+            raise EngineError("TGI takes text only, and this prompt is token ids")
+        sampling = request.sampling
+        sampled = sampling.temperature > 0
+        asked = TextGenerationInput(
+            inputs=request.prompt_text,
+            parameters=TextGenerationInputGenerateParameters(
+                max_new_tokens=request.n_output_tok,
+                details=True,
+                do_sample=sampled,
+                return_full_text=False,
+                temperature=sampling.temperature if sampled else None,
+                top_p=sampling.top_p if sampled and sampling.top_p < 1 else None,
+                seed=sampling.seed if sampled else None,
+            ),
+        )
+        return post(target, "/generate_stream", _without_none(asked))
+
+    def decode(self, reply: HttpReply) -> Reply:
+        """Errors of a stream, an overload too, come inside a reply of status 200."""
+        return decode_reply(reply, _take)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        info, said = json_at(get, "/info"), "\n".join(_messages(log))
+        blocks = re.search(r"KV-cache blocks: (\d+), size: (\d+)", log)
+        kv_tok = number(logged(log, r"Setting max batch total tokens to (\d+)"))
+        return Identity(
+            engine=self.name,
+            version=info.get("version"),
+            model=info.get("model_id"),
+            max_model_len=info.get("max_total_tokens"),
+            dtype=info.get("model_dtype"),  # gone since 3.0
+            kv_tok=kv_tok or (int(blocks[1]) * int(blocks[2]) if blocks else None),
+            kv_block_tok=int(blocks[2]) if blocks else None,
+            max_num_seqs=info.get("max_concurrent_requests"),
+            max_batched_tok=number(logged(said, r"max_batch_prefill_tokens: (?:Some\(\s*)?(\d+)")),
+            prefix_caching=_flag(logged(log, r"[Uu]sing prefix caching = (\w+)")),
+            tensor_parallel=number(logged(said, r"num_shard: (?:Some\(\s*)?(\d+)")),
+            raw={"info": info},
+        )
+
+    def gauges(self, metrics: str) -> Gauges:
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def root_cause(self, log: str) -> str | None:
+        """The last exception of a shard, else a panic, else the first line that is an error."""
+        said = "\n".join(_messages(log))
+        errors = re.findall(r"^(?!Error: )[\w.]*(?:Error|Exception)\b: .+$", said, re.MULTILINE)
+        panics = re.findall(r"panicked at .+:\n(.+)", said)
+        other = re.findall(r"^(?:error: |Error: |ERROR )\S.*$", said, re.MULTILINE)
+        return next((found for kind in (errors[-1:], panics, other) for found in kind), None)
+
+
+def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
+    """One event: one token. The last one, which carries the totals, is read through its published type."""
+    if "token" not in answer:
+        return _take_whole(tally, answer, end)
+    if answer.get("details") is None:
+        return Event(end, Kind.ANSWER, 1)
+    return _read(tally, TextGenerationStreamOutput.parse_obj_as_instance(dict(answer)), end)
+
+
+def _read(tally: Tally, event: TextGenerationStreamOutput, end: int) -> Event:
+    if event.details is not None:
+        tally.finish_reason = str(event.details.finish_reason)
+        tally.n_prompt = event.details.input_length
+        tally.n_output_usage = event.details.generated_tokens
+        tally.terminated = True
+    return Event(end, Kind.ANSWER, 1)
+
+
+def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
+    """A plain reply; on `/` it comes in a list of one."""
+    whole = answer[0] if isinstance(answer, list) else answer
+    details = whole.get("details") or {}
+    tally.finish_reason = details.get("finish_reason")
+    tally.n_output_usage = details.get("generated_tokens")
+    prefill = details.get("prefill")
+    tally.n_prompt = len(prefill) if prefill else None
+    return Event(end, Kind.ANSWER if whole["generated_text"] else Kind.FINISH, tally.n_output_usage)
+
+
+def _without_none(asked: TextGenerationInput) -> dict[str, object]:
+    parameters: dict[str, object] = dict(asked.parameters or {})
+    given = {name: value for name, value in parameters.items() if value is not None}
+    return {"inputs": asked.inputs, "parameters": given}
+
+
+def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
+    """The folder to serve, and what the user must know of it."""
+    folder = Path(options.model)
+    if not (folder / "config.json").is_file():
+        note = (
+            f"TGI cannot ignore the end of text, and {options.model} is no folder that could be changed: "
+            "requests that end early are told as `short`"
+        )
+        return options.model, (note,)
+    copy, unused = endless_copy(folder, options.run_dir / "tgi-model")
+    note = (
+        f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
+        f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
+        "where they end early, it is told as `short`"
+    )
+    return str(copy), (note,)
+
+
+def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    wanted = options.n_concurrent or 0
+    if wanted <= DEFAULT_CONCURRENT or option_of(options.extra_args, "--max-concurrent-requests"):
+        return (), ()
+    note = f"--max-concurrent-requests {wanted}: TGI refuses what exceeds {DEFAULT_CONCURRENT} by default"
+    return ("--max-concurrent-requests", str(wanted)), (note,)
+
+
+def _messages(log: str) -> list[str]:
+    """The messages of a log, line by line, out of its JSON where it is JSON."""
+    messages = []
+    for line in log.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            messages.append(line)
+            continue
+        fields = row.get("fields", row) if isinstance(row, dict) else {}
+        level = "ERROR " if isinstance(row, dict) and row.get("level") == "ERROR" else ""
+        text = str(fields.get("message", line))
+        messages += [level + text, *text.splitlines()] if level else text.splitlines()
+    return messages
+
+
+def _flag(word: str | None) -> bool | None:
+    return {"true": True, "1": True, "false": False, "0": False}.get((word or "").lower())
+
+
+def _launcher() -> str | None:
+    return os.environ.get(LAUNCHER_VARIABLE) or shutil.which(LAUNCHER)

@@ -1,0 +1,132 @@
+"""`transformers serve` (5.19 to 5.23, observed on a CPU): OpenAI's completions, with a schema of its own."""
+
+import os
+import re
+from array import array
+from pathlib import Path
+
+import orjson
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.host.installation import Installation, find_installation, python_of
+from servers.protocol.introspection import logged, option_of
+from servers.protocol.openai import decode_completion, post
+from workloads.request import Request
+
+PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
+
+_CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
+
+
+class TransformersServe:
+    """Starts `transformers serve` with continuous batching, speaks `/v1/completions` with text."""
+
+    name = "transformers"
+    title = "transformers serve"
+    capabilities = Capabilities(
+        token_id_prompts=False,
+        forced_output_length=True,
+        prefix_cache_control=False,
+        per_event_tok="no",
+        queue_depth=False,
+        graceful_overload=False,
+    )
+    # /v1/models lists the Hugging Face cache, not what is loaded, and fails where there is none.
+    probe_path: str | None = "/health"
+    metrics_path: str | None = None
+    default_port: int | None = 8000
+    image: Image | None = None
+    how_to_get = (
+        f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "
+        "interpreter that has them where it is not ours."
+    )
+
+    def installed(self, python: str | None) -> str | None:
+        found = _find(python)
+        return found.versions["transformers"] if found else None
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
+        found = _find(options.python)
+        if found is None:
+            raise EngineError(f"transformers serve is not installed for {python}. {self.how_to_get}")
+        missing = [name for name in _NEEDS if name not in found.versions]
+        if missing:
+            raise EngineError(f"transformers serve needs {', '.join(missing)} in {python}. {self.how_to_get}")
+        argv = (
+            *(found.python, str(found.scripts / "transformers"), "serve", options.model),
+            *("--host", options.host, "--port", str(options.port)),
+            # Without it requests run one at a time.
+            *(() if _chose_batching(options) else ("--continuous-batching",)),
+            *options.extra_args,
+        )
+        note = (
+            "its KV cache takes nearly all of the device's free memory, on a CPU the machine's; "
+            "bound it by -- --cb-max-memory-percent F or --cb-num-blocks N"
+        )
+        bounded = option_of(options.extra_args, "--cb-max-memory-percent", "--cb-num-blocks")
+        offline = Path(options.model).is_dir() and "HF_HUB_OFFLINE" not in os.environ
+        return Launch(
+            argv,
+            {"HF_HUB_OFFLINE": "1"} if offline else {},
+            stop_grace_s=15.0,
+            notes=() if bounded else (note,),
+            served_name=options.model,
+            version=found.versions["transformers"],
+        )
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
+
+    def encode(self, request: Request, target: Target) -> Call:
+        """Fields that OpenAI's schema lacks are refused: lengths are forced by a whole generation config."""
+        if request.prompt_text is None:
+            raise EngineError("transformers serve takes text only, and this prompt is token ids")
+        sampling = request.sampling
+        config: dict[str, object] = {"max_new_tokens": request.n_output_tok, "do_sample": False}
+        fields = {"model": target.model, "prompt": request.prompt_text, "stream": True}
+        if request.ignore_eos:
+            config["eos_token_id"] = None
+        if sampling.temperature > 0:
+            config |= {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p}
+            fields["seed"] = sampling.seed
+        fields["generation_config"] = orjson.dumps(config).decode()
+        return post(target, "/v1/completions", fields)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        del get  # it has no path that tells anything of the loaded model
+        return Identity(engine=self.name, dtype=logged(log, r"dtype[=: ]+(?:torch\.)?(\w+)"))
+
+    def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
+        return Gauges()
+
+    def root_cause(self, log: str) -> str | None:
+        causes = _CAUSE.findall(log)
+        return causes[-1] if causes else None
+
+
+_NEEDS = ("accelerate", "fastapi", "openai", "torch", "uvicorn")
+
+
+def _chose_batching(options: LaunchOptions) -> bool:
+    return option_of(options.extra_args, "--continuous-batching", "--no-continuous-batching")
+
+
+def _find(python: str | None) -> Installation | None:
+    return find_installation(python_of(python, PYTHON_VARIABLE), "transformers", "transformers", *_NEEDS)

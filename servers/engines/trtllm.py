@@ -1,0 +1,102 @@
+"""TensorRT-LLM's trtllm-serve (1.2): OpenAI's completions, and not one field more than its schema has."""
+
+import os
+import re
+import shutil
+from array import array
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.protocol.introspection import first_model, gauges_in, json_at
+from servers.protocol.openai import decode_completion, encode_completion
+from workloads.request import Request
+
+SERVER_VARIABLE = "BURSTLINE_TRTLLM_SERVE"
+SERVER = "trtllm-serve"
+
+_GAUGES = {
+    "running": ("trtllm_num_requests_running",),
+    "waiting": ("trtllm_num_requests_waiting",),
+    "kv_used_fraction": ("trtllm_kv_cache_utilization",),
+}
+_CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)")
+
+
+class TrtLlm:
+    """Starts `trtllm-serve`, speaks `/v1/completions` with token ids."""
+
+    name = "trtllm"
+    title = "TensorRT-LLM"
+    capabilities = Capabilities(
+        token_id_prompts=True,
+        forced_output_length=True,
+        prefix_cache_control=True,
+        per_event_tok="no",
+        queue_depth=True,
+        graceful_overload=False,
+    )
+    probe_path: str | None = "/health"
+    metrics_path: str | None = "/prometheus/metrics"
+    default_port: int | None = 8000
+    image: Image | None = Image(
+        "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
+        flags=("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+    )
+    how_to_get = (
+        f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "
+        f"named by {SERVER_VARIABLE}, or use --container."
+    )
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return None if _server() is None else ""
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        server = SERVER if options.image else _server()
+        if server is None:
+            raise EngineError(f"TensorRT-LLM is not installed: no {SERVER} is found. {self.how_to_get}")
+        where = ("--host", options.host, "--port", str(options.port))
+        note = "its gauges need return_perf_metrics: true in a file given by -- --config FILE"
+        argv = (server, options.model, *where, *options.extra_args)
+        return Launch(argv, ready_timeout_s=1800.0, stop_grace_s=60.0, notes=(note,))
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
+
+    def encode(self, request: Request, target: Target) -> Call:
+        return encode_completion(request, target)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        del log
+        version, models = json_at(get, "/version"), json_at(get, "/v1/models")
+        return Identity(
+            engine=self.name,
+            version=version.get("version"),
+            model=first_model(models).get("id"),
+            raw={"version": version, "models": models},
+        )
+
+    def gauges(self, metrics: str) -> Gauges:
+        return gauges_in(metrics, _GAUGES)
+
+    def root_cause(self, log: str) -> str | None:
+        causes = _CAUSE.findall(log)
+        return causes[0] if causes else None
+
+
+def _server() -> str | None:
+    return os.environ.get(SERVER_VARIABLE) or shutil.which(SERVER)

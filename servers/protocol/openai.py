@@ -1,0 +1,153 @@
+"""The OpenAI completions dialect, which most engines speak: one request encoded, one reply decoded.
+
+Tolerant in what it decodes, because the engines differ: `[DONE]` may be missing, usage may stand in the last
+content event, in an event without choices, in every event or nowhere, text may be empty, and errors come in
+five shapes, also inside a stream that began with 200. It reads `/v1/completions` and `/v1/chat/completions`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import orjson
+
+from servers.engine import Call, Event, HttpReply, Kind, Reply, Target
+from servers.protocol.replies import Tally, decode_reply, loads
+from workloads.request import Request
+
+
+def encode_completion(request: Request, target: Target, *, extra: Mapping[str, object] | None = None) -> Call:
+    """The streaming completion call that asks for exactly this request; `extra` is laid over its fields.
+
+    Token ids are sent where the request has them, text otherwise. `ignore_eos` is not in OpenAI's own
+    schema and only sent when it is wanted. `min_tokens` is never sent: vLLM would then mask the stop
+    tokens of every sequence at every step, and the benchmark would slow down what it measures.
+    """
+    prompt = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
+    fields: dict[str, object] = {
+        "model": target.model,
+        "prompt": prompt,
+        "max_tokens": request.n_output_tok,
+        "temperature": request.sampling.temperature,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if request.ignore_eos:
+        fields["ignore_eos"] = True
+    if request.sampling.temperature > 0:
+        fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
+    return post(target, "/v1/completions", fields | dict(extra or {}))
+
+
+def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
+    """A POST of JSON to a path of the server, with the user's key where there is one."""
+    headers = [("content-type", "application/json")]
+    if target.api_key:
+        headers.append(("authorization", f"Bearer {target.api_key}"))
+    return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
+
+
+def count_tokens(text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+    """What the server's `/tokenize` counts in a text; None where it has none, or none like this.
+
+    In the words of vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.
+    """
+    fields = {"model": target.model, "prompt": text, "add_special_tokens": False}
+    reply = ask(post(target, "/tokenize", fields))
+    answer = loads(reply.body)
+    count = answer.get("count") if reply.status == 200 and isinstance(answer, dict) else None
+    return count if isinstance(count, int) else None
+
+
+def path_under(url: str, path: str) -> str:
+    """The path to ask for below a base URL. Users give those with and without `/v1`: it is never doubled."""
+    has_v1 = urlsplit(url).path.rstrip("/").endswith("/v1")
+    return path.removeprefix("/v1") if has_v1 else path
+
+
+def decode_completion(reply: HttpReply) -> Reply:
+    """What the server answered, streamed or plain; never raises.
+
+    An event's `n_tok` is the number of its token ids, else the growth of the usage block where every event
+    has one, else None. A reply counts as `terminated` by `[DONE]` or by a finish reason.
+    """
+    return decode_reply(reply, _take)
+
+
+def _take(tally: Tally, answer: Any, end: int) -> Event:
+    choices = answer["choices"]
+    usage = answer.get("usage")
+    grown = _read_usage(tally, usage) if usage else None
+    if not choices:
+        return Event(end, Kind.USAGE, None)
+    choice = choices[0]
+    if tally.counting is None:
+        # Differences of usage count an event's tokens only where usage came with the very first event: a
+        # usage block that comes once, at the end, is a total.
+        tally.counting = grown is not None
+        _read_prompt_ids(tally, choice)
+    n_tok = grown if tally.counting else None
+    ids = choice.get("token_ids")
+    if ids is not None:
+        n_tok = len(ids)
+        tally.n_output_ids = (tally.n_output_ids or 0) + n_tok
+    reason = choice.get("finish_reason") or None  # TGI says "" where others say null
+    if reason is not None:
+        tally.finish_reason = reason
+        tally.terminated = True
+    kind = _kind(choice, n_tok, reason)
+    if n_tok is None:
+        _read_text(tally, choice, kind)
+    return Event(end, kind, n_tok)
+
+
+def _read_usage(tally: Tally, usage: Mapping[str, Any]) -> int | None:
+    """Takes over a usage block's totals; how much the output count grew by it."""
+    before = tally.n_output_usage or 0
+    n_prompt, n_output = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if n_prompt is not None:
+        tally.n_prompt = n_prompt
+    details = usage.get("prompt_tokens_details")
+    if details and details.get("cached_tokens") is not None:
+        tally.n_cached = details["cached_tokens"]
+    if n_output is None:
+        return None
+    tally.n_output_usage = n_output
+    return int(n_output - before)
+
+
+def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
+    prompt_ids = choice.get("prompt_token_ids")
+    if prompt_ids is not None and tally.n_prompt is None:
+        tally.n_prompt = len(prompt_ids)
+
+
+def _read_text(tally: Tally, choice: Mapping[str, Any], kind: Kind) -> None:
+    """Keeps what was said; of a tool's call the server shows no text as it was generated."""
+    if kind is Kind.TOOL:
+        tally.texts = None
+    if tally.texts is None:
+        return
+    said = choice.get("delta") or choice.get("message") or choice
+    parts = (said.get("reasoning_content") or said.get("reasoning"), said.get("content") or said.get("text"))
+    tally.texts += [part for part in parts if isinstance(part, str)]
+
+
+def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:
+    """What an event carries. One with text "" may still hold a token whose UTF-8 is not complete yet."""
+    if choice.get("text"):
+        return Kind.ANSWER
+    delta = choice.get("delta") or choice.get("message") or choice
+    if delta.get("content"):
+        return Kind.ANSWER
+    if delta.get("reasoning_content") or delta.get("reasoning"):
+        return Kind.REASONING
+    if delta.get("tool_calls"):
+        return Kind.TOOL
+    if n_tok:
+        return Kind.ANSWER
+    if reason is not None:
+        return Kind.FINISH
+    if n_tok == 0 or delta.get("role"):
+        return Kind.ROLE
+    return Kind.ANSWER

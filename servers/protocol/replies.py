@@ -1,0 +1,167 @@
+"""Replies in the engines' own dialects: the frame around what each of them says in an event.
+
+An adapter gives a function that reads one JSON value into a tally; whole replies, streams, errors, what is
+cut off and what makes no sense are the same for all.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from servers.engine import Event, HttpReply, Kind, Reply
+from servers.protocol import sse
+
+DONE = b"[DONE]"
+_TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
+
+
+class Tally:
+    """What the events of one reply add up to; `Reply` says what each field means.
+
+    `counting` is True where differences of the running total count the tokens of an event, None until known.
+    `texts` are what the events said, None where that was not all text.
+    """
+
+    __slots__ = (
+        "counting",
+        "error",
+        "events",
+        "finish_reason",
+        "n_cached",
+        "n_output_ids",
+        "n_output_usage",
+        "n_prompt",
+        "terminated",
+        "texts",
+    )
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.n_prompt: int | None = None
+        self.n_output_ids: int | None = None
+        self.n_output_usage: int | None = None
+        self.n_cached: int | None = None
+        self.finish_reason: str | None = None
+        self.terminated = False
+        self.error: str | None = None
+        self.counting: bool | None = None
+        self.texts: list[str] | None = []
+
+    def reply(self) -> Reply:
+        counted = self.n_output_ids is not None or self.n_output_usage is not None
+        return Reply(
+            self.events,
+            n_prompt_tok=self.n_prompt,
+            n_output_ids=self.n_output_ids,
+            n_output_usage=self.n_output_usage,
+            n_cached_tok=self.n_cached,
+            finish_reason=self.finish_reason,
+            terminated=self.terminated,
+            error=self.error,
+            text=None if counted else "".join(self.texts or ()) or None,
+        )
+
+
+Take = Callable[[Tally, Any, int], Event]
+"""Reads one JSON value that ends at an offset; raises what plain look-ups raise where it is none of its."""
+
+
+def decode_reply(reply: HttpReply, take: Take) -> Reply:
+    """What the server answered, streamed or plain; never raises."""
+    if reply.status != 200:
+        return refusal(reply)
+    if not reply.body:
+        return Reply([])
+    return decode_stream(reply.body, take) if is_stream(reply) else decode_plain(reply.body, take)
+
+
+def decode_stream(body: bytes, take: Take) -> Reply:
+    """A stream of events; `[DONE]` terminates it, what follows that is not looked at."""
+    tally = Tally()
+    payloads, ends = sse.events(body)
+    if DONE in payloads:
+        tally.terminated = True
+        del payloads[payloads.index(DONE) :]
+    answers = loads_all(payloads)
+    if answers and isinstance(answers[-1], bytes) and not body.endswith(b"\n"):
+        answers.pop()  # cut off in the middle: the wire knows that the reply is not whole
+    for answer, end in zip(answers, ends, strict=False):
+        tally.events.append(_taken(tally, take, answer, end))
+    return tally.reply()
+
+
+def decode_plain(body: bytes, take: Take) -> Reply:
+    """One JSON value for the whole reply; all of it came at once, and so did its tokens."""
+    tally = Tally()
+    event = _taken(tally, take, loads(body), len(body))
+    if event.kind is not Kind.ERROR and event.n_tok is None:
+        event.n_tok = tally.n_output_usage
+    tally.events.append(event)
+    tally.terminated = tally.error is None
+    return tally.reply()
+
+
+def _taken(tally: Tally, take: Take, answer: Any, end: int) -> Event:
+    try:
+        if "error" not in answer or error_message(answer) is None:
+            return take(tally, answer, end)
+        said = None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        said = f"not a reply of this engine: {answer!r:.300}"
+    tally.error = tally.error or error_message(answer) or said
+    return Event(end, Kind.ERROR, None)
+
+
+def error_message(answer: object) -> str | None:
+    """The server's own words out of any of the error shapes; None where the JSON value is no error."""
+    if not isinstance(answer, dict):
+        return None
+    error = answer.get("error")
+    if isinstance(error, dict):
+        error = error.get("message") or error
+    if error is None and answer.get("object") == "error":
+        error = answer.get("message") or answer
+    if error is None and "choices" not in answer:
+        error = answer.get("detail")
+    if error is None:
+        return None
+    return error if isinstance(error, str) else orjson.dumps(error).decode()
+
+
+def refusal(reply: HttpReply) -> Reply:
+    """A reply whose status is not 200, with the server's own words; of a web page its title, if any."""
+    said = error_message(loads(reply.body))
+    if said is None and (page := _TITLE.search(reply.body[:4096])):
+        said = f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
+    said = said or reply.body[:300].decode(errors="replace").strip()
+    error = said or f"HTTP {reply.status} without a body"
+    return Reply([Event(len(reply.body), Kind.ERROR, None)], error=error)
+
+
+def is_stream(reply: HttpReply) -> bool:
+    """Whether the body is server-sent events, by its header or by its looks."""
+    if "event-stream" in reply.headers.get("content-type", ""):
+        return True
+    return reply.body.lstrip().startswith((b"data:", b"event:", b":"))
+
+
+def loads_all(payloads: Sequence[bytes]) -> list[Any]:
+    """Every payload as a JSON value: in one go where all are sound, which costs a third, else one by one."""
+    answers = loads(b"[" + b",".join(payloads) + b"]")
+    if isinstance(answers, list) and len(answers) == len(payloads):
+        return answers
+    return [loads(payload) for payload in payloads]
+
+
+def loads(payload: bytes) -> Any:
+    """The JSON value, or the bytes themselves where they are none (a stray byte in UTF-8 is forgiven)."""
+    try:
+        return orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        pass
+    try:
+        return orjson.loads(payload.decode(errors="replace"))
+    except orjson.JSONDecodeError:
+        return payload

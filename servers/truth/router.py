@@ -1,0 +1,213 @@
+"""The desk: decides which scene a request gets, and remembers what that decision rests on. No sockets."""
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from itertools import accumulate
+from typing import Any
+
+import orjson
+
+from servers.truth.ask import Ask
+from servers.truth.dialects import ROUTES, read_request
+from servers.truth.http_requests import Call
+from servers.truth.prefix import PrefixCache
+from servers.truth.queue import Queue
+from servers.truth.script import Script, script_from_header
+from servers.truth.timed_reply import Pace, Scene, Scenes, error_reply, plain_reply
+from workloads.request import WorkloadError
+
+LATENCIES = {"ttft": "truth:time_to_first_token_seconds", "e2e": "truth:e2e_request_latency_seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What a server plays and under which rules.
+
+    `scripts` are used in the order of arrival, the last for all that follow; a request that brings its own in
+    `x-burstline-script` (laid over the next of them) uses none up. `native` names the engine whose
+    own paths are served besides the OpenAI ones. `queue` sets every token's time instead of the scripts: the
+    tokens of a request are spread evenly over its service and the last leaves with the departure.
+    `max_in_flight` requests are served at once, others refused with `shed_status`; None: no limit.
+    """
+
+    scripts: tuple[Script, ...] = (Script(),)
+    native: str = "openai"
+    model: str = "truth"
+    max_model_len: int = 1 << 20
+    queue: Queue | None = None
+    prefix_cache: bool = False
+    max_in_flight: int | None = None
+    shed_status: int = 503
+
+    def __post_init__(self) -> None:
+        if self.native not in ROUTES:
+            raise WorkloadError(f"dialect {self.native!r}: expected one of {', '.join(ROUTES)}")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise WorkloadError(f"max in flight {self.max_in_flight}: expected at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The scene for a generation request and its facts; queue times are None without a queue."""
+
+    scene: Scene
+    ask: Ask | None = None
+    start_ns: int | None = None
+    departure_ns: int | None = None
+
+
+AT_MOST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, math.inf)
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Latencies by bucket, as engines keep them."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * len(AT_MOST_S))
+    sum_s: float = 0.0
+
+    def observe(self, latency_ns: int) -> None:
+        self.counts[bisect_left(AT_MOST_S, latency_ns / 1e9)] += 1
+        self.sum_s += latency_ns / 1e9
+
+    def lines(self, name: str) -> str:
+        """In Prometheus's text format."""
+        buckets = zip(AT_MOST_S, accumulate(self.counts), strict=True)
+        rows = [f'{name}_bucket{{le="{at_most_s}"}} {n}' for at_most_s, n in buckets]
+        rows += [f"{name}_count {sum(self.counts)}", f"{name}_sum {self.sum_s}"]
+        return "\n".join([f"# TYPE {name} histogram", *rows, ""]).replace('"inf"', '"+Inf"')
+
+
+@dataclass(slots=True)
+class Counters:
+    """What `/metrics` tells; all counted since the start. Latencies count from the request's arrival."""
+
+    arrived: int = 0
+    refused: int = 0
+    running: int = 0
+    prompt_tok: int = 0
+    cached_tok: int = 0
+    output_tok: int = 0
+    events: int = 0
+    ttft: Histogram = field(default_factory=Histogram)
+    e2e: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(slots=True)
+class Desk:
+    """Answers calls by the house's rules."""
+
+    house: House
+    counters: Counters = field(default_factory=Counters)
+    _scenes: Scenes = field(default_factory=Scenes)
+    _cache: PrefixCache = field(default_factory=PrefixCache)
+    _order: int = 0
+
+    def reset(self) -> None:
+        """Forgets prompts and queue and begins the scripts anew; counters go on."""
+        self._order = 0
+        self._cache.reset()
+        if self.house.queue:
+            self.house.queue.reset()
+
+    def answer(self, call: Call) -> Answer:
+        """The scene for a POST to a generating path; a mistake in the request is answered with a 400."""
+        self.counters.arrived += 1
+        try:
+            body = orjson.loads(call.body)
+            ask, prompt = read_request(call.path, body, self.house.model, self.house.native)
+            script = self._script(call)
+        except KeyError:
+            return Answer(plain_reply(404, b'{"detail":"Not Found"}'))
+        except (AttributeError, TypeError, orjson.JSONDecodeError, WorkloadError) as error:
+            self.counters.refused += 1
+            return Answer(error_reply("completions", 400, str(error)))
+        if self.house.max_in_flight is not None and self.counters.running >= self.house.max_in_flight:
+            self.counters.refused += 1
+            return Answer(self._shed(ask), ask)
+        if self.house.prefix_cache:
+            ask = replace(ask, n_cached_tok=self._cache.look_up(prompt))
+        self.counters.prompt_tok += ask.n_prompt_tok
+        self.counters.cached_tok += ask.n_cached_tok or 0
+        if self.house.queue is None:
+            return Answer(self._scenes.make(script, ask, _cached_pace(script, ask)), ask)
+        start_ns, departure_ns = self.house.queue.admit(call.arrival_ns)
+        pace = _spread(start_ns - call.arrival_ns, departure_ns - call.arrival_ns)
+        return Answer(self._scenes.make(script, ask, pace), ask, start_ns, departure_ns)
+
+    def _script(self, call: Call) -> Script:
+        scripts = self.house.scripts
+        script = scripts[min(self._order, len(scripts) - 1)]
+        if own := call.headers.get(b"x-burstline-script"):
+            return script_from_header(own, script)
+        self._order += 1
+        return script
+
+    def _shed(self, ask: Ask) -> Scene:
+        message = f"Model is overloaded: {self.house.max_in_flight} requests are in flight"
+        if ask.dialect == "tgi" and ask.stream:
+            return self._scenes.refusal_in_stream(ask, 429, message)
+        return error_reply(ask.dialect, self.house.shed_status, message)
+
+    def page(self, path: str) -> Scene:
+        """The scene for a GET: health, identity and gauges."""
+        pages: dict[str, Any] = {
+            "/health": {},
+            "/version": {"version": version("burstline")},
+            "/v1/models": _models(self.house),
+            "/info": {"model_id": self.house.model, "router": "truth"},
+        }
+        if path == "/metrics":
+            text = metrics(self.counters, time.process_time()).encode()
+            return plain_reply(200, text, "text/plain; version=0.0.4")
+        if path not in pages:
+            return plain_reply(404, b'{"detail":"Not Found"}')
+        return plain_reply(200, orjson.dumps(pages[path]))
+
+
+def _models(house: House) -> dict[str, Any]:
+    row = {"id": house.model, "object": "model", "created": 0, "owned_by": "burstline"}
+    return {"object": "list", "data": [row | {"max_model_len": house.max_model_len}]}
+
+
+def _cached_pace(script: Script, ask: Ask) -> Pace | None:
+    """Prefill takes as much less time as the cache holds of the prompt; the headers' delay stays."""
+    if not ask.n_cached_tok:
+        return None
+    prefill_ns = round((script.ttft_s - script.headers_s) * 1e9)
+    saved_ns = prefill_ns * ask.n_cached_tok // ask.n_prompt_tok
+
+    def pace(own_ns: Sequence[int]) -> list[int]:
+        return [at_ns - saved_ns for at_ns in own_ns]
+
+    return pace
+
+
+def _spread(start_ns: int, departure_ns: int) -> Pace:
+    """Token events evenly over a service: the last one leaves with the departure."""
+
+    def pace(own_ns: Sequence[int]) -> list[int]:
+        n = len(own_ns)
+        return [start_ns + (departure_ns - start_ns) * (i + 1) // n for i in range(n)]
+
+    return pace
+
+
+def metrics(counters: Counters, cpu_s: float) -> str:
+    """The counters in Prometheus's text format."""
+    rows = [
+        ("truth:requests_running", "gauge", counters.running),
+        ("truth:requests_total", "counter", counters.arrived),
+        ("truth:requests_refused_total", "counter", counters.refused),
+        ("truth:prompt_tokens_total", "counter", counters.prompt_tok),
+        ("truth:prefix_cache_hit_tokens_total", "counter", counters.cached_tok),
+        ("truth:generation_tokens_total", "counter", counters.output_tok),
+        ("truth:events_total", "counter", counters.events),
+        ("process_cpu_seconds_total", "counter", cpu_s),
+    ]
+    text = "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
+    return text + counters.ttft.lines(LATENCIES["ttft"]) + counters.e2e.lines(LATENCIES["e2e"])
