@@ -6,66 +6,21 @@ A failed request is infinitely late: it enters a percentile as +inf, so that she
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as sps
 
+from loadgen.stats.figure import Absent as Absent
+from loadgen.stats.figure import Estimate as Estimate
+from loadgen.stats.figure import Figure as Figure
+from loadgen.stats.figure import measured as measured
+
 LEVEL = 0.95
 EARLY_STOPPING_CONFIDENCE = 0.99
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number with its uncertainty: the true value lies in [low, high] with probability `level`.
-
-    A bound is None where none exists, `note` then says why; `level` is None for a plain reading, which has
-    no interval at all. `n` is how many observations stand behind it.
-    """
-
-    point: float
-    low: float | None
-    high: float | None
-    level: float | None
-    n: int
-    unit: str
-    note: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "point": self.point,
-            "low": self.low,
-            "high": self.high,
-            "level": self.level,
-            "n": self.n,
-            "unit": self.unit,
-        }
-        return row if self.note is None else {**row, "note": self.note}
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """No number, and why."""
-
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"point": None, "absent": self.reason}
-
-
-Figure = Estimate | Absent
-
-
-def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:
-    """A plain reading; Absent with the reason `absent` where it is None, NaN or infinite."""
-    if value is None or not math.isfinite(value):
-        return Absent(absent)
-    return Estimate(float(value), None, None, None, n, unit)
 
 
 def percentile(values: Floats, p: float, unit: str) -> Figure:

@@ -15,7 +15,7 @@ from loadgen.record.record import Outcome
 from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, early_stopping_floor, label
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
-NOBODY_CUT_OFF: Final = Absent("no request was cut off")
+NOBODY_CUT_OFF: Final = Absent("no request was cut off", "none-cut-off")
 
 _CUT_OFF = (Outcome.TIMEOUT.value, Outcome.CANCELLED.value)
 

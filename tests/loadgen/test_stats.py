@@ -215,7 +215,8 @@ def test_json_has_every_key_and_never_a_naked_number():
     assert Estimate(1.0, None, 2.0, 0.95, 3, "s", "why").to_json() == {
         "point": 1.0, "low": None, "high": 2.0, "level": 0.95, "n": 3, "unit": "s", "note": "why",
     }  # fmt: skip
-    assert Absent("no").to_json() == {"point": None, "absent": "no"}
+    assert Absent("no", "never-sent").to_json() == {"point": None, "absent": "no", "code": "never-sent"}
+    assert Absent.from_json({"point": None, "absent": "no"}) == Absent("no")
     assert measured(math.nan, "s", "never") == measured(None, "s", "never") == Absent("never")
 
 

@@ -1,0 +1,64 @@
+"""A figure: an estimate with its interval, n and unit, or absent with the reason. No heavy imports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its uncertainty: the true value lies in [low, high] with probability `level`.
+
+    A bound is None where none exists, `note` then says why; `level` is None for a plain reading, which has
+    no interval at all. `n` is how many observations stand behind it.
+    """
+
+    point: float
+    low: float | None
+    high: float | None
+    level: float | None
+    n: int
+    unit: str
+    note: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = {
+            "point": self.point,
+            "low": self.low,
+            "high": self.high,
+            "level": self.level,
+            "n": self.n,
+            "unit": self.unit,
+        }
+        return row if self.note is None else {**row, "note": self.note}
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No number, and why: a sentence for people, and a short stable `code` for programs to branch on."""
+
+    reason: str
+    code: str = "not-available"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"point": None, "absent": self.reason, "code": self.code}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Absent:
+        """ValueError where the row is no absence."""
+        if not isinstance(row, Mapping) or not isinstance(row.get("absent"), str):
+            raise ValueError('expected {"absent": "why"}')
+        return cls(row["absent"], str(row["code"])) if "code" in row else cls(row["absent"])
+
+
+Figure = Estimate | Absent
+
+
+def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:
+    """A plain reading; Absent with the reason `absent` where it is None, NaN or infinite."""
+    if value is None or not math.isfinite(value):
+        return Absent(absent)
+    return Estimate(float(value), None, None, None, n, unit)
