@@ -1,4 +1,4 @@
-"""The protocol every engine adapter fulfils, and the values that cross it.
+"""What an engine is: the class that every adapter subclasses, and the values that cross it.
 
 An adapter is one file of pure functions: it says *how* its engine is launched, probed, asked, read and
 stopped; `servers/host/` and `loadgen/` do the I/O. Nothing here opens a socket, a file or a clock.
@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from workloads.request import Request
 
@@ -236,81 +235,136 @@ class Launch:
 Get = Callable[[str], HttpReply]
 """GET a path of the server, e.g. get("/v1/models"); raises EngineError when nothing answers."""
 
+Ask = Callable[[Call], HttpReply]
+"""Send one call and wait for its whole reply; raises EngineError when nothing answers."""
 
-class Engine(Protocol):
-    """How one engine is started, probed, identified, encoded to, decoded from, read and stopped."""
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What tells an engine at a URL: the regular expression `pattern` matches the body of `path`."""
+
+    path: str
+    pattern: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How an engine lets requests into its batch, for the simulation of its scheduler.
+
+    `chunked_prefill`: a prompt may be computed in parts, beside the decoding of others. `reserve_output`:
+    a request enters only when the KV cache has room for its whole output.
+    """
+
+    chunked_prefill: bool = True
+    reserve_output: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSetup:
+    """How an engine computes on this machine's CPU: by numpy, or by torch where `torch_python` has it.
+
+    `dtype` is fp32, bf16 or fp16. `host`: it is the embedded engine, whose host part can be measured too.
+    """
+
+    threads: int
+    torch_python: str | None
+    dtype: str
+    host: bool = False
+
+
+class Engine:
+    """One engine: how it is started, probed, identified, asked, read and stopped.
+
+    An adapter is a subclass in a file of its own. Everything that is true of one engine only is a member
+    here, with the default that suits most engines; no other module asks for an engine by name.
+    """
 
     name: str
     title: str
     capabilities: Capabilities
-    probe_path: str | None
-    metrics_path: str | None
-    default_port: int | None
-    image: Image | None
     how_to_get: str
+
+    probe_path: str | None = "/health"
+    metrics_path: str | None = "/metrics"
+    default_port: int | None = None
+    image: Image | None = None
+
+    is_public: bool = True
+    """Shown in lists for users; False for what only tests and the certificate use."""
+    brings_model: bool = False
+    """It serves a model of its own where none is named."""
+    signs: Sequence[Sign] = ()
+    """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
+    admission: Admission | None = None
+    """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
+    start_flags: frozenset[str] = frozenset({"--port"})
+    """Flags whose values differ from start to start: ports, sockets, folders."""
+    load_flags: frozenset[str] = frozenset()
+    """Flags that the adapter sets to the number of requests at once."""
 
     def installed(self, python: str | None) -> str | None:
         """Its version on this machine ("" where it has none to tell), None where it is not installed."""
-        ...
+        raise NotImplementedError
 
     def launch(self, options: LaunchOptions) -> Launch:
         """The command that starts the server; EngineError, with how to get it, where it is not installed."""
-        ...
+        raise NotImplementedError
 
     def ready_call(self, target: Target) -> Call:
         """A request for one real token: a server is ready when it has generated one."""
-        ...
+        raise NotImplementedError
+
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
+        """One real token, asked for by a client of the engine's own; EngineError where nothing answers.
+
+        None where there is no such client, or it cannot tell what was answered: `ready_call` is sent then.
+        """
+        return None
+
+    def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:  # noqa: ARG002
+        """Asked once when the server is ready: the target with the extras it takes, and what it lacks.
+
+        Only an engine whose abilities are unknown beforehand sends anything.
+        """
+        return target, ()
+
+    def capabilities_of(self, target: Target) -> Capabilities:  # noqa: ARG002
+        """What this probed server can do."""
+        return self.capabilities
 
     def identify(self, get: Get, log: str) -> Identity:
         """Who the server is, from its own endpoints and from its log so far ("" when attached)."""
-        ...
+        raise NotImplementedError
 
     def encode(self, request: Request, target: Target) -> Call:
         """The streaming call that asks for exactly this request."""
-        ...
+        raise NotImplementedError
 
     def decode(self, reply: HttpReply) -> Reply:
         """What the server answered; never raises: what cannot be understood is an `error`."""
-        ...
+        raise NotImplementedError
 
-    def gauges(self, metrics: str) -> Gauges:
+    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:  # noqa: ARG002
+        """The tokens of a text, special ones not added; None where this server has no such endpoint."""
+        return None
+
+    def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
         """The common gauges out of the body of `metrics_path`."""
-        ...
+        return Gauges()
 
-    def root_cause(self, log: str) -> str | None:
+    def root_cause(self, log: str) -> str | None:  # noqa: ARG002
         """The line of a failed server's log that says why it failed, None where no line does."""
-        ...
+        return None
 
+    def model_config(self, identity: Identity) -> Mapping[str, object] | None:  # noqa: ARG002
+        """The model's config.json where the server itself tells it."""
+        return None
 
-@runtime_checkable
-class Readied(Protocol):
-    """An engine whose one real token is asked for by a client of its own."""
-
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:
-        """What a request for one token brought; EngineError where nothing answers.
-
-        None where that client cannot tell what the server answered: then `ready_call` is asked after all.
-        """
-        ...
-
-
-@runtime_checkable
-class Probing(Protocol):
-    """An engine of which nobody knows beforehand what it takes: it is asked once, when it is ready."""
-
-    def probe(self, ask: Callable[[Call], HttpReply], target: Target) -> tuple[Target, tuple[str, ...]]:
-        """The target with what it was seen to take, and what it was not, in words for the user."""
-        ...
-
-    def seen(self, target: Target) -> Capabilities:
-        """What a probed target can do."""
-        ...
-
-
-@runtime_checkable
-class Tokenizing(Protocol):
-    """An engine whose servers may have an endpoint that tokenizes text."""
-
-    def count_tokens(self, text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
-        """The tokens of a text, special ones not added; None where this server does not tell."""
-        ...
+    def cpu_setup(
+        self,
+        identity: Identity,  # noqa: ARG002
+        argv: Sequence[str],  # noqa: ARG002
+        log: str,  # noqa: ARG002
+    ) -> CpuSetup | None:
+        """How a server that was started here by `argv` computes on the CPU; None where it does not."""
+        return None

@@ -1,6 +1,13 @@
-"""Every engine Burstline can start, watch and stop: one line each."""
+"""Every engine Burstline can start, watch and stop: one line each.
 
-from servers.engine import Engine
+Engines of other packages are named by the environment, which the processes of a run inherit:
+`BURSTLINE_ENGINES=my_engine,another` imports these modules and takes the `ENGINE` of each.
+"""
+
+import importlib
+import os
+
+from servers.engine import Engine, EngineError
 from servers.engines.endpoint import Endpoint
 from servers.engines.lightllm import Lightllm
 from servers.engines.llamacpp import LlamaCpp
@@ -25,3 +32,19 @@ ENGINES: dict[str, Engine] = {
     "openai-chat": Endpoint("chat"),
     "truth": Truth(),
 }
+
+ENGINES_VARIABLE = "BURSTLINE_ENGINES"
+
+
+def register(modules: str) -> None:
+    """Add the `ENGINE` of each of these modules (names, separated by commas), or replace one of that name."""
+    for module in filter(None, modules.split(",")):
+        try:
+            engine = importlib.import_module(module).ENGINE
+        except (ImportError, AttributeError) as error:
+            why = f"{module} is no module with an ENGINE ({error})"
+            raise EngineError(f"{ENGINES_VARIABLE}={modules}: {why}") from error
+        ENGINES[engine.name] = engine
+
+
+register(os.environ.get(ENGINES_VARIABLE, ""))

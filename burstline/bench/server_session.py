@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from servers.engine import Capabilities, Engine, EngineError, Identity, Launch, LaunchOptions, Probing, Target
+from servers.engine import Capabilities, Engine, EngineError, Identity, Launch, LaunchOptions, Target
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
 from servers.host.ready import RefusalError, getter, send, wait_ready
@@ -21,8 +21,6 @@ from workloads.request import WorkloadError
 ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
-BRING_A_MODEL = ("reference", "truth")
-"""Engines that serve a model of their own where none is named."""
 
 Say = Callable[[str], None]
 
@@ -94,7 +92,7 @@ def check_where(where: Where) -> None:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
         _check_model(where.model)
-    elif where.engine in ENGINES and where.engine not in BRING_A_MODEL:
+    elif where.engine in ENGINES and not ENGINES[where.engine].brings_model:
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
             "(`burstline make-model` makes a folder without any download)"
@@ -187,12 +185,10 @@ def _base(url: str) -> str:
 def _probed(site: Site, say: Say) -> Site:
     """The site with what its server takes, where that has to be found out."""
     notes = site.launch.notes if site.launch else ()
-    if not isinstance(site.engine, Probing):
-        return replace(site, notes=notes)
     target, lacks = site.engine.probe(partial(send, site.target, timeout_s=PROBE_TIMEOUT_S), site.target)
     for note in lacks:
         say(note)
-    return replace(site, target=target, capabilities=site.engine.seen(target), notes=notes + lacks)
+    return replace(site, target=target, capabilities=site.engine.capabilities_of(target), notes=notes + lacks)
 
 
 def _served_name(identity: Identity) -> str | None:

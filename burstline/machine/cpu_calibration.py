@@ -6,7 +6,6 @@ What was measured while others used the machine counts for one run only, with th
 from __future__ import annotations
 
 import hashlib
-import re
 import resource
 import tempfile
 from collections.abc import Callable, Mapping
@@ -24,6 +23,8 @@ from loadgen.record.files import write_bytes
 from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
+from servers.engine import CpuSetup, Identity
+from servers.registry import ENGINES
 
 DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MOST_OTHERS: Final = 0.05
@@ -32,40 +33,23 @@ MOST_OTHERS: Final = 0.05
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
-    """How an engine computes on a CPU: by numpy in fp32, or by torch where `torch_python` has it.
-
-    `host`: it is the embedded engine, whose host can be measured too.
-    """
-
-    threads: int
-    torch_python: str | None
-    dtype: str
-    host: bool = False
-
-
-def cpu_of(manifest: Mapping[str, Any], log: str) -> Cpu | None:
+def cpu_of(manifest: Mapping[str, Any], log: str) -> CpuSetup | None:
     """How the engine computes on this machine's CPU, where it says that it does."""
     server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
-    if server.get("attached", True) or server.get("image"):
+    engine = ENGINES.get(str(manifest.get("engine")))
+    if engine is None or server.get("attached", True) or server.get("image"):
         return None
-    if manifest.get("engine") == "reference":
-        return Cpu(int((identity.get("raw") or {}).get("threads", 1)), None, "fp32", host=True)
-    if "device_config=cpu" in log:  # vLLM's line on its configuration
-        cores = re.search(r"core ids=\[([\d, ]+)\]", log)
-        threads = len(cores[1].split(",")) if cores else 1
-        return Cpu(threads, server["argv"][0], DTYPES.get(str(identity.get("dtype")), "bf16"))
-    return None
+    facts = Identity(**{"engine": engine.name, **identity})
+    return engine.cpu_setup(facts, server.get("argv") or (), log)
 
 
-def kept(cpu: Cpu, config: Mapping[str, Any]) -> str | None:
+def kept(cpu: CpuSetup, config: Mapping[str, Any]) -> str | None:
     """The device file of an earlier measurement; None where there is none."""
     path = _kept_at(cpu, config)
     return path.read_text("utf-8") if path.exists() else None
 
 
-def measured(cpu: Cpu, config: Mapping[str, Any], say: Say) -> str:
+def measured(cpu: CpuSetup, config: Mapping[str, Any], say: Say) -> str:
     """The device file of a measurement made now, kept where the machine was quiet."""
     with_what = "torch" if cpu.torch_python else "numpy"
     say(
@@ -124,7 +108,7 @@ class _CpuTime:
         return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
 
 
-def _kept_at(cpu: Cpu, config: Mapping[str, Any]) -> Path:
+def _kept_at(cpu: CpuSetup, config: Mapping[str, Any]) -> Path:
     """One file a model, a way to compute, a machine and a version of ours."""
     host = host_facts.facts()["host"]
     key = [config, cpu.torch_python, cpu.host, host["cpu"], host["cores"], host["memory_bytes"], __version__]

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from burstline.bench.hints import Hints
-from burstline.machine.cpu_calibration import Cpu, Say, cpu_of, kept, measured
+from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
 from loadgen.record.files import write_bytes
 from loadgen.record.rundir import RunDir, open_run
 from roofline.calibrate.calibrate import device_toml
@@ -22,6 +22,8 @@ from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_config, bundled_models
+from servers.engine import CpuSetup, Identity
+from servers.registry import ENGINES
 
 DEVICE_FILE: Final = "device.toml"
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -70,13 +72,10 @@ def _model(manifest: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
         }
     if "model_config" in earlier:
         return {name: earlier[name] for name in ("model_config", "model_from")}
-    own = (identity.get("raw") or {}).get("config")
-    if manifest.get("engine") == "reference" and isinstance(own, dict):
-        dtype = identity.get("dtype")
-        return {
-            "model_config": {**own, "model_type": "llama", "torch_dtype": dtype},
-            "model_from": "the engine",
-        }
+    engine = ENGINES.get(str(manifest.get("engine")))
+    own = engine.model_config(Identity(**{"engine": engine.name, **identity})) if engine else None
+    if own is not None:
+        return {"model_config": dict(own), "model_from": "the engine"}
     names = [name for name in (server.get("model_asked"), identity.get("model"), server.get("model")) if name]
     for name in names:
         try:
@@ -126,7 +125,7 @@ def _device(
         return _file_of(str(hints.device)), f"--device {hints.device}"
     cpu = cpu_of(manifest, log.read_text("utf-8", errors="replace") if log.exists() else "")
     if hints.device == "cpu" and cpu is None:
-        cpu = Cpu(1, None, "fp32")
+        cpu = CpuSetup(1, None, "fp32")
     if cpu is not None:
         text = kept(cpu, config)
         if text is None and not hints.calibrate:

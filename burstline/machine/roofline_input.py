@@ -26,14 +26,12 @@ from roofline.reconcile import reconciliation
 from roofline.reconcile.inferred_steps import Streamed, steps_seen
 from roofline.reconcile.reconcile import reconcile
 from roofline.reconcile.reconciliation import Setup, StepSeen
+from servers.engine import Admission
+from servers.registry import ENGINES
 
 MOST_REQUESTS: Final = 20_000
 """More are not simulated: it would take minutes."""
 
-_RULES: Final[Mapping[str, Mapping[str, bool]]] = {
-    "tgi": {"chunked_prefill": False, "reserve_output": True},
-}
-"""Where an engine admits requests otherwise than vLLM does."""
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """What the embedded engine's step log books as attention."""
 
@@ -180,13 +178,13 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
     if kv_tok is None:
         kv_tok = tok_at_once
         assumed.append(f"the KV cache's size is not said: {kv_tok:,} tokens, the most that were seen in use")
-    if engine not in ("reference", "vllm"):
-        assumed.append(
-            "requests are admitted by vLLM V1's rules"
-            if engine not in _RULES
-            else f"requests are admitted as {engine} does: whole prompts, room for the whole output"
-        )
-    return Limits(seqs, batched, kv_tok, block_tok, **_RULES.get(engine, {}))
+    admission = ENGINES[engine].admission if engine in ENGINES else None
+    if admission is None:
+        admission = Admission()
+        assumed.append("requests are admitted by vLLM V1's rules")
+    elif admission.reserve_output:
+        assumed.append(f"requests are admitted as {engine} does: whole prompts, room for the whole output")
+    return Limits(seqs, batched, kv_tok, block_tok, admission.chunked_prefill, admission.reserve_output)
 
 
 def _most_at_once(replies: Sequence[Streamed], block_tok: int) -> tuple[int, int]:

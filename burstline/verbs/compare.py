@@ -27,12 +27,6 @@ CHECKED: Final = {
     "cores": "cores",
 }
 """What must be equal of runs that are compared, and how it is called."""
-OF_A_START: Final = frozenset(
-    {"--port", "--step-log", "--shard-uds-path", "--prometheus-port", "--master-port"}
-)
-"""Flags that differ from start to start: ports and folders."""
-OF_THE_LOAD: Final = frozenset({"--max-concurrent-requests", "--running_max_req_size"})
-"""Flags that adapters set to as many requests as there will be at once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -177,10 +171,9 @@ def labels_of(manifests: Sequence[Mapping[str, Any]], *, swept: bool = False) ->
     What must be equal makes another contender where it is not, for no run repeats one of other work or on
     another machine. Where loads are `swept`, neither the load does nor what adapters fit to it.
     """
-    passing = OF_A_START | OF_THE_LOAD if swept else OF_A_START
     engines = [str(manifest.get("engine")) for manifest in manifests]
     kinds = [
-        (engine, *_what(manifest, swept), *_how(manifest, passing))
+        (engine, *_what(manifest, swept), *_how(manifest, swept=swept))
         for engine, manifest in zip(engines, manifests, strict=True)
     ]
     labels = []
@@ -197,8 +190,14 @@ def _what(manifest: Mapping[str, Any], swept: bool) -> tuple[str, ...]:
     )
 
 
-def _how(manifest: Mapping[str, Any], passing: frozenset[str]) -> tuple[str, ...]:
-    """Version and command line without the flags that are passing."""
+def _how(manifest: Mapping[str, Any], *, swept: bool) -> tuple[str, ...]:
+    """Version and command line without the flags that differ from start to start, or with a swept load."""
+    from servers.registry import ENGINES
+
+    engine = ENGINES.get(str(manifest.get("engine")))
+    passing: frozenset[str] = frozenset()
+    if engine is not None:
+        passing = engine.start_flags | engine.load_flags if swept else engine.start_flags
     server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
     argv = server.get("argv") or [str(server.get("url"))]
     kept = [

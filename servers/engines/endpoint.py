@@ -10,14 +10,14 @@ from dataclasses import replace
 from typing import Literal
 
 from servers.engine import (
+    Ask,
     Call,
     Capabilities,
+    Engine,
     EngineError,
-    Gauges,
     Get,
     HttpReply,
     Identity,
-    Image,
     Launch,
     LaunchOptions,
     Reply,
@@ -32,10 +32,8 @@ IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage 
 N_FORCED_TOK = 8
 """So many tokens, and `ignore_eos` is believed to work."""
 
-Ask = Callable[[Call], HttpReply]
 
-
-class Endpoint:
+class Endpoint(Engine):
     """Attach only. Prompts go as token ids where the server takes them, as text where it does not."""
 
     capabilities = Capabilities(
@@ -48,8 +46,6 @@ class Endpoint:
     )
     probe_path: str | None = None  # some have not even a list of models
     metrics_path: str | None = None
-    default_port: int | None = None
-    image: Image | None = None
     how_to_get = "attach to one: --url URL, the key in BURSTLINE_API_KEY"
 
     def __init__(self, style: Literal["completions", "chat"]) -> None:
@@ -102,7 +98,7 @@ class Endpoint:
         lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
         return target, (f"{target.url} does not take: {', '.join(lacks)}",) if lacks else ()
 
-    def seen(self, target: Target) -> Capabilities:
+    def capabilities_of(self, target: Target) -> Capabilities:
         return replace(
             self.capabilities,
             token_id_prompts=IDS in target.takes,
@@ -137,12 +133,6 @@ class Endpoint:
     def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
         """Many an OpenAI-compatible endpoint is a vLLM or an SGLang, and tokenizes as they do."""
         return count_tokens(text, ask, target)
-
-    def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
-        return Gauges()
-
-    def root_cause(self, log: str) -> str | None:  # noqa: ARG002
-        return None
 
 
 def _prompt(request: Request, target: Target) -> str | list[int]:

@@ -3,12 +3,13 @@
 import os
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servers.engine import (
     Call,
     Capabilities,
+    Engine,
     EngineError,
     Event,
     Gauges,
@@ -20,6 +21,7 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
@@ -32,6 +34,7 @@ from servers.protocol.introspection import (
     number,
     opposite,
     option_of,
+    owned_by,
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
@@ -55,7 +58,7 @@ _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fai
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 
 
-class Lightllm:
+class Lightllm(Engine):
     """Starts `lightllm.server.api_server`, speaks `/generate_stream` with token ids."""
 
     name = "lightllm"
@@ -72,6 +75,8 @@ class Lightllm:
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("lightllm")),)
+    load_flags = frozenset({"--running_max_req_size"})
     how_to_get = (
         "Install it from https://github.com/ModelTC/LightLLM (what PyPI calls lightllm is another age) "
         f"and set {PYTHON_VARIABLE} to its interpreter, or use --container."

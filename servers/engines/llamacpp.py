@@ -4,13 +4,14 @@ import os
 import re
 import shutil
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from servers.engine import (
     Call,
     Capabilities,
+    Engine,
     EngineError,
     Event,
     Gauges,
@@ -22,9 +23,18 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
-from servers.protocol.introspection import MIB, first_model, gauges_in, json_at, logged_bytes, option_of
+from servers.protocol.introspection import (
+    MIB,
+    first_model,
+    gauges_in,
+    json_at,
+    logged_bytes,
+    option_of,
+    owned_by,
+)
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
 from workloads.request import Request
@@ -45,7 +55,7 @@ _CAUSE = re.compile(
 )
 
 
-class LlamaCpp:
+class LlamaCpp(Engine):
     """Starts `llama-server` on a GGUF file, speaks `/completion` with token ids."""
 
     name = "llamacpp"
@@ -62,6 +72,7 @@ class LlamaCpp:
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8080
     image: Image | None = Image("ghcr.io/ggml-org/llama.cpp:server-cuda")
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
     how_to_get = (
         "Take a build from https://github.com/ggml-org/llama.cpp/releases and have "
         f"{SERVER} on the PATH or named by {SERVER_VARIABLE}, or use --container."

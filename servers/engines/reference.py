@@ -2,12 +2,14 @@
 
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import orjson
 
-from servers.engine import EngineError, Get, Identity, Image, Launch, LaunchOptions
+from servers.engine import CpuSetup, EngineError, Get, Identity, Image, Launch, LaunchOptions, Sign
 from servers.engines.vllm import Vllm
+from servers.protocol.introspection import owned_by
 
 _CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
 
@@ -19,6 +21,9 @@ class Reference(Vllm):
     title = "Burstline reference engine"
     default_port: int | None = None
     image: Image | None = None
+    brings_model = True
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
+    start_flags = frozenset({"--port", "--step-log"})
     how_to_get = "it is part of Burstline"
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
@@ -48,6 +53,17 @@ class Reference(Vllm):
             tensor_parallel=1,
             raw={**told.raw, **info},
         )
+
+    def model_config(self, identity: Identity) -> Mapping[str, object] | None:
+        config = identity.raw.get("config")
+        if not isinstance(config, dict):
+            return None
+        return {**config, "model_type": "llama", "torch_dtype": identity.dtype}
+
+    def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
+        del argv, log
+        threads = identity.raw.get("threads")
+        return CpuSetup(threads if isinstance(threads, int) else 1, None, "fp32", host=True)
 
     def root_cause(self, log: str) -> str | None:
         return next(reversed(_CAUSE.findall(log)), None)

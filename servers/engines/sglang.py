@@ -2,12 +2,13 @@
 
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servers.engine import (
     Call,
     Capabilities,
+    Engine,
     EngineError,
     Event,
     Gauges,
@@ -19,10 +20,11 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
-from servers.protocol.introspection import GIB, gauges_in, json_at, opposite, option_of, samples
+from servers.protocol.introspection import GIB, gauges_in, json_at, opposite, option_of, owned_by, samples
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
 from workloads.request import Request
@@ -49,7 +51,7 @@ _CAUSE = re.compile(
 )
 
 
-class Sglang:
+class Sglang(Engine):
     """Starts `sglang.launch_server`, speaks `/generate` with token ids."""
 
     name = "sglang"
@@ -67,6 +69,7 @@ class Sglang:
     metrics_path: str | None = "/metrics"
     default_port: int | None = 30000
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
     how_to_get = (
         "Into an environment of its own: pip install 'sglang==0.5.23', then set "
         f"{PYTHON_VARIABLE} to its interpreter, or use --container."

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,10 @@ from huggingface_hub import (
 )
 
 from servers.engine import (
+    Admission,
     Call,
     Capabilities,
+    Engine,
     EngineError,
     Event,
     Gauges,
@@ -33,6 +35,7 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
 from servers.host.hf_ready import generate
@@ -57,7 +60,7 @@ _GAUGES = {
 _LATENCIES = {"e2e": "tgi_request_duration"}
 
 
-class Tgi:
+class Tgi(Engine):
     """Starts `text-generation-launcher`, speaks `/generate_stream` with text."""
 
     name = "tgi"
@@ -74,6 +77,10 @@ class Tgi:
     metrics_path: str | None = "/metrics"
     default_port: int | None = 3000
     image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")
+    signs: Sequence[Sign] = (Sign("/info", rb'"router": ?"text-generation-router"'),)
+    admission = Admission(chunked_prefill=False, reserve_output=True)
+    start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
+    load_flags = frozenset({"--max-concurrent-requests"})
     how_to_get = (
         f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
         f"have {LAUNCHER} on the PATH or named by {LAUNCHER_VARIABLE}."

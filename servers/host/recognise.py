@@ -3,40 +3,32 @@
 import re
 
 from servers.engine import EngineError, Get
+from servers.registry import ENGINES
 
-_OWNERS = {
-    "burstline": "reference",
-    "vllm": "vllm",
-    "lightllm": "lightllm",
-    "sglang": "sglang",
-    "tensorrt_llm": "trtllm",
-    "llamacpp": "llamacpp",
-}
-"""What engines write for `owned_by` in `/v1/models`; TGI repeats the model's name there."""
-_OWNER = re.compile(rb'"owned_by": ?"(\w+)"')
+UNKNOWN = "openai"
+"""The registry's name for a server that does not say what it is."""
+MODELS = "/v1/models"
 
 
 def engine_at(get: Get) -> str | None:
-    """The registry's name of what is there; "openai" for a server that says nothing of itself, None for none.
+    """The registry's name of what is there; UNKNOWN for a server that does not say, None for no server.
 
-    A server that is there and refuses (no key, a load balancer) counts as one that says nothing.
+    Only GET requests are sent. A server that refuses them (no key, a load balancer) counts as one that
+    does not say.
     """
+    pages: dict[str, bytes] = {}
     try:
-        models = get("/v1/models").body
+        pages[MODELS] = get(MODELS).body
     except EngineError:
         return None
-    owner = _OWNER.search(models)
-    if owner and owner[1].decode() in _OWNERS:
-        return _OWNERS[owner[1].decode()]
-    signs = (
-        ("/metrics", b"vllm:", "vllm"),
-        ("/info", b'"router":"text-generation-router"', "tgi"),
-        ("/openapi.json", b'"/load_model"', "transformers"),
-    )
-    for path, sign, engine in signs:
+    signs = [(sign, name) for name, engine in ENGINES.items() for sign in engine.signs]
+    # The page that is here already, first.
+    for sign, name in sorted(signs, key=lambda row: row[0].path != MODELS):
         try:
-            if sign in get(path).body:
-                return engine
+            if sign.path not in pages:
+                pages[sign.path] = get(sign.path).body
         except EngineError:
-            return "openai"
-    return "openai"
+            return UNKNOWN
+        if re.search(sign.pattern, pages[sign.path], re.MULTILINE):
+            return name
+    return UNKNOWN

@@ -33,6 +33,11 @@ def first_model(models: Mapping[str, Any]) -> dict[str, Any]:
     return model if isinstance(model, dict) else {}
 
 
+def owned_by(owner: str) -> bytes:
+    """The pattern of a `/v1/models` whose models are `owned_by` this engine."""
+    return rb'"owned_by": ?"%b"' % re.escape(owner).encode()
+
+
 def gauges_in(
     metrics: str, names: Mapping[str, Sequence[str]], latencies: Mapping[str, str] | None = None
 ) -> Gauges:
@@ -68,6 +73,14 @@ def samples(metrics: str, names: Sequence[str]) -> list[Any]:
     starts = tuple(name + end for name in names for end in ("{", " "))
     lines = "\n".join(line for line in metrics.splitlines() if line.startswith(starts))
     return [sample for family in text_string_to_metric_families(lines + "\n") for sample in family.samples]
+
+
+_SHORT_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def short_dtype(name: str | None) -> str | None:
+    """`bf16` for `torch.bfloat16` and the like; None for what is not one of the three float types."""
+    return _SHORT_DTYPES.get((name or "").lower().removeprefix("torch."))
 
 
 def number(text: str | None) -> int | None:

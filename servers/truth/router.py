@@ -170,7 +170,7 @@ class Desk:
 
 
 def _models(house: House) -> dict[str, Any]:
-    row = {"id": house.model, "object": "model", "created": 0, "owned_by": "burstline"}
+    row = {"id": house.model, "object": "model", "created": 0, "owned_by": "burstline-truth"}
     return {"object": "list", "data": [row | {"max_model_len": house.max_model_len}]}
 
 

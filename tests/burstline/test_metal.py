@@ -18,6 +18,7 @@ from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
+from servers.engine import CpuSetup
 from tests.reports import synthetic
 
 ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")
@@ -215,6 +216,6 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
 def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):
     log = "... device_config=cpu_calibration, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
     manifest = {"engine": "vllm", "server": STARTED, "identity": {"dtype": "float16"}}
-    assert cpu_calibration.cpu_of(manifest, log) == cpu_calibration.Cpu(3, "python", "fp16")
+    assert cpu_calibration.cpu_of(manifest, log) == CpuSetup(3, "python", "fp16")
     assert cpu_calibration.cpu_of(manifest, log.replace("cpu_calibration,", "cuda,")) is None
     assert cpu_calibration.cpu_of({**manifest, "server": LOCAL}, log) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.engine import Engine, EngineError, Launch, Probing, Target
+from servers.engine import Engine, EngineError, Launch, Target
 from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE
 from servers.host import process
 from servers.host.ready import RefusalError, getter, send, wait_ready
@@ -55,7 +55,6 @@ def test_chat_is_asked_and_read_back_and_what_it_takes_is_found_out(tmp_path: Pa
     engine = ENGINES["openai-chat"]
     with speaking("openai", tmp_path) as target:
         wait_ready(engine, None, target, timeout_s=10)
-        assert isinstance(engine, Probing)
         probed, _ = engine.probe(lambda call: send(target, call, 10), target)
         reply = engine.decode(send(target, engine.encode(request_for(engine, 9), probed), 10))
     assert {IGNORE_EOS, USAGE} <= set(probed.takes)

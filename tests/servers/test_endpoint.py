@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from servers.engine import Call, EngineError, HttpReply, LaunchOptions, Probing, Target
+from servers.engine import Call, EngineError, HttpReply, LaunchOptions, Target
 from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
 from servers.registry import ENGINES
 from tests.servers import documented as said
@@ -91,19 +91,17 @@ def server(
 def test_each_extra_is_tried_and_left_out_where_it_is_refused_or_does_nothing(
     ask: Callable[[Call], HttpReply], takes: tuple[str, ...], lacks: tuple[str, ...]
 ) -> None:
-    assert isinstance(ENGINE, Probing)
     target, notes = ENGINE.probe(ask, TARGET)
     assert target.takes == takes
     assert all(extra in notes[0] for extra in lacks)
     assert len(notes) == bool(lacks)
-    capabilities = ENGINE.seen(target)
+    capabilities = ENGINE.capabilities_of(target)
     assert capabilities.token_id_prompts == (IDS in takes)
     assert capabilities.forced_output_length == (IGNORE_EOS in takes)
     assert capabilities.per_event_tok == ("usage" if USAGE_EACH in takes else "no")
 
 
 def test_chat_is_never_sent_token_ids() -> None:
-    assert isinstance(CHAT, Probing)
     target, _ = CHAT.probe(server(), TARGET)
     assert IDS not in target.takes
 
