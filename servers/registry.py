@@ -1,37 +1,68 @@
-"""Every engine Burstline can start, watch and stop: one line each.
+"""Every engine Burstline can start, watch and stop: one line each, its module imported on first use.
 
 Engines of other packages are named by the environment, which the processes of a run inherit:
 `BURSTLINE_ENGINES=my_engine,another` imports these modules and takes the `ENGINE` of each.
 """
 
+from __future__ import annotations
+
 import importlib
 import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Final
 
 from servers.engine import Engine, EngineError
-from servers.engines.endpoint import Endpoint
-from servers.engines.lightllm import Lightllm
-from servers.engines.llamacpp import LlamaCpp
-from servers.engines.reference import Reference
-from servers.engines.sglang import Sglang
-from servers.engines.tgi import Tgi
-from servers.engines.transformers_serve import TransformersServe
-from servers.engines.trtllm import TrtLlm
-from servers.engines.truth import Truth
-from servers.engines.vllm import Vllm
 
-ENGINES: dict[str, Engine] = {
-    "vllm": Vllm(),
-    "tgi": Tgi(),
-    "lightllm": Lightllm(),
-    "sglang": Sglang(),
-    "trtllm": TrtLlm(),
-    "llamacpp": LlamaCpp(),
-    "transformers": TransformersServe(),
-    "reference": Reference(),
-    "openai": Endpoint("completions"),
-    "openai-chat": Endpoint("chat"),
-    "truth": Truth(),
+_BUILT_IN: Final[Mapping[str, str]] = {
+    "vllm": "vllm:Vllm",
+    "tgi": "tgi:Tgi",
+    "lightllm": "lightllm:Lightllm",
+    "sglang": "sglang:Sglang",
+    "trtllm": "trtllm:TrtLlm",
+    "llamacpp": "llamacpp:LlamaCpp",
+    "transformers": "transformers_serve:TransformersServe",
+    "reference": "reference:Reference",
+    "openai": "endpoint:completions",
+    "openai-chat": "endpoint:chat",
+    "truth": "truth:Truth",
 }
+"""By name, the module in `servers/engines/` and what makes the engine there."""
+
+
+class Registry(MutableMapping[str, Engine]):
+    """Engines by name. Names are known at once; an engine of `built_in` is imported when it is asked for.
+
+    The processes of a run ask for one engine: they must not pay for the others' imports.
+    """
+
+    def __init__(self, built_in: Mapping[str, str]) -> None:
+        self._engines: dict[str, Engine | str] = dict(built_in)
+
+    def __getitem__(self, name: str) -> Engine:
+        engine = self._engines[name]
+        if isinstance(engine, str):
+            module, _, maker = engine.partition(":")
+            engine = getattr(importlib.import_module(f"servers.engines.{module}"), maker)()
+            self._engines[name] = engine
+        return engine
+
+    def __setitem__(self, name: str, engine: Engine) -> None:
+        self._engines[name] = engine
+
+    def __delitem__(self, name: str) -> None:
+        del self._engines[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._engines
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._engines)
+
+    def __len__(self) -> int:
+        return len(self._engines)
+
+
+ENGINES: Final = Registry(_BUILT_IN)
 
 ENGINES_VARIABLE = "BURSTLINE_ENGINES"
 

@@ -92,7 +92,7 @@ def check_where(where: Where) -> None:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
         _check_model(where.model)
-    elif where.engine in ENGINES and not ENGINES[where.engine].brings_model:
+    elif where.engine is not None and where.engine in ENGINES and not ENGINES[where.engine].brings_model:
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
             "(`burstline make-model` makes a folder without any download)"

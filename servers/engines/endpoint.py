@@ -135,6 +135,14 @@ class Endpoint(Engine):
         return count_tokens(text, ask, target)
 
 
+def completions() -> Endpoint:
+    return Endpoint("completions")
+
+
+def chat() -> Endpoint:
+    return Endpoint("chat")
+
+
 def _prompt(request: Request, target: Target) -> str | list[int]:
     if request.prompt_text is not None:
         return request.prompt_text
