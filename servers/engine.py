@@ -297,6 +297,8 @@ class Engine:
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
     admission: Admission | None = None
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
+    self_describing: bool = False
+    """One device, no quantisation and no speculative decoding: its identity says all of how it computes."""
     start_flags: frozenset[str] = frozenset({"--port"})
     """Flags whose values differ from start to start: ports, sockets, folders."""
     load_flags: frozenset[str] = frozenset()
