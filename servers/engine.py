@@ -212,6 +212,7 @@ class Launch:
     SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
     `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands
     for what the pattern `leftover_id` finds in the log: the engine's own name for itself.
+    `scripts` is the folder of the environment's commands, put first on the PATH; None: where `argv[0]` lies.
     `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
     calls the model where it does not take our name for it, `version` that of the installed package. In a
     container, `image` and `image_digest` say which.
@@ -222,6 +223,7 @@ class Launch:
     ready_timeout_s: float = 600.0
     stop_grace_s: float = 30.0
     step_log: Path | None = None
+    scripts: Path | None = None
     notes: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
@@ -291,10 +293,22 @@ class Engine:
 
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
+    attach_only: bool = False
+    """Nothing here starts it: it is driven at a URL."""
     brings_model: bool = False
     """It serves a model of its own where none is named."""
     signs: Sequence[Sign] = ()
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
+    stages: Sequence[tuple[str, str]] = (
+        (r"(?i)download", "downloading"),
+        (r"(?i)load\w* .*(?:weights|checkpoint|shards|tensors)", "loading weights"),
+        (r"(?i)torch\.compile|compil(?:ing|ation)", "compiling"),
+        (r"(?i)warm(?:ing)? ?up", "warming up"),
+        (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
+    )
+    """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
+    needs_weights: bool = False
+    """It cannot start from a folder that has a config.json alone."""
     admission: Admission | None = None
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
     self_describing: bool = False
@@ -346,6 +360,10 @@ class Engine:
         """What the server answered; never raises: what cannot be understood is an `error`."""
         raise NotImplementedError
 
+    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:  # noqa: ARG002
+        """The ids that this server itself makes of a text; None where it has no such endpoint."""
+        return None
+
     def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:  # noqa: ARG002
         """The tokens of a text, special ones not added; None where this server has no such endpoint."""
         return None
@@ -353,6 +371,10 @@ class Engine:
     def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
         """The common gauges out of the body of `metrics_path`."""
         return Gauges()
+
+    def doomed(self, log: str) -> str | None:  # noqa: ARG002
+        """Why a start has failed although the launcher still lives; None while it may succeed."""
+        return None
 
     def root_cause(self, log: str) -> str | None:  # noqa: ARG002
         """The line of a failed server's log that says why it failed, None where no line does."""

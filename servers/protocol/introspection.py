@@ -83,6 +83,34 @@ def short_dtype(name: str | None) -> str | None:
     return _SHORT_DTYPES.get((name or "").lower().removeprefix("torch."))
 
 
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LOG_PREFIX = re.compile(
+    r"^(?:\([\w -]+ pid=\d+\) )?(?:\[[^\]]*\] ?)*(?:(?:DEBUG|INFO|WARNING|WARN|ERROR)\b[: ]*)?"
+    r"(?:\d[\d-]* [\d:.,]+ )?(?:\[[^\]]*\]:? ?)?"
+)
+MOST_OF_A_MESSAGE = 120
+
+
+def log_message(line: str) -> str:
+    """What a line of a log says: the message of a JSON line, else the line without level and time.
+
+    Cut at whole words where it is long.
+    """
+    text = _ANSI.sub("", line)
+    try:
+        row = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        text = _LOG_PREFIX.sub("", text)
+    else:
+        if isinstance(row, dict):
+            fields = row.get("fields")
+            text = str((fields if isinstance(fields, dict) else row).get("message") or text)
+    text = " ".join(text.split())
+    if len(text) <= MOST_OF_A_MESSAGE:
+        return text
+    return text[:MOST_OF_A_MESSAGE].rpartition(" ")[0] + " ..."
+
+
 def number(text: str | None) -> int | None:
     """The whole number that a text is, None where it is none."""
     return int(text) if text and text.isdecimal() else None
