@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import http.client
 import queue
 import re
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import httpx
+from dataclasses import dataclass, replace
 
 from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Reply, Target
 from servers.host.process import Server
+from servers.protocol.destination import Destination
 from servers.protocol.introspection import log_message
 from servers.protocol.openai import path_under
 
@@ -23,6 +25,8 @@ POLL_S = 0.25
 PROBE_TIMEOUT_S = 5.0
 MOST_OF_A_LOG = 1 << 18
 """Bytes of a log's end in which the current stage of a start is looked for."""
+MAX_REPLY_BYTES = 64 << 20
+"""No page that is asked for here (metrics, an OpenAPI schema, one completion) comes near it."""
 
 Progress = Callable[[float, str], None]
 """Called while a server starts, with the seconds so far and what it does: `loading weights, 40 s`."""
@@ -206,25 +210,50 @@ def _why_it_ended(engine: Engine, server: Server) -> str:
     return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
 
 
-@functools.cache
-def _trusted() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
-def _certificates(url: str) -> ssl.SSLContext | bool:
-    """Loading certificates takes 20 ms of CPU: once, and only where there is TLS."""
-    return _trusted() if url.startswith("https:") else False
-
-
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
-    """The whole reply to one call; EngineError where nothing answers."""
+    """The whole reply to one call, of at most MAX_REPLY_BYTES; EngineError where none comes in time.
+
+    The standard library's client, because importing httpx would take as long as the rest of a start. The
+    timeout bounds the call as a whole: a server that sends a byte a second does not hold us.
+    """
     url = target.url.rstrip("/") + path_under(target.url, call.path)
-    headers = dict(call.headers)
-    if target.api_key:
-        headers.setdefault("authorization", f"Bearer {target.api_key}")
+    if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
+        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key}")))
+    destination = Destination.of(target.url)
+    connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
+    until_s = time.monotonic() + timeout_s
+    alarm = threading.Timer(timeout_s, _hang_up, [connection])
+    alarm.daemon = True
     try:
-        with httpx.Client(trust_env=False, timeout=timeout_s, verify=_certificates(url)) as client:
-            reply = client.request(call.method, url, content=call.body, headers=headers)
-    except httpx.HTTPError as error:
-        raise EngineError(f"{call.method} {url}: {error or type(error).__name__}") from error
-    return HttpReply(reply.status_code, {k.lower(): v for k, v in reply.headers.items()}, reply.content)
+        connection.connect()
+        alarm.start()
+        if (tls := _trusted(destination.url.scheme)) is not None:
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=destination.host)
+        connection.sock.sendall(destination.serialised(replace(call, path=path_under(target.url, call.path))))
+        with http.client.HTTPResponse(connection.sock, method=call.method) as reply:
+            reply.begin()
+            body = reply.read(MAX_REPLY_BYTES + 1)
+            if len(body) <= MAX_REPLY_BYTES and (reply.length or time.monotonic() >= until_s):
+                raise http.client.IncompleteRead(body, reply.length)
+            headers = {name.lower(): value for name, value in reply.getheaders()}
+    except (OSError, http.client.HTTPException) as error:
+        late = time.monotonic() >= until_s
+        why = f"no whole answer within {timeout_s:g} s" if late else error
+        raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error
+    finally:
+        alarm.cancel()
+        connection.close()
+    if len(body) > MAX_REPLY_BYTES:
+        raise EngineError(f"{call.method} {url}: the answer is longer than {MAX_REPLY_BYTES:,} bytes")
+    return HttpReply(reply.status, headers, body)
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+@functools.cache
+def _trusted(scheme: str) -> ssl.SSLContext | None:
+    """Loading certificates takes 20 ms of CPU: once, and only where there is TLS."""
+    return ssl.create_default_context() if scheme == "https" else None
