@@ -23,7 +23,7 @@ from burstline.bench.load_options import Load, Wish, checked, job_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
 from burstline.bench.retokenize import recount
-from burstline.bench.server_session import Site, Where, check_start, check_where, choose_engine, serving
+from burstline.bench.server_session import Site, Where, check_where, choose_engine, serving
 from burstline.bench.telemetry_tail import Live
 from burstline.bench.vocabulary import ASSUMED
 from burstline.machine import host_facts
@@ -81,7 +81,6 @@ def run_experiment(settings: Settings) -> int:
     check_where(settings.where)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
-    check_start(engine, settings.where, load.shape.prompt_tok.high + load.shape.output_tok.high)
     run = RunDir.create(settings.out, engine.name, load.name, _facts(settings, load))
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
@@ -150,7 +149,7 @@ def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) 
 
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
     progress.phase("Waiting until the server has generated a token")
-    where = replace(settings.where, n_concurrent=load.n_at_once)
+    where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with serving(engine, where, run.path, progress.phase) as site:
         run.update(identity=asdict(site.identity), server=_server_facts(site, settings.where.model))
         load.check_fits(site.identity)
@@ -159,7 +158,7 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
         )
         run.save_plan(plan)
         run.update(plan_sha256=plan.sha256)
-        progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
+        progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
         fired = _watched(run, site, plan, load, vocabulary, progress)
         recount(
             run,
@@ -298,7 +297,6 @@ def _server_facts(site: Site, model: str | None) -> dict[str, Any]:
         "image": site.launch.image if site.launch else None,
         "image_digest": site.launch.image_digest if site.launch else None,
         "notes": [*site.notes, *(made_notes(Path(model)) if model else ())],
-        "ready_s": site.startup.ready_s,
-        "startup_stages": [asdict(stage) for stage in site.startup.stages],
+        "ready_s": site.ready_s,
         "capabilities": asdict(site.capabilities),
     }

@@ -28,7 +28,7 @@ def write_report(run: RunDir) -> dict[str, Any]:
     opened = open_run(run.path)
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
-    run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"]).to_json()})
+    run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"])})
     opened = open_run(run.path)
     run.save_report(render(opened))
     assert opened.summary is not None

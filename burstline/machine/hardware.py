@@ -22,7 +22,6 @@ from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_config, bundled_models
-from roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from servers.engine import CpuSetup, Identity
 from servers.registry import ENGINES
 
@@ -35,21 +34,7 @@ class UnknownHardwareError(Exception):
 
 
 def check_hints(hints: Hints) -> None:
-    """Raise RooflineError before anything is started where a device, a model or a stated fact cannot be."""
-    stated = hints.stated
-    for flag, n, least in (
-        *((f"--{name}", getattr(stated, name), 1) for name in ("tp", "pp", "dp", "ep")),
-        ("--token-budget", stated.token_budget, 1),
-        ("--draft-tokens", stated.draft_tokens, 0),
-    ):
-        if n is not None and n < least:
-            raise RooflineError(f"{flag} {n}: expected a whole number of at least {least}")
-    if stated.quant is not None and stated.quant not in QUANTS:
-        raise RooflineError(f"--quant {stated.quant}: expected one of {', '.join(QUANTS)}")
-    if stated.kv_dtype is not None and stated.kv_dtype not in ELEMENT_BYTES:
-        raise RooflineError(f"--kv-dtype {stated.kv_dtype}: expected one of {', '.join(ELEMENT_BYTES)}")
-    if stated.expert_share is not None and not 0 < stated.expert_share <= 1:
-        raise RooflineError(f"--expert-share {stated.expert_share:g}: expected a share above 0 and up to 1")
+    """A device or a model that does not exist is the user's slip, and found before anything is started."""
     if hints.device not in (None, "cpu"):
         load_device(str(hints.device))
     if hints.model_config is not None:
@@ -59,14 +44,10 @@ def check_hints(hints: Hints) -> None:
 def note_hardware(run: RunDir, hints: Hints, say: Say) -> None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
-    `hardware` holds `model_config` and `model_from`, and `device_from` or why something is `absent`; and what
-    a person has `stated` of the engine.
+    `hardware` holds `model_config` and `model_from`, and `device_from` or why something is `absent`.
     """
     manifest = open_run(run.path).manifest
-    earlier = (manifest.get("hardware") or {}).get("stated") or {}
     facts: dict[str, Any] = {}
-    if stated := earlier | hints.stated.to_json():
-        facts["stated"] = stated
     try:
         facts |= _model(manifest, hints)
         known_by = (manifest.get("hardware") or {}).get("device_from")
