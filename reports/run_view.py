@@ -14,6 +14,7 @@ import pandas as pd
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run
 from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
@@ -29,7 +30,7 @@ class View:
 
     name: str
     status: str
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     summary: Mapping[str, Any]
     records: pd.DataFrame
     telemetry: pd.DataFrame
@@ -65,11 +66,6 @@ class View:
         if not warm_up.get("n_warm_up", {}).get("point"):
             return 0.0
         return float(warm_up["start_s"]["point"])
-
-    @property
-    def server(self) -> Mapping[str, Any]:
-        """What the manifest knows of the server: url, argv, identity and so on; {} where nothing."""
-        return self.manifest.get("server") or {}
 
 
 def summary_of(run: Run) -> Mapping[str, Any]:

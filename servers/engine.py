@@ -5,7 +5,7 @@ stopped; `servers/host/` and `loadgen/` do the I/O. Nothing here opens a socket,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
@@ -69,20 +69,6 @@ class HttpReply:
 
 
 @dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """What a server says of the time it took for one request, by its own clock, in seconds.
-
-    None where it does not say. `queue_s` is how long the request waited in the scheduler's queue, `prefill_s`
-    from the first forward pass of its prompt to the end of the last, `first_token_s` from the request's
-    receipt until its first token left the server: what the network and the client add to it makes TTFT.
-    """
-
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    first_token_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Reply:
     """What an engine answered to one request, decoded.
 
@@ -102,7 +88,6 @@ class Reply:
     terminated: bool = False
     error: str | None = None
     text: str | None = None
-    times: ServerTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,11 +136,6 @@ class Identity:
     prefix_caching: bool | None = None
     tensor_parallel: int | None = None
     raw: Mapping[str, object] = field(default_factory=dict)
-
-    def completed_by(self, other: "Identity") -> "Identity":
-        """This, and what `other` says where this says nothing."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(other, **{name: value for name, value in own.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +189,8 @@ class Image:
 class LaunchOptions:
     """What the user asks of a server that we start. `model` is a folder or a name the engine knows.
 
-    `n_concurrent` is how many requests will be there at once, `n_request_tok` how many tokens the longest
-    has, prompt and answer together; None where nobody knows. With `image` the command is to run inside that
-    image, which has the model and `run_dir` at the same paths.
+    `n_concurrent` is how many requests will be there at once, None where nobody knows. With `image` the
+    command is to run inside that image, which has the model and `run_dir` at the same paths.
     """
 
     model: str
@@ -222,7 +201,6 @@ class LaunchOptions:
     python: str | None = None
     extra_args: tuple[str, ...] = ()
     n_concurrent: int | None = None
-    n_request_tok: int | None = None
     image: str | None = None
 
 
@@ -235,9 +213,8 @@ class Launch:
     `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands
     for what the pattern `leftover_id` finds in the log: the engine's own name for itself.
     `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
-    calls the model where it does not take our name for it, `version` that of the installed package, `fixed`
-    what the command settles and the server never says of itself. In a container, `image` and `image_digest`
-    say which.
+    calls the model where it does not take our name for it, `version` that of the installed package. In a
+    container, `image` and `image_digest` say which.
     """
 
     argv: tuple[str, ...]
@@ -251,7 +228,6 @@ class Launch:
     leftover_id: str | None = None
     served_name: str | None = None
     version: str | None = None
-    fixed: Identity | None = None
     image: str | None = None
     image_digest: str | None = None
 
@@ -321,6 +297,8 @@ class Engine:
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
     admission: Admission | None = None
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
+    self_describing: bool = False
+    """One device, no quantisation and no speculative decoding: its identity says all of how it computes."""
     start_flags: frozenset[str] = frozenset({"--port"})
     """Flags whose values differ from start to start: ports, sockets, folders."""
     load_flags: frozenset[str] = frozenset()

@@ -24,12 +24,14 @@ from burstline.bench.vocabulary import ASSUMED
 from burstline.machine import host_facts
 from loadgen.driver.job import DriveReport
 from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.record import typed_json
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
 from loadgen.record.files import user_cache
+from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import RECORDS, record_table
-from loadgen.verdict.certificate import Certificate, Limit, certificate, limit
+from loadgen.verdict.certificate import certificate, limit
 from loadgen.wire.compiled_reader import reader_name
 from servers.engine import Target
 from servers.host.ready import send
@@ -51,31 +53,31 @@ def certificate_for(load: Load) -> Certificate:
     """
     path = _kept_at(_shape_of(load))
     try:
-        found = Certificate.from_json(orjson.loads(path.read_bytes()))
-    except (OSError, KeyError, TypeError, ValueError):
+        found = typed_json.from_json(Certificate, orjson.loads(path.read_bytes()))
+    except (OSError, ValueError):
         found = certified(drill(load, SHORT_S))
         if found.is_clean:
-            _keep(path, found.to_json())
+            _keep(path, found)
     return found if found.limit else replace(found, limit=_known_limit())
 
 
-def remember(found: Limit) -> None:
+def remember(found: EventRateLimit) -> None:
     """Keep the limit for the certificates of later runs on this host."""
-    _keep(_kept_at("limit"), asdict(found))
+    _keep(_kept_at("limit"), found)
 
 
-def _known_limit() -> Limit | None:
+def _known_limit() -> EventRateLimit | None:
     try:
-        return Limit(**orjson.loads(_kept_at("limit").read_bytes()))
-    except (OSError, TypeError, ValueError):
+        return typed_json.from_json(EventRateLimit, orjson.loads(_kept_at("limit").read_bytes()))
+    except (OSError, ValueError):
         return None
 
 
-def _keep(path: Path, row: dict[str, Any]) -> None:
+def _keep(path: Path, what: Certificate | EventRateLimit) -> None:
     with suppress(OSError):  # a home that cannot be written to costs some seconds each time, no more
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(orjson.dumps(row))
+        partial.write_bytes(orjson.dumps(typed_json.to_json(what)))
         partial.replace(path)
 
 
@@ -92,13 +94,13 @@ def certified(drill: Drill) -> Certificate:
     )
 
 
-def climbed() -> Limit:
+def climbed() -> EventRateLimit:
     """How many events a second the client follows, as far as the truth server can tell.
 
     The best of up to three climbs: what else runs on the machine can only take from it.
     """
     drill, rungs = ladder()
-    tries: list[Limit] = []
+    tries: list[EventRateLimit] = []
     while len(tries) < N_CLIMBS and all(found.by == "client" for found in tries):
         found = fired(drill)
         tries.append(limit(found.columns, found.served, found.reports[0].t0_ns or 0, rungs))
@@ -193,9 +195,8 @@ def _kept_at(what: object) -> Path:
 
 
 def _host() -> dict[str, Any]:
-    host = host_facts.facts()["host"]
-    names = ("platform", "cpu", "cores", "cores_allowed", "memory_bytes")
-    return {"reader": reader_name(), **{name: host[name] for name in names}}
+    host = replace(host_facts.host(), load_average=(), open_files_limit=())
+    return {"reader": reader_name(), **asdict(host)}
 
 
 def _shape_of(load: Load) -> dict[str, Any]:

@@ -5,6 +5,7 @@ What only the end of a run needs (figures, statistics: a second of imports) is i
 
 from __future__ import annotations
 
+import platform
 import shlex
 import shutil
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from burstline import exit_codes
+from burstline import __version__, exit_codes
 from burstline.bench.fire import fire
 from burstline.bench.hints import Hints
 from burstline.bench.interrupt import terminable
@@ -32,7 +33,16 @@ from loadgen.driver.job import DriveReport
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool
-from loadgen.record.rundir import RunDir, Status, open_run
+from loadgen.record.manifest import (
+    ArrivalFacts,
+    Certificate,
+    HardwareFacts,
+    Manifest,
+    ServerFacts,
+    Status,
+)
+from loadgen.record.rundir import RunDir, open_run
+from loadgen.stats.figure import Absent
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
@@ -81,12 +91,12 @@ def run_experiment(settings: Settings) -> int:
     check_where(settings.where)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
-    run = RunDir.create(settings.out, engine.name, load.name, _facts(settings, load))
+    run = RunDir.create(settings.out, _manifest(settings, load, engine))
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
         try:
-            run.update(certificate=_certificate(load, settings, progress))
+            run.save_manifest(replace(run.manifest, certificate=_certificate(load, settings, progress)))
             fired = _measured(run, engine, load, settings, progress)
         except WorkloadError:
             shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
@@ -104,17 +114,17 @@ def run_experiment(settings: Settings) -> int:
     return _told(run, summary, fired)
 
 
-def _certificate(load: Load, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """What the manifest says of the instrument's own error under this load, or why it says nothing."""
+def _certificate(load: Load, settings: Settings, progress: Progress) -> Certificate | Absent:
+    """The instrument's own error under this load, or why it is not known."""
     if not settings.certify:
-        return {"absent": "--no-certify"}
+        return Absent("--no-certify", "not-asked")
     from burstline.bench.certification import certificate_for
 
     progress.phase("Certifying the instrument at a server of known truth")
     try:
-        return certificate_for(load).to_json()
+        return certificate_for(load)
     except EngineError as error:
-        return {"absent": str(error)}
+        return Absent(str(error), "certification-failed")
 
 
 def _check_what_comes_after(settings: Settings) -> None:
@@ -144,20 +154,21 @@ def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) 
         note_hardware(run, hints, progress.phase)
     except KeyboardInterrupt:
         why = "this CPU was not measured: interrupted; `burstline report RUN --device cpu` measures it"
-        run.update(hardware={"absent": why})
+        run.save_manifest(replace(run.manifest, hardware=HardwareFacts(absent=why)))
 
 
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
     progress.phase("Waiting until the server has generated a token")
-    where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
+    where = replace(settings.where, n_concurrent=load.n_at_once)
     with serving(engine, where, run.path, progress.phase) as site:
-        run.update(identity=asdict(site.identity), server=_server_facts(site, settings.where.model))
+        server = _server_facts(site, settings.where.model)
+        run.save_manifest(replace(run.manifest, identity=site.identity, server=server))
         load.check_fits(site.identity)
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )
         run.save_plan(plan)
-        run.update(plan_sha256=plan.sha256)
+        run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
         progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
         fired = _watched(run, site, plan, load, vocabulary, progress)
         recount(
@@ -224,18 +235,18 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
         columns[name] = [at_ns - t0_ns for at_ns in columns.get(name, [])]
     if columns["start_ns"]:
         run.save_steps(pa.table(columns))
-    run.update(step_log=header)
+    run.save_manifest(replace(run.manifest, step_log=header))
     launch.step_log.unlink()
 
 
 def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
     """A record, "not_sent", of every request that was planned for a server that never got one."""
     why = str(error) or "interrupted before the load began"
-    run.update(error=why)
+    run.save_manifest(replace(run.manifest, error=why))
     if not (run.path / "plan.parquet").exists():
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
-        run.update(plan_sha256=plan.sha256)
+        run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
         spool = Spool(run.captures)
         for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
             spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
@@ -259,22 +270,28 @@ def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
     return exit_codes.of_summary(summary)
 
 
-def _facts(settings: Settings, load: Load) -> dict[str, Any]:
-    wish = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in asdict(settings.wish).items()
-    }
-    return {
-        **host_facts.facts(),
-        "title": load.title,
-        "asked": wish,
-        "concurrency": load.concurrency,
-        "arrivals": {name: getattr(load.arrivals, name) for name in ("pattern", "rate_per_s", "burstiness")},
-        "targets": list(settings.targets),
-        "seed": load.seed,
-        "salt": load.salt,
-        "repeat": _command_to_repeat(load.salt),
-    }
+def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
+    """The manifest of a run that begins."""
+    asked = asdict(settings.wish)
+    return Manifest(
+        engine=engine.name,
+        workload=load.name,
+        version=__version__,
+        commit=host_facts.commit(),
+        argv=("burstline", *sys.argv[1:]),
+        python=platform.python_version(),
+        libraries=host_facts.libraries(),
+        host=host_facts.host(),
+        devices=host_facts.devices(),
+        title=load.title,
+        asked={name: str(value) if isinstance(value, Path) else value for name, value in asked.items()},
+        concurrency=load.concurrency,
+        arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
+        targets=settings.targets,
+        seed=load.seed,
+        salt=load.salt,
+        repeat=_command_to_repeat(load.salt),
+    )
 
 
 def _command_to_repeat(salt: str) -> str:
@@ -286,17 +303,18 @@ def _command_to_repeat(salt: str) -> str:
     return shlex.join(argv)
 
 
-def _server_facts(site: Site, model: str | None) -> dict[str, Any]:
-    return {
-        "url": site.target.url,
-        "model": site.target.model,
-        "model_asked": model,
-        "attached": site.server is None,
-        "argv": list(site.launch.argv) if site.launch else None,
-        "env": dict(site.launch.env) if site.launch else None,
-        "image": site.launch.image if site.launch else None,
-        "image_digest": site.launch.image_digest if site.launch else None,
-        "notes": [*site.notes, *(made_notes(Path(model)) if model else ())],
-        "ready_s": site.ready_s,
-        "capabilities": asdict(site.capabilities),
-    }
+def _server_facts(site: Site, model: str | None) -> ServerFacts:
+    launch = site.launch
+    return ServerFacts(
+        url=site.target.url,
+        model=site.target.model,
+        model_asked=model,
+        attached=site.server is None,
+        argv=tuple(launch.argv) if launch else None,
+        env=dict(launch.env) if launch else None,
+        image=launch.image if launch else None,
+        image_digest=launch.image_digest if launch else None,
+        notes=(*site.notes, *(made_notes(Path(model)) if model else ())),
+        ready_s=site.ready_s,
+        capabilities=site.capabilities,
+    )

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from burstline.machine.roofline_input import beside_others, reconciled, suspect
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.decode import decode_run
-from loadgen.record.rundir import RunDir, Status, open_run
+from loadgen.record.manifest import Status
+from loadgen.record.rundir import RunDir, open_run
 from reports.page.page import render
 from servers.engine import Engine
 
 
 def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> dict[str, Any]:
     """Decode the captures, then write records, summary and page, and give the run its status."""
-    run.update(drivers=[asdict(report) for report in reports])
     run.save_records(decode_run(run.path, engine.decode))
-    run.finish(status)
+    run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
     return write_report(run)
 
 
@@ -28,7 +28,7 @@ def write_report(run: RunDir) -> dict[str, Any]:
     opened = open_run(run.path)
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
-    run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"])})
+    run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"]).to_json()})
     opened = open_run(run.path)
     run.save_report(render(opened))
     assert opened.summary is not None

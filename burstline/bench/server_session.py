@@ -49,7 +49,7 @@ class Where:
     """What the user said about the server: which engine, at which URL or started how.
 
     `container` is the image to start it in, "" for the engine's own, None to start it without.
-    `n_concurrent` is how many requests there will be at once, `n_request_tok` the tokens of the longest.
+    `n_concurrent` is how many requests there will be at once.
     """
 
     engine: str | None = None
@@ -61,7 +61,6 @@ class Where:
     engine_args: tuple[str, ...] = ()
     container: str | None = None
     n_concurrent: int | None = None
-    n_request_tok: int | None = None
 
 
 def choose_engine(where: Where) -> Engine:
@@ -127,8 +126,6 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
             engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
         )
         identity = engine.identify(getter(target), server.log())
-        if launch.fixed is not None:
-            identity = identity.completed_by(launch.fixed)
         identity = replace(
             identity, version=identity.version or launch.version, model=identity.model or target.model
         )
@@ -146,7 +143,6 @@ def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) ->
         where.python,
         where.engine_args,
         where.n_concurrent,
-        where.n_request_tok,
     )
     if where.container is None:
         return engine.launch(options)

@@ -20,6 +20,7 @@ from burstline import __version__
 from burstline.machine import host_facts
 from burstline.machine.host_overhead import add_host
 from loadgen.record.files import write_bytes
+from loadgen.record.manifest import Manifest
 from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
@@ -33,14 +34,12 @@ MOST_OTHERS: Final = 0.05
 Say = Callable[[str], None]
 
 
-def cpu_of(manifest: Mapping[str, Any], log: str) -> CpuSetup | None:
+def cpu_of(manifest: Manifest, log: str) -> CpuSetup | None:
     """How the engine computes on this machine's CPU, where it says that it does."""
-    server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
-    engine = ENGINES.get(str(manifest.get("engine")))
-    if engine is None or server.get("attached", True) or server.get("image"):
+    server, engine = manifest.server, ENGINES.get(manifest.engine)
+    if engine is None or server is None or server.attached or server.image:
         return None
-    facts = Identity(**{"engine": engine.name, **identity})
-    return engine.cpu_setup(facts, server.get("argv") or (), log)
+    return engine.cpu_setup(manifest.identity or Identity(engine.name), server.argv or (), log)
 
 
 def kept(cpu: CpuSetup, config: Mapping[str, Any]) -> str | None:
@@ -110,8 +109,8 @@ class _CpuTime:
 
 def _kept_at(cpu: CpuSetup, config: Mapping[str, Any]) -> Path:
     """One file a model, a way to compute, a machine and a version of ours."""
-    host = host_facts.facts()["host"]
-    key = [config, cpu.torch_python, cpu.host, host["cpu"], host["cores"], host["memory_bytes"], __version__]
+    host = host_facts.host()
+    key = [config, cpu.torch_python, cpu.host, host.cpu, host.cores, host.memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
     kind = f"torch-{cpu.dtype}" if cpu.torch_python else "numpy"
     return cached_file(digest, f"cpu-{kind}", cpu.threads, quick=True)

@@ -7,6 +7,7 @@ the model after the load has ended and the server is gone (`burstline/machine/cp
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -16,12 +17,14 @@ import orjson
 from burstline.bench.hints import Hints
 from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
 from loadgen.record.files import write_bytes
-from loadgen.record.rundir import RunDir, open_run
+from loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
+from loadgen.record.rundir import RunDir
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_config, bundled_models
+from roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from servers.engine import CpuSetup, Identity
 from servers.registry import ENGINES
 
@@ -34,7 +37,21 @@ class UnknownHardwareError(Exception):
 
 
 def check_hints(hints: Hints) -> None:
-    """A device or a model that does not exist is the user's slip, and found before anything is started."""
+    """Raise RooflineError before anything is started where a device, a model or a stated fact cannot be."""
+    stated = hints.stated
+    for flag, n, least in (
+        *((f"--{name}", getattr(stated, name), 1) for name in ("tp", "pp", "dp", "ep")),
+        ("--token-budget", stated.token_budget, 1),
+        ("--draft-tokens", stated.draft_tokens, 0),
+    ):
+        if n is not None and n < least:
+            raise RooflineError(f"{flag} {n}: expected a whole number of at least {least}")
+    if stated.quant is not None and stated.quant not in QUANTS:
+        raise RooflineError(f"--quant {stated.quant}: expected one of {', '.join(QUANTS)}")
+    if stated.kv_dtype is not None and stated.kv_dtype not in ELEMENT_BYTES:
+        raise RooflineError(f"--kv-dtype {stated.kv_dtype}: expected one of {', '.join(ELEMENT_BYTES)}")
+    if stated.expert_share is not None and not 0 < stated.expert_share <= 1:
+        raise RooflineError(f"--expert-share {stated.expert_share:g}: expected a share above 0 and up to 1")
     if hints.device not in (None, "cpu"):
         load_device(str(hints.device))
     if hints.model_config is not None:
@@ -44,42 +61,42 @@ def check_hints(hints: Hints) -> None:
 def note_hardware(run: RunDir, hints: Hints, say: Say) -> None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
-    `hardware` holds `model_config` and `model_from`, and `device_from` or why something is `absent`.
+    `absent` says why model or device is not known; `stated` is what a person states of the engine.
     """
-    manifest = open_run(run.path).manifest
-    facts: dict[str, Any] = {}
+    manifest = run.manifest
+    earlier = manifest.hardware.stated if manifest.hardware else None
+    facts = HardwareFacts(stated={**(earlier or {}), **hints.stated.to_json()} or None)
     try:
-        facts |= _model(manifest, hints)
-        known_by = (manifest.get("hardware") or {}).get("device_from")
+        config, model_from = _model(manifest, hints)
+        facts = replace(facts, model_config=config, model_from=model_from)
+        known_by = manifest.hardware.device_from if manifest.hardware else None
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
-            facts["device_from"] = known_by  # only the model was named anew
+            facts = replace(facts, device_from=known_by)  # only the model was named anew
         else:
-            text, facts["device_from"] = _device(manifest, facts["model_config"], hints, run.server_log, say)
+            text, device_from = _device(manifest, config, hints, run.server_log, say)
             write_bytes(run.path / DEVICE_FILE, text.encode())
+            facts = replace(facts, device_from=device_from)
     except (UnknownHardwareError, RooflineError) as why:
-        facts["absent"] = str(why)
-    run.update(hardware=facts)
+        facts = replace(facts, absent=str(why))
+    run.save_manifest(replace(manifest, hardware=facts))
 
 
-def _model(manifest: Mapping[str, Any], hints: Hints) -> dict[str, Any]:
+def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     """The model's config.json and where it was found."""
-    earlier, server = manifest.get("hardware") or {}, manifest.get("server") or {}
-    identity = manifest.get("identity") or {}
+    earlier, server = manifest.hardware, manifest.server or ServerFacts()
+    identity = manifest.identity or Identity(manifest.engine)
     if hints.model_config is not None:
-        return {
-            "model_config": _config_at(hints.model_config),
-            "model_from": f"--model-config {hints.model_config}",
-        }
-    if "model_config" in earlier:
-        return {name: earlier[name] for name in ("model_config", "model_from")}
-    engine = ENGINES.get(str(manifest.get("engine")))
-    own = engine.model_config(Identity(**{"engine": engine.name, **identity})) if engine else None
+        return _config_at(hints.model_config), f"--model-config {hints.model_config}"
+    if earlier is not None and earlier.model_config is not None:
+        return earlier.model_config, earlier.model_from or "an earlier report"
+    engine = ENGINES.get(manifest.engine)
+    own = engine.model_config(identity) if engine else None
     if own is not None:
-        return {"model_config": dict(own), "model_from": "the engine"}
-    names = [name for name in (server.get("model_asked"), identity.get("model"), server.get("model")) if name]
+        return own, "the engine"
+    names = [name for name in (server.model_asked, identity.model, server.model) if name]
     for name in names:
         try:
-            return {"model_config": _config_at(name), "model_from": name}
+            return _config_at(name), name
         except RooflineError:
             continue
     said = f"no config.json of {names[0]!r}" if names else "no model's name"
@@ -118,7 +135,7 @@ def _in_hub_cache(name: str) -> Path | None:
 
 
 def _device(
-    manifest: Mapping[str, Any], config: Mapping[str, Any], hints: Hints, log: Path, say: Say
+    manifest: Manifest, config: Mapping[str, Any], hints: Hints, log: Path, say: Say
 ) -> tuple[str, str]:
     """The text of the device's file, and how the device is known."""
     if hints.device not in (None, "cpu"):
@@ -133,12 +150,10 @@ def _device(
                 "this CPU has not been measured for this model: leave out --no-calibrate"
             )
         return text or measured(cpu, config, say), "having been measured for this model"
-    server = manifest.get("server") or {}
-    if server.get("attached") and urlsplit(str(server.get("url"))).hostname not in LOOPBACK:
-        raise UnknownHardwareError(
-            f"nobody says which device is behind {server.get('url')}: name it with --device"
-        )
-    names = list(dict.fromkeys(device["name"] for device in manifest.get("devices") or ()))
+    server = manifest.server
+    if server is not None and server.attached and urlsplit(str(server.url)).hostname not in LOOPBACK:
+        raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")
+    names = list(dict.fromkeys(device.name for device in manifest.devices))
     if len(names) != 1:
         seen = f"NVML sees {' and '.join(names)}" if names else "NVML sees no GPU"
         raise UnknownHardwareError(

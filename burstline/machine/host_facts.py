@@ -1,4 +1,4 @@
-"""What the manifest says about where and with what a run was made; secrets never."""
+"""The machine, the GPUs and the software that a run is made with; what cannot be found out is None."""
 
 from __future__ import annotations
 
@@ -10,38 +10,34 @@ import sys
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from burstline import __version__
+from loadgen.record.manifest import DeviceFacts, HostFacts
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
 
-def facts() -> dict[str, Any]:
-    """Versions, command line, machine and limits; what cannot be found out is None."""
-    return {
-        "version": __version__,
-        "commit": _commit(),
-        "argv": ["burstline", *sys.argv[1:]],
-        "python": platform.python_version(),
-        "libraries": {name: version(name) for name in _LIBRARIES},
-        "host": {
-            "platform": platform.platform(),
-            "cpu": _cpu_model(),
-            "cores": psutil.cpu_count(logical=True),
-            "cores_allowed": _cores_allowed(),
-            "memory_bytes": psutil.virtual_memory().total,
-            "load_average": list(os.getloadavg()),
-            "open_files_limit": list(resource.getrlimit(resource.RLIMIT_NOFILE)),
-        },
-        "devices": _devices(),
-    }
+def libraries() -> dict[str, str]:
+    """The versions of the libraries that a run's numbers depend on."""
+    return {name: version(name) for name in _LIBRARIES}
 
 
-def _commit() -> str | None:
-    """Of our own sources, where they are a checkout; with a + where they have been changed."""
+def host() -> HostFacts:
+    """This machine and the limits that this process runs under."""
+    return HostFacts(
+        platform=platform.platform(),
+        cpu=_cpu_model(),
+        cores=psutil.cpu_count(logical=True),
+        cores_allowed=_cores_allowed(),
+        memory_bytes=psutil.virtual_memory().total,
+        load_average=os.getloadavg(),
+        open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE),
+    )
+
+
+def commit() -> str | None:
+    """The commit of Burstline's own sources where they are a checkout, with a + where they were changed."""
     here = Path(__file__).resolve().parent
     with suppress(OSError, subprocess.SubprocessError):
         described = subprocess.run(
@@ -67,26 +63,24 @@ def _cores_allowed() -> int | None:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else psutil.cpu_count()
 
 
-def _devices() -> list[dict[str, Any]]:
-    """Every GPU that NVML knows; empty where there is no driver."""
+def devices() -> tuple[DeviceFacts, ...]:
+    """Every GPU that NVML lists; empty where there is no driver."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        return ()
     try:
         driver = pynvml.nvmlSystemGetDriverVersion()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [
-            {
-                "name": pynvml.nvmlDeviceGetName(handle),
-                "memory_bytes": pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-                "driver": driver,
-            }
+        return tuple(
+            DeviceFacts(
+                pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total, driver
+            )
             for handle in handles
-        ]
+        )
     except pynvml.NVMLError:
-        return []
+        return ()
     finally:
         pynvml.nvmlShutdown()

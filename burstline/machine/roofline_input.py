@@ -1,118 +1,200 @@
-"""A run held against its hardware: what its folder says, as the roofline wants it, and the answer as JSON."""
+"""From a run's folder to what the roofline compares: requests, steps, limits, and which facts are certain."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
+from burstline.bench.hints import Stated
 from burstline.machine.cpu_calibration import DTYPES, MOST_OTHERS
 from burstline.machine.hardware import DEVICE_FILE
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.manifest import HardwareFacts
 from loadgen.record.rundir import Run
 from loadgen.verdict.verdict import Reason
 from roofline.device.calibration import read_calibration
-from roofline.device.device import read_device
+from roofline.device.device import Device, read_device
 from roofline.errors import RooflineError
 from roofline.model.families import quant_of
 from roofline.model.parallel import Parallel
-from roofline.model.shapes import ModelShape, Quant
+from roofline.model.shapes import QUANTS, ModelShape, Quant
 from roofline.model.step import Step
+from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits
 from roofline.reconcile import reconciliation
 from roofline.reconcile.inferred_steps import Streamed, steps_seen
 from roofline.reconcile.reconcile import reconcile
-from roofline.reconcile.reconciliation import Setup, StepSeen
+from roofline.reconcile.reconciliation import Known, NotReconciled, Reconciliation, Setup, StepSeen
 from servers.engine import Admission
 from servers.registry import ENGINES
 
 MOST_REQUESTS: Final = 20_000
 """More are not simulated: it would take minutes."""
 
+KV_DTYPES: Final = {
+    **DTYPES, "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_inc": "fp8", "f16": "fp16", "q8_0": "int8",
+}  # fmt: skip
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """What the embedded engine's step log books as attention."""
 
 
 class _LackingError(Exception):
-    """Why a run cannot be held against its hardware."""
+    """Why a run cannot be compared with its hardware."""
 
 
-def reconciled(run: Run) -> dict[str, Any]:
-    """The summary's `roofline`: the reconciliation, its device and the plot's rates; else {"absent": why}.
-
-    From the run's own files alone: the same files give the same answer.
-    """
+def reconciled(run: Run) -> Reconciliation | NotReconciled:
+    """The summary's `roofline`, from the run's own files alone: the same files give the same answer."""
     try:
         setup, assumed = setup_of(run)
-        seen = seen_in(run, assumed)
-        found = reconcile(seen, setup)
+        found = reconcile(seen_in(run, assumed), setup)
     except (_LackingError, RooflineError) as why:
-        return {"absent": str(why)}
-    return asdict(found) | {"device": _device_facts(setup), "model": _model_facts(setup, run)}
+        return NotReconciled(str(why))
+    hardware = run.manifest.hardware or HardwareFacts()
+    model = replace(found.model, config_from=hardware.model_from, device_from=hardware.device_from)
+    return replace(found, model=model)
 
 
-def beside_others(found: dict[str, Any], instrument: Mapping[str, Any]) -> dict[str, Any]:
+def beside_others(
+    found: Reconciliation | NotReconciled, instrument: Mapping[str, Any]
+) -> Reconciliation | NotReconciled:
     """The same, with a word on who else used the CPU it ran on: their share is no gap of the engine's."""
     others = instrument["others_cpu_fraction"].get("point")
-    if found.get("device", {}).get("measured_spread") is None or not others or others <= MOST_OTHERS:
+    if isinstance(found, NotReconciled) or found.device.measured_spread is None:
         return found
-    said = f"Others used {others:.0%} of this machine meanwhile, which is part of the gap."
-    return found | {"sentence": f"{found['sentence']} {said}"}
+    if not others or others <= MOST_OTHERS:
+        return found
+    warning = f"Other processes used {others:.0%} of this machine meanwhile, which is part of the gap."
+    return replace(found, sentence=f"{found.sentence} {warning}")
 
 
-def suspect(found: Mapping[str, Any]) -> tuple[Reason, ...]:
-    """Reasons not to believe a run: rates above what the hardware can do."""
+def suspect(found: Reconciliation | NotReconciled) -> tuple[Reason, ...]:
+    """Reasons not to believe a run: rates above what the hardware can do under every possible set-up."""
+    if isinstance(found, NotReconciled):
+        return ()
     return tuple(
         Reason(
             "beats-the-ceiling",
-            f"Numbers suspect: {each['what']} went {each['excess']:.0%} faster than {found['device']['name']}"
-            f" can go at all (tolerance {each['tolerance']:.0%}).",
-            f"Look for the cause: {'; or '.join(each['causes'])}.",
+            f"Impossible rate: {each.what} exceeds the ceiling of {found.device.name} by {each.excess:.0%}"
+            f" (tolerance {each.tolerance:.0%}).",
+            f"Look for the cause: {'; or '.join(each.causes)}.",
         )
-        for each in found.get("suspicions", ())
+        for each in found.suspicions
     )
 
 
 def setup_of(run: Run) -> tuple[Setup, list[str]]:
-    """What ran on what, and what had to be assumed about it."""
-    hardware = run.manifest.get("hardware")
+    """What ran on what, which of it is certain, and what had to be assumed about the rest."""
+    hardware = run.manifest.hardware
     if hardware is None:
         raise _LackingError(
             "the run does not say what it ran on; `burstline report RUN --device NAME` adds it"
         )
     path = run.path / DEVICE_FILE
-    if "absent" in hardware or not path.exists():
-        raise _LackingError(hardware.get("absent", f"{DEVICE_FILE} is gone from the run's folder"))
-    config, identity = hardware["model_config"], run.identity
+    config, identity = hardware.model_config, run.manifest.identity
+    if hardware.absent or config is None or not path.exists():
+        raise _LackingError(hardware.absent or f"{DEVICE_FILE} is gone from the run's folder")
     table = tomllib.loads(path.read_text("utf-8"))
     device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
-    if calibration.host and calibration.host.engine != run.manifest.get("engine"):
+    if calibration.host and calibration.host.engine != run.manifest.engine:
         calibration = replace(calibration, host=None)
+    facts = _Facts(run, Stated.from_json(hardware.stated or {}))
     model = ModelShape.from_config(config, str(identity.model if identity else "") or None)
-    quant, assumed = _quant(
-        config, identity.dtype if identity else None, identity.kv_dtype if identity else None
-    )
-    tp = identity.tensor_parallel if identity else None
-    if tp is None:
-        assumed.append("tensor parallelism is not said: 1")
-    return Setup(model, quant, Parallel(tp=tp or 1), device, calibration), assumed
+    quant, weights, kv = facts.quant(config)
+    parallel, known = facts.layout(device)
+    known = replace(known, weights=weights, kv=kv, speculation=facts.draft_tok() is not None)
+    deployment = Deployment(model, quant, parallel, device, facts.stated.expert_share or 1.0)
+    return Setup(deployment, calibration, known, facts.draft_tok() or 0), facts.assumed
 
 
-def _quant(config: Mapping[str, Any], dtype: str | None, kv_dtype: str | None) -> tuple[Quant, list[str]]:
-    """How numbers are kept: as the engine says, else as the checkpoint does."""
-    stored = quant_of(config)
-    ours = DTYPES.get(str(dtype))
-    assumed = [] if ours else [f"the engine does not say its dtype: the checkpoint's, {stored.activations}"]
-    if ours and config.get("quantization_config") is None:
-        stored = Quant(ours, ours, ours)
-    elif ours:
-        stored = replace(stored, kv=ours)
-    if str(kv_dtype).startswith("fp8"):
-        stored = replace(stored, kv="fp8")
-    return stored, assumed
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What is certain about the engine: what a person states, what it says, and how it was started here."""
+
+    run: Run
+    stated: Stated
+    assumed: list[str] = field(default_factory=list)
+
+    @property
+    def self_describing(self) -> bool:
+        """Whether the engine's identity leaves nothing open."""
+        engine = self.run.manifest.engine
+        return engine in ENGINES and ENGINES[engine].self_describing
+
+    def _started_without(self, *words: str) -> bool:
+        """Whether it was started here, and no argument of its command holds any of `words`."""
+        server = self.run.manifest.server
+        if server is None or server.attached:
+            return False
+        return not any(word in arg for arg in server.argv or () for word in words)
+
+    def draft_tok(self) -> int | None:
+        if self.stated.draft_tokens is not None:
+            return self.stated.draft_tokens
+        if self.self_describing or self._started_without("specul", "draft", "eagle", "medusa", "mtp"):
+            return 0
+        self.assumed.append("speculative decoding is not stated: none")
+        return None
+
+    def quant(self, config: Mapping[str, Any]) -> tuple[Quant, bool, bool]:
+        """How numbers are kept, and whether weights and KV cache are certain to be kept so."""
+        identity = self.run.manifest.identity
+        ours = DTYPES.get(str(identity.dtype if identity else None))
+        if self.stated.quant is not None:
+            stored, certain = QUANTS[self.stated.quant], True
+        else:
+            stored = quant_of(config)
+            if ours and config.get("quantization_config") is None:
+                stored = Quant(ours, ours, ours)
+            elif ours:
+                stored = replace(stored, kv=ours)
+            certain = self.self_describing or (ours is not None and self._started_without("quant"))
+            if not ours:
+                self.assumed.append(
+                    f"the engine does not state its dtype: {stored.activations}, the checkpoint's"
+                )
+        kv = self.stated.kv_dtype or KV_DTYPES.get(str(identity.kv_dtype if identity else None))
+        kv_certain = (
+            kv is not None
+            or self.self_describing
+            or self._started_without("kv-cache-dtype", "kv_cache_dtype")
+        )
+        if not kv_certain:
+            self.assumed.append(f"the KV cache's dtype is not stated: {stored.kv}")
+        return (replace(stored, kv=kv) if kv else stored), certain, kv_certain
+
+    def layout(self, device: Device) -> tuple[Parallel, Known]:
+        """The ranks, and how many devices there may be where they are not certain."""
+        stated, identity = self.stated, self.run.manifest.identity
+        if stated.ranks:
+            return Parallel(stated.tp or 1, stated.pp or 1, stated.ep or 1, stated.dp or 1), Known()
+        tp = identity.tensor_parallel if identity else None
+        server = self.run.manifest.server
+        started = server is not None and not server.attached
+        if self.self_describing or (started and device.arch == "measured"):
+            return Parallel(), Known()
+        other_ranks = ("pipeline", "data-parallel", "data_parallel", "-dp", "--dp", "-pp", "--pp")
+        if tp is not None and self._started_without(*other_ranks):
+            return Parallel(tp=tp), Known()
+        self.assumed.append(
+            "parallelism is not stated: one device"
+            if tp is None
+            else f"only tensor parallelism is stated: {tp}"
+        )
+        if device.arch == "measured":  # this machine's CPU: a server may use more cores than were measured
+            host = self.run.manifest.host
+            cores = host.cores or host.cores_allowed or device.n_units or 1
+            n = -(-cores // (device.n_units or 1))
+            return Parallel(tp=tp or 1), Known(devices=False, at_most=n, one_request=n)
+        here = len(self.run.manifest.devices)
+        if started and here:
+            return Parallel(tp=tp or 1), Known(devices=False, at_most=here, one_request=here)
+        joined = max((link.n_devices for link in device.links if link.scope != "network"), default=1)
+        return Parallel(tp=tp or 1), Known(devices=False, at_most=None, one_request=joined)
 
 
 def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
@@ -125,16 +207,22 @@ def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
         raise _LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
     replies = list(_replies(c))
     limits = _limits(run, replies, assumed)
-    steps = _logged(run, replies)
-    if steps is None and _counted(run):
+    logged = _logged(run, replies)
+    steps = logged
+    if logged is None and _counted(run):
         steps = steps_seen(replies, limits.max_num_batched_tokens)
-        assumed.append("steps are read off the wire: each gap in a chain of long replies is one step")
+        assumed.append("steps are inferred from the stream: each gap in a chain of long replies is one step")
     due_s = min(reply.sent_s for reply in replies)
     return reconciliation.Run(
-        requests=[Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s)) for reply in replies],
+        requests=[
+            Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s), reply.cached_tok) for reply in replies
+        ],
         makespan_s=max(float(reply.token_s[-1]) for reply in replies) - due_s,
         limits=limits,
         steps=steps or None,
+        logged=logged is not None,
+        first_s=np.array([reply.token_s[0] for reply in replies]),
+        last_s=np.array([reply.token_s[-1] for reply in replies]),
         assumed=tuple(assumed),
     )
 
@@ -163,21 +251,26 @@ def _token_s(at_s: Floats, n: Any) -> Floats:
 
 def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits:
     """The engine's limits in its own words; what it does not say is as much as was seen in use."""
-    identity, engine = run.identity, str(run.manifest.get("engine"))
+    identity, engine = run.manifest.identity, run.manifest.engine
     block_tok = (identity.kv_block_tok if identity else None) or 16
     seqs, batched, kv_tok = (
         (identity.max_num_seqs, identity.max_batched_tok, identity.kv_tok) if identity else (None, None, None)
     )
+    hardware = run.manifest.hardware or HardwareFacts()
+    stated = Stated.from_json(hardware.stated or {})
+    batched = stated.token_budget or batched
     n_at_once, tok_at_once = _most_at_once(replies, block_tok)
     if seqs is None:
         seqs = n_at_once
-        assumed.append(f"max_num_seqs is not said: {seqs:,}, the most that were seen to decode at once")
+        assumed.append(f"max_num_seqs is not stated: {seqs:,}, the most that were seen to decode at once")
     if batched is None:
         batched = max(2048, seqs)
-        assumed.append(f"max_num_batched_tokens is not said: {batched:,}")
+        assumed.append(f"max_num_batched_tokens is not stated: {batched:,}")
     if kv_tok is None:
         kv_tok = tok_at_once
-        assumed.append(f"the KV cache's size is not said: {kv_tok:,} tokens, the most that were seen in use")
+        assumed.append(
+            f"the KV cache's size is not stated: {kv_tok:,} tokens, the most that were seen in use"
+        )
     admission = ENGINES[engine].admission if engine in ENGINES else None
     if admission is None:
         admission = Admission()
@@ -225,33 +318,3 @@ def _logged_step(row: Mapping[str, Any]) -> StepSeen:
     seconds = (row["until_ns"] - row["start_ns"]) / 1e9
     timed = gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
     return StepSeen(Step.of(zip(new_tok, context, logits, strict=True)), seconds, timed)
-
-
-def _device_facts(setup: Setup) -> dict[str, Any]:
-    """The device's ceilings in the dtype that computes, and what a good kernel of that dtype reaches."""
-    device, dtype = setup.device, setup.quant.activations
-    peak = device.peak_flops_per_s(dtype)
-    fit = setup.calibration.gemm_fit(dtype)[0] if setup.calibration else None
-    return {
-        "id": device.id,
-        "name": device.name,
-        "dtype": dtype,
-        "n_devices": setup.parallel.n_devices,
-        "peak_flops_per_s": peak,
-        "levels": [asdict(level) for level in device.levels],
-        "reached_flops_per_s": fit.eta_c * peak if fit else None,
-        "reached_bytes_per_s": fit.eta_m * device.bytes_per_s if fit else None,
-        "measured_spread": setup.calibration.measured_spread if setup.calibration else None,
-        "host": asdict(setup.calibration.host) if setup.calibration and setup.calibration.host else None,
-    }
-
-
-def _model_facts(setup: Setup, run: Run) -> dict[str, Any]:
-    hardware = run.manifest["hardware"]
-    return {
-        "name": setup.model.name,
-        "params": setup.model.params(),
-        "quant": asdict(setup.quant),
-        "config_from": hardware.get("model_from"),
-        "device_from": hardware.get("device_from"),
-    }

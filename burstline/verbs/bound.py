@@ -20,7 +20,6 @@ from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.capacity import check_batch, kv_bytes, largest_batch, room
 from roofline.predict.deployment import (
-    Deployment,
     Line,
     PhaseBound,
     UniformBatch,
@@ -28,7 +27,7 @@ from roofline.predict.deployment import (
     latency_s,
     phase_bounds,
 )
-from roofline.predict.predict import Clock
+from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
 
 
@@ -129,10 +128,9 @@ def _burst(
     """A burst of `--simulate` requests through vLLM's scheduling rules, by the ceiling and by each tier."""
     limits = Limits(args.max_num_seqs, args.max_num_batched_tokens, kv_tok)
     requests = [Asked(0.0, args.prompt, args.output)] * args.simulate
-    shape = (deployment.model, deployment.quant, deployment.parallel, deployment.device)
     found = {}
     for tier, known in {"ceiling": None, **tiers}.items():
-        outcome = simulate(requests, limits, Clock(*shape, known))
+        outcome = simulate(requests, limits, Clock(deployment, known))
         found[tier] = {
             "makespan_s": outcome.makespan_s,
             "output_tok_per_s": len(requests) * args.output / outcome.makespan_s,

@@ -4,7 +4,9 @@ import argparse
 from collections.abc import Iterator
 
 from burstline.verbs.run import add_arrivals, add_load, wish_of
-from loadgen.verdict.certificate import TOLERATED, Certificate, Limit, MetricError, Schedule
+from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
+from loadgen.record.typed_json import to_json
+from loadgen.verdict.certificate import TOLERATED
 
 LONG_S = 10.0
 
@@ -30,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     found = replace(certified(planned), limit=(limit := climbed()))
     remember(limit)
     if args.json:
-        print(json_text(found.to_json()))
+        print(json_text(to_json(found)))
     else:
         print(told(load.title, planned.notes, found))
     return exit_codes.DONE if found.is_clean else exit_codes.INCONCLUSIVE
@@ -87,7 +89,7 @@ def _metric(name: str, error: MetricError) -> str:
     return f"{name.upper():10}{values}{error.bias_s * 1e3:+11.3f}{error.p99_s * 1e3:13.3f}"
 
 
-def _schedule(schedule: Schedule) -> Iterator[str]:
+def _schedule(schedule: ServedSchedule) -> Iterator[str]:
     if schedule.late_p50_s is None or schedule.late_p99_s is None:
         yield "Schedule        a closed loop has none"
         return
@@ -105,7 +107,7 @@ def _schedule(schedule: Schedule) -> Iterator[str]:
         )
 
 
-def _limit(found: Limit) -> str:
+def _limit(found: EventRateLimit) -> str:
     within = f"within {TOLERATED:.0%} up to "
     if found.by == "client":
         return f"{within}{found.events_per_s:,.0f} events a second; above, the client does not follow"

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from burstline import exit_codes
 from burstline.stdout import json_text
 from reports.compare.sweep_load import Load, differ_in_load_alone, load_of
 
 if TYPE_CHECKING:
+    from loadgen.record.manifest import Manifest
     from loadgen.record.rundir import Run
     from loadgen.verdict.verdict import Reason
     from reports.compare.comparison import Comparison
@@ -79,7 +80,7 @@ def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -
         href = os.path.relpath(run.path / "report.html", beside)
         groups.setdefault(load_of(run.manifest) if swept else None, []).append(Member(label, run, href))
     loads = sorted(load for load in groups if load is not None)
-    what = " and ".join(dict.fromkeys(str(m.get("title") or m.get("workload")) for m in manifests))
+    what = " and ".join(dict.fromkeys(m.title or m.workload for m in manifests))
     told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
     cells = tuple(cell_of(str(load or ""), groups[load], unlike) for load in (loads if swept else [None]))
     title = f"{' against '.join(dict.fromkeys(labels))}: {told}"
@@ -150,28 +151,26 @@ def differences(runs: Sequence[Run]) -> list[Reason]:
     return reasons
 
 
-def checked_metadata(manifest: Mapping[str, Any]) -> dict[str, str]:
+def checked_metadata(manifest: Manifest) -> dict[str, str]:
     """What the manifest says of everything in CHECKED."""
-    host = manifest.get("host") or {}
-    server = manifest.get("server") or {}
-    devices = Counter(str(device["name"]) for device in manifest.get("devices") or ())
+    devices = Counter(device.name for device in manifest.devices)
     return {
-        "workload": str(manifest.get("title") or manifest.get("workload")),
-        "seed": str(manifest.get("seed")),
-        "model": Path(str(server.get("model") or "unnamed")).name,
+        "workload": manifest.title or manifest.workload,
+        "seed": str(manifest.seed),
+        "model": manifest.server.model_name if manifest.server else "unnamed",
         "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
-        "cpu": str(host.get("cpu")),
-        "cores": str(host.get("cores_allowed") or host.get("cores")),
+        "cpu": str(manifest.host.cpu),
+        "cores": str(manifest.host.cores_allowed or manifest.host.cores),
     }
 
 
-def labels_of(manifests: Sequence[Mapping[str, Any]], *, swept: bool = False) -> list[str]:
+def labels_of(manifests: Sequence[Manifest], *, swept: bool = False) -> list[str]:
     """A name for each run's contender: its engine, with a letter only where that is needed.
 
     What must be equal makes another contender where it is not, for no run repeats one of other work or on
     another machine. Where loads are `swept`, neither the load does nor what adapters fit to it.
     """
-    engines = [str(manifest.get("engine")) for manifest in manifests]
+    engines = [manifest.engine for manifest in manifests]
     kinds = [
         (engine, *_what(manifest, swept), *_how(manifest, swept=swept))
         for engine, manifest in zip(engines, manifests, strict=True)
@@ -183,26 +182,26 @@ def labels_of(manifests: Sequence[Mapping[str, Any]], *, swept: bool = False) ->
     return labels
 
 
-def _what(manifest: Mapping[str, Any], swept: bool) -> tuple[str, ...]:
+def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
     """What was done, and where."""
     return tuple(
         value for key, value in checked_metadata(manifest).items() if not (swept and key == "workload")
     )
 
 
-def _how(manifest: Mapping[str, Any], *, swept: bool) -> tuple[str, ...]:
+def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:
     """Version and command line without the flags that differ from start to start, or with a swept load."""
     from servers.registry import ENGINES
 
-    engine = ENGINES.get(str(manifest.get("engine")))
+    engine = ENGINES.get(manifest.engine)
     passing: frozenset[str] = frozenset()
     if engine is not None:
         passing = engine.start_flags | engine.load_flags if swept else engine.start_flags
-    server, identity = manifest.get("server") or {}, manifest.get("identity") or {}
-    argv = server.get("argv") or [str(server.get("url"))]
+    server = manifest.server
+    argv = () if server is None else server.argv or (str(server.url),)
     kept = [
         word
         for before, word in zip(["", *argv], argv, strict=False)
         if before not in passing and word.split("=")[0] not in passing
     ]
-    return (str(identity.get("version")), *kept)
+    return (str(manifest.identity.version if manifest.identity else None), *kept)

@@ -65,12 +65,36 @@ def add_hints(group: argparse._ActionsContainer) -> None:
         action="store_true",
         help="do not measure this CPU when it is met for the first time",
     )
+    for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("ep", "expert")):
+        group.add_argument(
+            f"--{ranks}", type=int, metavar="N", help=f"{meaning}-parallel ranks of the server"
+        )
+    group.add_argument(
+        "--quant", metavar="NAME", help="how its weights are stored: bf16, fp8, awq, nvfp4, ..."
+    )
+    group.add_argument("--kv-dtype", metavar="DTYPE", help="of its KV cache: bf16, fp16, fp8, fp4")
+    group.add_argument("--token-budget", type=int, metavar="N", help="new tokens that it computes in a step")
+    group.add_argument("--draft-tokens", type=int, metavar="N", help="speculative decoding; 0: none")
+    group.add_argument(
+        "--expert-share", type=float, metavar="X", help="experts a batch touches, of uniform routing's (1)"
+    )
 
 
 def hints_of(args: argparse.Namespace) -> "Hints":
-    from burstline.bench.hints import Hints
+    from burstline.bench.hints import Hints, Stated
 
-    return Hints(args.device, args.model_config, not args.no_calibrate)
+    stated = Stated(
+        args.tp,
+        args.pp,
+        args.dp,
+        args.ep,
+        args.quant,
+        args.kv_dtype,
+        args.token_budget,
+        args.draft_tokens,
+        args.expert_share,
+    )
+    return Hints(args.device, args.model_config, not args.no_calibrate, stated)
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:

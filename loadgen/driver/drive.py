@@ -1,6 +1,6 @@
 """One driver: a process of its own that prepares requests, waits for the start, fires, and keeps captures.
 
-The orchestrator starts it with `multiprocessing.get_context("spawn")` and talks to it over a pipe:
+The orchestrator starts it and talks to it over a pipe:
 
     driver -> ("ready",)         everything that can be prepared is; connections stand
     driver <- ("go", t0_ns)      absolute monotonic, shortly in the future
@@ -8,28 +8,29 @@ The orchestrator starts it with `multiprocessing.get_context("spawn")` and talks
     driver -> ("done", report)   every planned request has its capture on disk
     driver -> ("failed", error)  an exception, to be raised by whoever reads it
 
-Nothing heavy is imported here: what is large in memory is the driver's own work.
+Three threads: this one prepares requests and listens to the orchestrator, the wire's sends and reads, the
+spool's packs captures and writes them. Nothing heavy is imported: what is large in memory is the driver's own
+work, and each import would delay the first request.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from typing import Any
+from itertools import islice
+from multiprocessing.connection import Connection, wait
+from typing import Any, Final
 
-import httpx
 import numpy as np
-from asyncio_throttle.throttler import Throttler
 
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import Histogram
@@ -37,16 +38,20 @@ from loadgen.driver.job import DriveReport, Job
 from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import Spool
+from loadgen.wire.destination import Destination
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.transport import Transport
-from servers.engine import Call
+from loadgen.wire.wire import Wire
 from servers.registry import ENGINES
 from workloads.prompts import salted
 from workloads.request import Request
 
-_LOOK_AHEAD = 10_000
-_NO_BODY = httpx.ByteStream(b"")
-_HEADERS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "burstline"}
+_LOOK_AHEAD: Final = 10_000
+"""So many requests are prepared before they are due: those of a burst all, those of a long run a part."""
+_POLL_S: Final = 0.01
+_OPENING_S: Final = 60.0
+"""How long opening connections may delay the start; what lacks one then waits within its own deadline."""
+
+Due = tuple[Request, int]
 
 
 def run(job: Job, conn: Connection) -> None:
@@ -57,7 +62,7 @@ def run(job: Job, conn: Connection) -> None:
             signal.signal(number, signal.SIG_IGN)
     message: tuple[str, Any]
     try:
-        message = ("done", asyncio.run(_Drive(job, conn).run()))
+        message = ("done", _Drive(job, conn).run())
     except Exception as error:
         message = ("failed", _picklable(error))
     with suppress(OSError):  # the orchestrator is gone: the captures are on disk all the same
@@ -68,102 +73,183 @@ class _Drive:
     def __init__(self, job: Job, conn: Connection) -> None:
         self._job, self._conn = job, conn
         self._engine = ENGINES[job.engine]
-        self._base_url = job.target.url.rstrip("/")
+        self._destination = Destination.of(job.target.url)
         self._t0_ns: int | None = None
-        self._n_prepared = 0
+        self._stopped = False
+        self._n_prepared = self._n_ended = 0
         self._failures: Counter[str] = Counter()
         self._late, self._lag = Histogram(), Histogram()
 
-    async def run(self) -> DriveReport:
+    def run(self) -> DriveReport:
         job = self._job
         ensure_fd_limit(_n_connections(job))
-        with Counters(job.counters) as counters:
+        with Counters(job.counters) as counters, _signal_pipe() as (self._news, self._tell):
             self._cells = counters.row(job.worker)
-            transport = self._transport = Transport(
-                job.target.url,
-                barrier=True,
+            wire = self._wire = Wire(
+                self._destination.addresses(),
+                self._on_ended,
+                tls=self._destination.tls(),
+                host=self._destination.host,
                 deadline_s=job.deadline_s,
                 concurrency=job.concurrency,
                 counters=self._cells[1:],
             )
-            self._spool = Spool(job.captures, job.worker, on_error=transport.stop)
-            async with httpx.AsyncClient(
-                transport=transport, headers=_HEADERS, trust_env=False
-            ) as self._client:
-                with self._listening(), quiet():
-                    before = await self._fire()
-            if transport.wire.error is not None:
-                raise transport.wire.error
+            self._spool = Spool(job.captures, job.worker, on_error=self._stop)
+            wire.start()
+            try:
+                with quiet():
+                    before = self._fire()
+            finally:
+                wire.close()
+            if wire.error is not None:
+                raise wire.error
             self._spool.close()
             self._cells.release()
         return self._report(before)
 
-    async def _fire(self) -> Usage:
+    # The thread that prepares and listens.
+
+    def _fire(self) -> Usage:
         """Prepare, start at the agreed moment, and wait until every request has ended."""
-        self._go = asyncio.Event()
-        self._is_full = asyncio.Event()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._feed(tasks))
-            await self._is_full.wait()
-            await self._transport.opened(self._n_prepared)
-            gc.collect()
-            gc.freeze()
-            before = Usage.now()
-            with suppress(OSError):
-                self._conn.send(("ready",))
-            await self._go.wait()
+        job = self._job
+        due = zip(job.requests, job.due_ns, strict=True)
+        ahead = _LOOK_AHEAD if job.concurrency is None else min(_LOOK_AHEAD, 2 * job.concurrency + 64)
+        if job.max_rate_per_s is None:
+            for each in islice(due, ahead):
+                self._prepare(each)
+        self._await_connections()
+        gc.collect()
+        gc.freeze()
+        before = Usage.now()
+        with suppress(OSError):
+            self._conn.send(("ready",))
+        while self._t0_ns is None and not self._stopped and self._is_running:
+            self._listen(1.0)
+        if job.max_rate_per_s is None:
+            for each in due:
+                self._await_room(ahead)
+                self._prepare(each)
+        else:
+            self._prepare_throttled(due, ahead, job.max_rate_per_s)
+        while self._n_ended < self._n_prepared and self._is_running:
+            self._listen(1.0)
         return before
 
-    async def _feed(self, tasks: asyncio.TaskGroup) -> None:
-        """Prepare each request before its time: all of them, or as many as the look-ahead holds."""
-        job, traffic = self._job, self._transport.wire.traffic
-        ahead = _LOOK_AHEAD if job.concurrency is None else min(_LOOK_AHEAD, 2 * job.concurrency + 64)
-        throttler = _throttler(job.max_rate_per_s)
-        for request, due_ns in zip(job.requests, job.due_ns, strict=True):
-            if throttler is not None:
-                self._is_full.set()
-                await self._go.wait()
-                async with throttler:
-                    pass
-            elif self._n_prepared - traffic.n_dispatched >= ahead:
-                self._is_full.set()
-            while self._n_prepared - traffic.n_dispatched >= ahead and not traffic.stopped:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-            if self._n_prepared % 32 == 0:
-                await asyncio.sleep(0)
-            tasks.create_task(self._send(request, due_ns))
-            self._n_prepared += 1
-            self._cells[0] = self._n_prepared
-        self._is_full.set()
-
-    async def _send(self, request: Request, due_ns: int) -> None:
+    def _prepare(self, due: Due) -> None:
+        """Build one request and hand it to the wire; after a stop it only gets its capture."""
+        request, due_ns = due
+        if self._n_prepared % 32 == 0:
+            self._listen(0.0)
         exchange = Exchange(request.index, due_ns)
-        if not self._transport.wire.traffic.stopped:
-            with suppress(httpx.TransportError):  # the exchange knows what failed
-                response = await self._client.send(self._built(request, exchange), stream=True)
-                await response.aclose()
-                response.stream = _NO_BODY  # httpx ties stream and response in a circle; no collector runs
-        else:
-            exchange.failure = "not_sent"
-        exchange.payload, exchange.future = b"", None
-        self._spool.put(lambda: self._captured(exchange))
+        if not self._stopped:
+            exchange.payload = self._built(request)
+        self._n_prepared += 1
+        self._cells[0] = self._n_prepared
+        self._wire.park(exchange)  # a wire that was stopped ends it "not_sent"
 
-    def _built(self, request: Request, exchange: Exchange) -> httpx.Request:
+    def _built(self, request: Request) -> bytes:
         job = self._job
         if job.salt is not None and job.vocabulary is not None:
             request = salted(request, job.salt, job.vocabulary)
-        call: Call = self._engine.encode(request, job.target)
-        return self._client.build_request(
-            call.method,
-            self._base_url + call.path,
-            content=call.body,
-            headers=list(call.headers),
-            extensions={"exchange": exchange},
-        )
+        return self._destination.serialised(self._engine.encode(request, job.target))
+
+    def _has_room(self, ahead: int) -> bool:
+        return self._n_prepared - self._wire.traffic.n_dispatched < ahead or self._stopped
+
+    def _await_room(self, ahead: int) -> None:
+        """Hold back while as many requests are prepared as the look-ahead allows."""
+        while not self._has_room(ahead) and self._is_running:
+            self._listen(_POLL_S)
+
+    def _await_connections(self) -> None:
+        """Until all that is due in the first second has its connection, a stop, or the limit."""
+        opened = threading.Event()
+
+        def open_now() -> None:
+            opened.set()
+            self._wake()
+
+        self._wire.when_open(open_now)
+        until_s = time.monotonic() + _OPENING_S
+        while not opened.is_set() and not self._stopped and self._is_running and time.monotonic() < until_s:
+            self._listen(_POLL_S)
+
+    def _prepare_throttled(self, due: Iterator[Due], ahead: int, max_rate_per_s: float) -> None:
+        """Prepare as a ceiling on the rate allows.
+
+        asyncio-throttle is good enough for a closed loop with a ceiling, where latency counts from dispatch.
+        Never for open-loop arrivals: it polls, it lets a period's whole allowance go at once, and it counts
+        from when it got round to it, so that the schedule would drift and the drift would not be seen.
+        """
+        import asyncio  # here: half of what a driver would import, for the few that limit a rate
+
+        from asyncio_throttle.throttler import Throttler
+
+        n_per_period = max(1, round(max_rate_per_s / 20))
+        period_s = n_per_period / max_rate_per_s
+        throttler = Throttler(n_per_period, period_s, retry_interval=min(_POLL_S, period_s / 10))
+
+        async def prepare() -> None:
+            for each in due:
+                if not self._stopped:
+                    async with throttler:
+                        pass
+                while not self._has_room(ahead) and self._is_running:
+                    await asyncio.sleep(_POLL_S)
+                    self._listen(0.0)
+                self._prepare(each)
+
+        asyncio.run(prepare())
+
+    def _listen(self, timeout_s: float) -> None:
+        """Obey the orchestrator, for so long or until somebody wakes this thread.
+
+        When the orchestrator is gone, stop: nobody waits for the load any more.
+        """
+        heard = wait([self._news] if self._conn.closed else [self._news, self._conn], timeout_s)
+        if self._news in heard:
+            with suppress(BlockingIOError):
+                os.read(self._news, 4096)
+        if self._conn not in heard:
+            return
+        try:
+            name, *rest = self._conn.recv()
+        except (EOFError, OSError):
+            self._conn.close()
+            name, rest = "stop", []
+        if name == "go":
+            self._t0_ns = rest[0]
+            self._wire.release(rest[0])
+        else:
+            self._stop()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._wire.error is None
+
+    # Called by any thread.
+
+    def _stop(self) -> None:
+        self._stopped = True
+        self._wire.stop()
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it is about to wake anyway
+            os.write(self._tell, b"!")
+
+    def _on_ended(self, ended: list[Exchange]) -> None:
+        """Runs in the wire's thread: the captures are made and packed in the spool's."""
+        for exchange in ended:
+            exchange.payload = b""
+            self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
+        self._n_ended += len(ended)
+        if self._n_ended >= self._n_prepared:
+            self._wake()
 
     def _captured(self, exchange: Exchange) -> Capture:
         """The capture, counted. Runs in the spool's thread."""
-        capture = exchange.capture(self._t0_ns or 0, self._transport.wire.offsets)
+        capture = exchange.capture(self._t0_ns or 0, self._wire.offsets)
         if self._job.concurrency is not None and capture.dispatched_ns is not None:
             # In a closed loop a request is due when its turn comes: the plan cannot know when.
             capture = replace(capture, due_ns=capture.dispatched_ns)
@@ -175,32 +261,8 @@ class _Drive:
         self._lag.add((reads.at_ns - reads.kernel_ns)[reads.kernel_ns != NO_STAMP])
         return capture
 
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Obey the orchestrator meanwhile. When it is gone, stop: nobody waits for the load any more."""
-        loop = asyncio.get_running_loop()
-
-        def obey() -> None:
-            try:
-                name, *rest = self._conn.recv()
-            except (EOFError, OSError):
-                loop.remove_reader(self._conn.fileno())
-                name, rest = "stop", []
-            if name == "go":
-                self._t0_ns = rest[0]
-                self._transport.release(rest[0])
-            else:
-                self._transport.stop()
-            self._go.set()
-
-        loop.add_reader(self._conn.fileno(), obey)
-        try:
-            yield
-        finally:
-            loop.remove_reader(self._conn.fileno())
-
     def _report(self, before: Usage) -> DriveReport:
-        wire, used = self._transport.wire, Usage.now() - before
+        wire, used = self._wire, Usage.now() - before
         connect = Histogram()
         connect.add(wire.pool.connect_ns)
         return DriveReport(
@@ -228,18 +290,17 @@ class _Drive:
         )
 
 
-def _throttler(max_rate_per_s: float | None) -> Throttler | None:
-    """Lets `max_rate_per_s` requests start each second, or None.
-
-    Good enough for a closed loop with a ceiling, where latency counts from dispatch. Never for open-loop
-    arrivals: it polls, it lets a period's whole allowance go at once, and it counts from when it got round to
-    it, so that the schedule would drift and the drift would not be seen.
-    """
-    if max_rate_per_s is None:
-        return None
-    n_per_period = max(1, round(max_rate_per_s / 20))
-    period_s = n_per_period / max_rate_per_s
-    return Throttler(rate_limit=n_per_period, period=period_s, retry_interval=min(0.01, period_s / 10))
+@contextmanager
+def _signal_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe by which other threads wake this one: the end to wait for and the end to write to."""
+    readable, writable = os.pipe()
+    os.set_blocking(readable, False)
+    os.set_blocking(writable, False)
+    try:
+        yield readable, writable
+    finally:
+        os.close(readable)
+        os.close(writable)
 
 
 def _n_connections(job: Job) -> int:
@@ -252,8 +313,6 @@ def _n_connections(job: Job) -> int:
 
 
 def _picklable(error: Exception) -> Exception:
-    if isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 our own bytes
     except Exception:

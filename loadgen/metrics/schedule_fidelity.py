@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
-from loadgen.record.columns import Columns
+from loadgen.record.columns import Columns, Floats
+from loadgen.record.manifest import ArrivalFacts
 from loadgen.stats.estimates import Absent, Figure, measured
 from workloads import achieved
 
@@ -27,7 +25,7 @@ FIGURES = (
 WINDOWS_S = {"dispersion_100ms": 0.1, "dispersion_1s": 1.0, "dispersion_10s": 10.0}
 
 
-def pacing(c: Columns, arrivals: Mapping[str, Any] | None, *, closed_loop: bool) -> dict[str, Figure]:
+def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> dict[str, Figure]:
     """Rate, gaps, dispersion of requests as sent, beside the plan's; see `workloads.achieved`.
 
     `gap_ks` is the distance from the law that gaps were drawn from, larger than `gap_ks_critical` in 5 % of
@@ -63,12 +61,10 @@ def pacing(c: Columns, arrivals: Mapping[str, Any] | None, *, closed_loop: bool)
     }
 
 
-def _distance_from_law(sent_s: Any, arrivals: Mapping[str, Any] | None) -> dict[str, Figure]:
-    pattern = (arrivals or {}).get("pattern")
-    rate = (arrivals or {}).get("rate_per_s")
-    if pattern not in ("poisson", "gamma") or not rate:
+def _distance_from_law(sent_s: Floats, arrivals: ArrivalFacts | None) -> dict[str, Figure]:
+    if arrivals is None or arrivals.pattern not in ("poisson", "gamma") or not arrivals.rate_per_s:
         return dict.fromkeys(("gap_ks", "gap_ks_critical"), Absent("gaps were not drawn from a law"))
-    burstiness = (arrivals or {}).get("burstiness") or 1.0
+    rate, burstiness = arrivals.rate_per_s, arrivals.burstiness or 1.0
     n = len(sent_s) - 1
     few = "too few requests to say"
     return {

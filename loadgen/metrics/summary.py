@@ -21,7 +21,8 @@ from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.metrics.windowed import goodput_in, throughputs_in
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.rundir import SCHEMA, Run
+from loadgen.record.manifest import SCHEMA, ArrivalFacts, Certificate
+from loadgen.record.rundir import Run
 from loadgen.stats.clustered_bootstrap import pooled_mean, pooled_percentiles
 from loadgen.stats.estimates import (
     Absent,
@@ -42,7 +43,7 @@ from loadgen.stats.serial_correlation import (
     timed,
 )
 from loadgen.stats.stationarity import NOT_STEADY, TESTS, Steady, least_block_s, steady_part
-from loadgen.verdict.certificate import Certificate, certificate_of, certified, errors_of
+from loadgen.verdict.certificate import certified, errors_of
 from loadgen.verdict.instrument import instrument
 from loadgen.verdict.verdict import Evidence, Reason, judge
 from loadgen.verdict.warnings import caveats
@@ -74,20 +75,21 @@ class Context:
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
     goals: tuple[Goal, ...] = ()
-    arrivals: Mapping[str, Any] | None = None
+    arrivals: ArrivalFacts | None = None
 
 
 def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
     """The summary of a run on disk, from its files alone; `more` are further fields of `Context`."""
+    manifest = run.manifest
     context = Context(
         telemetry=run.telemetry,
-        reports=run.drive_reports,
-        identity=run.identity,
+        reports=manifest.drivers,
+        identity=manifest.identity,
         status=run.status,
-        closed_loop=run.manifest.get("concurrency") is not None,
-        certificate=certificate_of(run.manifest.get("certificate")),
-        arrivals=run.manifest.get("arrivals"),
-        goals=tuple(map(parse_goal, run.manifest.get("targets", ()))),
+        closed_loop=manifest.concurrency is not None,
+        certificate=manifest.certificate,
+        arrivals=manifest.arrivals,
+        goals=tuple(map(parse_goal, manifest.targets)),
         **more,
     )
     return summarize(run.columns, context)
@@ -102,7 +104,8 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
     """
     context = context or Context()
     whole = records if isinstance(records, Columns) else columns_of(records)
-    steady = steady_part(whole, (context.arrivals or {}).get("pattern"), closed_loop=context.closed_loop)
+    pattern = context.arrivals.pattern if context.arrivals else None
+    steady = steady_part(whole, pattern, closed_loop=context.closed_loop)
     c = whole.due_from(steady.window.start_s) if steady else whole
     ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)

@@ -5,8 +5,7 @@ Source: vLLM 0.32.0, vllm/benchmarks/serve.py, `calculate_metrics` and `benchmar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +17,18 @@ from loadgen.stats.estimates import Absent
 
 
 def vllm_block(
-    c: Columns, percentiles: tuple[float, ...] = (50, 90, 99), facts: Mapping[str, Any] | None = None
+    c: Columns,
+    percentiles: tuple[float, ...] = (50, 90, 99),
+    *,
+    concurrency: int | None = None,
+    rate_per_s: float | None = None,
 ) -> str | Absent:
     """The text that `vllm bench serve` would have printed; Absent where nothing succeeded.
 
-    `facts` may have the `concurrency` and the `rate_per_s` that were asked for. A number that does not exist
+    `concurrency` and `rate_per_s` are those that were asked for. A number that does not exist
     is "n/a", where vLLM prints 0.00.
     """
-    ended, facts = ended_of(c), facts or {}
+    ended = ended_of(c)
     if not ended.any():
         return Absent("no request succeeded; vLLM prints zeros")
     samples = vllm(c)
@@ -39,10 +42,10 @@ def vllm_block(
         ("Successful requests:", int(ended.sum())),
         ("Failed requests:", len(c) - int(ended.sum())),
     ]
-    if facts.get("concurrency"):
-        rows.append(("Maximum request concurrency:", int(facts["concurrency"])))
-    if facts.get("rate_per_s"):
-        rows.append(("Request rate configured (RPS):", float(facts["rate_per_s"])))
+    if concurrency:
+        rows.append(("Maximum request concurrency:", concurrency))
+    if rate_per_s:
+        rows.append(("Request rate configured (RPS):", rate_per_s))
     rows += [
         ("Benchmark duration (s):", end_s - start_s),
         ("Total input tokens:", int(prompt.sum())),

@@ -11,25 +11,24 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from loadgen.driver.duration_histogram import Spread
-from loadgen.driver.job import DriveReport
 from loadgen.record import tables
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decode_run
 from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
+from loadgen.record.manifest import SCHEMA, Clock, Manifest, Status
 from loadgen.record.redact import without_secrets
-from servers.engine import Identity
+from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
 from servers.registry import ENGINES
 from workloads.plan import Plan
@@ -38,13 +37,9 @@ from workloads.request import Request, WorkloadError
 if TYPE_CHECKING:
     import pandas as pd  # pyarrow imports it where a frame is asked for: a run that begins asks for none
 
-SCHEMA: Final = 1
-"""Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
-
-Status = Literal["running", "complete", "interrupted", "failed"]
-
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
+_PIDS: Final = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +49,36 @@ class RunDir:
     path: Path
 
     @classmethod
-    def create(cls, parent: Path, engine: str, workload: str, facts: Mapping[str, Any]) -> RunDir:
+    def create(cls, parent: Path, manifest: Manifest) -> RunDir:
         """A new folder `<utc>-<engine>-<workload>-<8 hex>` whose manifest says "running".
 
         The manifest's `clock` is the one reading of the wall clock: the same instant on both clocks.
         """
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()  # noqa: TID251
         utc = datetime.fromtimestamp(wall_ns / 1e9, UTC)
-        name = f"{utc:%Y%m%dT%H%M%SZ}-{_slug(engine)}-{_slug(workload)}-{secrets.token_hex(4)}"
-        run = cls(parent / name)
+        words = f"{_slug(manifest.engine)}-{_slug(manifest.workload)}"
+        run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
         with disk_errors(run.path):
             run.path.mkdir(parents=True)
-        clock = {"wall_ns": wall_ns, "monotonic_ns": monotonic_ns, "utc": utc.isoformat()}
-        base = {"schema": SCHEMA, "status": "running", "pid": os.getpid(), "engine": engine}
-        write_json(
-            run.path / _MANIFEST, without_secrets({**base, "workload": workload, "clock": clock, **facts})
-        )
+        clock = Clock(wall_ns, monotonic_ns, utc.isoformat())
+        begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
+        write_json(run.path / _MANIFEST, without_secrets(begun.to_json()))
         return run
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest as it is on disk."""
+        return read_manifest(self.path)
+
+    def save_manifest(self, manifest: Manifest) -> None:
+        """Write the sections that changed, secrets taken out; what else the file holds is kept as it is."""
+        path = self.path / _MANIFEST
+        old, new = self.manifest.to_json(), without_secrets(manifest.to_json())
+        changed = {name: value for name, value in new.items() if value != old.get(name)}
+        write_json(path, {**_json(path), **changed})
+
+    def finish(self, status: Status) -> None:
+        self.save_manifest(replace(self.manifest, status=status))
 
     @property
     def captures(self) -> Path:
@@ -83,14 +91,6 @@ class RunDir:
     @property
     def report(self) -> Path:
         return self.path / "report.html"
-
-    def update(self, **facts: Any) -> None:
-        """Lay facts over the manifest, secrets taken out."""
-        manifest = orjson.loads((self.path / _MANIFEST).read_bytes())
-        write_json(self.path / _MANIFEST, {**manifest, **without_secrets(facts)})
-
-    def finish(self, status: Status) -> None:
-        self.update(status=status)
 
     def save_plan(self, plan: Plan) -> None:
         self._save("plan.parquet", tables.plan_tables(plan))
@@ -127,7 +127,7 @@ class RunDir:
 class Run:
     """A run read back; every part is loaded when first asked for. A part that was never written is None."""
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
 
@@ -136,12 +136,12 @@ class Run:
         return self.path.name
 
     @property
-    def status(self) -> str:
-        """complete, failed, interrupted or running; a "running" whose process is gone was interrupted."""
-        status = str(self.manifest.get("status"))
-        if status == "running" and not psutil.pid_exists(int(self.manifest.get("pid", 0))):
+    def status(self) -> Status:
+        """The manifest's; a "running" whose process is gone was interrupted."""
+        manifest = self.manifest
+        if manifest.status == "running" and not (manifest.pid < _PIDS and psutil.pid_exists(manifest.pid)):
             return "interrupted"
-        return status
+        return manifest.status
 
     @cached_property
     def plan(self) -> Plan:
@@ -204,17 +204,6 @@ class Run:
         return _json(path) if path.exists() else None
 
     @property
-    def drive_reports(self) -> list[DriveReport]:
-        """What the drivers said of themselves (the manifest's `drivers`)."""
-        return [_drive_report(row) for row in self.manifest.get("drivers", [])]
-
-    @property
-    def identity(self) -> Identity | None:
-        """Who the server is (the manifest's `identity`)."""
-        row = self.manifest.get("identity")
-        return None if row is None else Identity(**row)
-
-    @property
     def server_log(self) -> str:
         path = self.path / "server.log"
         return path.read_text("utf-8", errors="replace") if path.exists() else ""
@@ -222,7 +211,7 @@ class Run:
     def decoded(self) -> pa.Table:
         """The records decoded from the captures once more, as after a parser's repair."""
         self._need_plan()
-        engine = str(self.manifest.get("engine"))
+        engine = self.manifest.engine
         if engine not in ENGINES:
             raise WorkloadError(
                 f"{self.path} was made with engine {engine!r}; known are {', '.join(ENGINES)}"
@@ -250,20 +239,28 @@ class Run:
 
 def open_run(path: Path) -> Run:
     """The run in the folder `path`; WorkloadError where there is none that this version can read."""
-    manifest_path = path / _MANIFEST
-    if not manifest_path.is_file():
-        what = "no such folder" if not path.exists() else f"it has no {_MANIFEST}"
-        raise WorkloadError(f"{path} is not a run: {what}; expected a folder that `burstline run` wrote")
-    manifest = _json(manifest_path)
-    schema = manifest.get("schema") if isinstance(manifest, dict) else None
-    if not isinstance(schema, int):
-        raise WorkloadError(f"{manifest_path} names no schema; expected a number up to {SCHEMA}")
+    return Run(path, read_manifest(path))
+
+
+def read_manifest(run: Path) -> Manifest:
+    """The manifest in a run's folder, every type checked; WorkloadError, in one line, where one is wrong."""
+    path = run / _MANIFEST
+    if not path.is_file():
+        what = "no such folder" if not run.exists() else f"it has no {_MANIFEST}"
+        raise WorkloadError(f"{run} is not a run: {what}; expected a folder that `burstline run` wrote")
+    row = _json(path)
+    schema = row.get("schema") if isinstance(row, dict) else None
+    if not isinstance(schema, int) or schema < 1:
+        raise WorkloadError(f"{path} names no schema; expected a number from 1 to {SCHEMA}")
     if schema > SCHEMA:
         raise WorkloadError(
-            f"{path} has schema {schema}, this Burstline reads up to {SCHEMA}; use the version that wrote it "
-            f"({manifest.get('version', 'not named')}) or a newer one"
+            f"{run} has schema {schema}, this Burstline reads up to {SCHEMA}; use the version that wrote it "
+            f"({row.get('version', 'not named')}) or a newer one"
         )
-    return Run(path, manifest)
+    try:
+        return Manifest.from_json(row)
+    except MismatchError as error:
+        raise WorkloadError(f"{path}: {error}; was it edited, or written by another version?") from None
 
 
 def _json(path: Path) -> Any:
@@ -271,11 +268,6 @@ def _json(path: Path) -> Any:
         return orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
         raise WorkloadError(f"{path} is not JSON ({error}); was it cut or changed?") from error
-
-
-def _drive_report(row: Mapping[str, Any]) -> DriveReport:
-    spreads = {name: row[name] and Spread(**row[name]) for name in ("late", "read_lag", "connect")}
-    return DriveReport(**{**row, **spreads})
 
 
 def _as_frame(table: pa.Table | None) -> pd.DataFrame | None:

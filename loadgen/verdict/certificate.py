@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
 from loadgen.driver.job import DriveReport
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from servers.truth.journal import Served
 from workloads import achieved
@@ -19,104 +20,6 @@ TOLERATED: Final = 0.05
 """How far off the ITL's p99 may be at the highest event rate that counts as followed."""
 KEPT_PACE: Final = 0.95
 """Below this share of the asked event rate it is the truth server that cannot follow."""
-_NO_LATER = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class MetricError:
-    """How one metric was reported and what it truly was, seconds.
-
-    `bias_s` is the mean of reported minus true over `n` requests (ITL: gaps), `p50_s` and `p99_s` are
-    percentiles of its absolute value; the other four are percentiles of the metric itself.
-    """
-
-    n: int
-    bias_s: float
-    p50_s: float
-    p99_s: float
-    true_p50_s: float
-    true_p99_s: float
-    reported_p50_s: float
-    reported_p99_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How the server, by its own log, was asked. None where the load's pattern does not define a figure.
-
-    `spread_s` is from the first arrival to the last of a burst; `late_*_s` how long after its due time each
-    request had arrived whole; `rate_error`, `gap_cv` beside the plan's own, and `gap_ks`, the distance from
-    the asked gamma law, are those of `workloads.achieved`.
-    """
-
-    spread_s: float | None
-    late_p50_s: float | None
-    late_p99_s: float | None
-    rate_error: float | None
-    gap_cv: float | None
-    planned_gap_cv: float | None
-    gap_ks: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """The highest event rate at which the ITL's p99 was within 5 % of the truth, and what ended the search.
-
-    `by` is "client" (its error grew), "truth server" (it could send no faster) or "search" (nothing failed
-    up to the highest rate tried): in the last two the client's own limit is at least this.
-    """
-
-    events_per_s: float
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """What the instrument is off by under one shape of load.
-
-    `errors` has one entry per metric that the load defines. `events_per_s` is the mean rate over the time in
-    which tokens came. `server_late_p99_s` is the truth server's own lateness against its script: part of the
-    record, but of no error, which counts from when each event was really sent. `n_unmatched` requests failed
-    or brought another number of events than were sent. `others_cpu_fraction` is what processes other than
-    client and truth server took of the machine's CPU meanwhile; None where that is not known. `reader` is the
-    one that the drivers used, "compiled" or "python".
-    """
-
-    errors: Mapping[str, MetricError]
-    schedule: Schedule
-    n_requests: int
-    n_events: int
-    n_unmatched: int
-    events_per_s: float | None
-    read_lag_p50_s: float | None
-    read_lag_p99_s: float | None
-    kernel_stamped: float
-    cpu_per_event_s: float | None
-    server_late_p99_s: float | None
-    others_cpu_fraction: float | None = None
-    limit: Limit | None = None
-    reader: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Certificate:
-        errors = {name: MetricError(**error) for name, error in row["errors"].items()}
-        limit = Limit(**row["limit"]) if row["limit"] else None
-        return cls(**{**row, "errors": errors, "schedule": Schedule(**row["schedule"]), "limit": limit})
-
-    @property
-    def is_clean(self) -> bool:
-        """Every request is accounted for, and 99 % of all latencies are right within a millisecond."""
-        return not self.n_unmatched and all(error.p99_s <= _NO_LATER for error in self.errors.values())
-
-
-def certificate_of(row: Mapping[str, Any] | None) -> Certificate | Absent | None:
-    """What a manifest's `certificate` says; None where it has none."""
-    if row is None:
-        return None
-    return Absent(str(row["absent"])) if "absent" in row else Certificate.from_json(row)
 
 
 def errors_of(certificate: Certificate | Absent | None) -> dict[str, dict[str, Figure]]:
@@ -151,7 +54,7 @@ def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
     return found
 
 
-def _published(found: Limit | None) -> Figure:
+def _published(found: EventRateLimit | None) -> Figure:
     if found is None:
         return Absent("nobody looked how far this host can follow: `burstline certify` does")
     whose = "the client's limit" if found.by == "client" else f"at least this: {found.by} ended the climb"
@@ -194,7 +97,7 @@ def certificate(
     late_ns = [row.lateness_ns[1:] for row in served]
     return Certificate(
         errors=_errors(c, pairs),
-        schedule=_schedule(c, rows, t0_ns, law) if open_loop else Schedule(*[None] * 7),
+        schedule=_schedule(c, rows, t0_ns, law) if open_loop else ServedSchedule(),
         n_requests=len(c),
         n_events=n_events,
         n_unmatched=len(c) - len(pairs.row),
@@ -209,7 +112,9 @@ def certificate(
     )
 
 
-def limit(c: Columns, served: Sequence[Served], t0_ns: int, rungs: Sequence[tuple[float, int]]) -> Limit:
+def limit(
+    c: Columns, served: Sequence[Served], t0_ns: int, rungs: Sequence[tuple[float, int]]
+) -> EventRateLimit:
     """How far up a ladder of event rates the client followed.
 
     `rungs` are the asked events per second and how many of each stream's tokens belong to it, in order; every
@@ -217,7 +122,7 @@ def limit(c: Columns, served: Sequence[Served], t0_ns: int, rungs: Sequence[tupl
     """
     pairs = _paired(c, {row.index: row for row in served if row.index is not None}, t0_ns)
     if not len(pairs.row):
-        return Limit(0.0, "client")
+        return EventRateLimit(0.0, "client")
     best = 0.0
     begin = 0
     for asked_per_s, n_tok in rungs:
@@ -227,11 +132,11 @@ def limit(c: Columns, served: Sequence[Served], t0_ns: int, rungs: Sequence[tupl
         per_s = _rate(true_s.ravel()) or 0.0
         reported, true = (np.quantile(np.diff(s[at], axis=1), 0.99) for s in (pairs.reported_s, pairs.true_s))
         if abs(reported - true) > TOLERATED * true:
-            return Limit(best, "client")
+            return EventRateLimit(best, "client")
         best = max(best, per_s)
         if per_s < KEPT_PACE * asked_per_s:
-            return Limit(best, "truth server")
-    return Limit(best, "search")
+            return EventRateLimit(best, "truth server")
+    return EventRateLimit(best, "search")
 
 
 def _paired(c: Columns, rows: Mapping[int, Served], t0_ns: int) -> _Pairs:
@@ -286,13 +191,13 @@ def _error(reported_s: Floats, true_s: Floats) -> MetricError:
 
 def _schedule(
     c: Columns, rows: Mapping[int, Served], t0_ns: int, law: tuple[float, float] | None
-) -> Schedule:
+) -> ServedSchedule:
     came = [(i, rows[index]) for i, index in enumerate(c.table.column("index").to_pylist()) if index in rows]
     due_s = c.due_s[[i for i, _ in came]]
     arrived_s = np.array([row.arrival_ns - t0_ns for _, row in came]) / 1e9
     late_s, at_s = arrived_s - due_s, np.sort(arrived_s)
     is_burst = len(due_s) > 0 and float(np.ptp(due_s)) == 0.0
-    return Schedule(
+    return ServedSchedule(
         spread_s=float(np.ptp(at_s)) if is_burst else None,
         late_p50_s=_quantile(late_s, 0.5),
         late_p99_s=_quantile(late_s, 0.99),

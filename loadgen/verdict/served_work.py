@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.manifest import ServerFacts
 from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
 from loadgen.stats.estimates import Absent
@@ -83,13 +84,13 @@ class Work:
 
 def work_of(run: Run, label: str) -> Work:
     """What the run in a folder served, from its files alone."""
-    columns, salt = run.columns, run.manifest.get("salt")
+    manifest = run.manifest
+    columns, salt = run.columns, manifest.salt
     requests = run.plan.requests if salt is None else run.asked
-    server = run.manifest.get("server") or {}
-    identity = run.identity or Identity(str(run.manifest.get("engine")))
+    server = manifest.server or ServerFacts()
+    identity = manifest.identity or Identity(manifest.engine)
     caching = identity.prefix_caching is not False
     block_tok = identity.kv_block_tok or BLOCK_TOK
-    capabilities = server.get("capabilities") or {}
     verdict = (run.summary or {}).get("verdict") or {"state": "NO SUMMARY"}
     return Work(
         label=label,
@@ -100,10 +101,10 @@ def work_of(run: Run, label: str) -> Work:
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
         expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,
         settings={
-            "concurrency": str(run.manifest.get("concurrency") or OPEN),
-            **settings_of(identity, server.get("argv"), requests),
+            "concurrency": str(manifest.concurrency or OPEN),
+            **settings_of(identity, server.argv, requests),
         },
-        lengths_forced=bool(capabilities.get("forced_output_length", True)),
+        lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
     )
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadgen.metrics.server_histograms import disagreement
+from loadgen.record.manifest import Certificate
 from loadgen.record.record import RECOUNTS
 from loadgen.stats.estimates import Absent, Figure
-from loadgen.verdict.certificate import Certificate
 from loadgen.verdict.verdict import Reason
 
 NOTABLE = 0.01

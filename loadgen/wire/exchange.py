@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.record.capture import Capture, Reads
 from loadgen.wire.clock import Offsets
 from loadgen.wire.http1 import Head, read_head, skip_chunks
+
+if TYPE_CHECKING:
+    import asyncio
 
 READ = struct.Struct("q16sq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes."""

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, MutableSequence
-from typing import Any
 
 import httpx
 
+from loadgen.wire.destination import addresses_of
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.http1 import body_of
 from loadgen.wire.wire import Wire
-from servers.engine import EngineError
 
 _ERRORS: dict[str, type[httpx.TransportError]] = {
     "connect": httpx.ConnectError,
@@ -60,7 +58,7 @@ class Transport(httpx.AsyncBaseTransport):
         self._origin = (parsed.scheme, parsed.host, parsed.port)
         is_tls = parsed.scheme == "https"
         self.wire = Wire(
-            _addresses(parsed.host, parsed.port or (443 if is_tls else 80)),
+            addresses_of(parsed.host, parsed.port or (443 if is_tls else 80)),
             self._on_ended,
             tls=_tls_context(verify) if is_tls else None,
             host=parsed.host,
@@ -172,14 +170,6 @@ def _serialised(request: httpx.Request, body: bytes) -> bytes:
     if body and "content-length" not in request.headers:
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join([*lines, b"", body])
-
-
-def _addresses(host: str, port: int) -> list[tuple[int, Any]]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise EngineError(f"cannot find the host {host!r}: {error.strerror}; check the URL") from error
-    return [(family, address) for family, _, _, _, address in found]
 
 
 def _tls_context(verify: ssl.SSLContext | bool) -> ssl.SSLContext:

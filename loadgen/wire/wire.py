@@ -151,6 +151,10 @@ class Wire:
             if at >= next_tick:
                 next_tick = at + _TICK_NS
                 self._tick(at)
+            if self._when_open and self.pool.is_settled:  # at once: a load waits to begin
+                callbacks, self._when_open = self._when_open, []
+                for callback in callbacks:
+                    callback()
             self._hand_over()
         self._publish()
 
@@ -159,10 +163,6 @@ class Wire:
         self.pool.tick(at)
         self.traffic.refuse_waiting()
         self.traffic.expire(at)
-        if self._when_open and self.pool.is_settled:
-            callbacks, self._when_open = self._when_open, []
-            for callback in callbacks:
-                callback()
         self._publish()
 
     def _publish(self) -> None:

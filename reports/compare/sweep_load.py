@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
+
+from loadgen.record.manifest import Manifest
 
 KINDS: Final = {"concurrency": ("Requests at a time", "at a time"), "rate": ("Requests per second", "/s")}
 """What a load is counted in: the heading of its column, and what stands behind one."""
@@ -28,25 +30,25 @@ class Load:
         return f"{self.value:g}"
 
 
-def load_of(manifest: Mapping[str, Any]) -> Load | None:
+def load_of(manifest: Manifest) -> Load | None:
     """The run's load; None of a burst, a ramp and other runs without one."""
-    if manifest.get("concurrency"):
-        return Load("concurrency", float(manifest["concurrency"]))
-    arrivals = manifest.get("arrivals") or {}
-    if arrivals.get("pattern") in STEADY and arrivals.get("rate_per_s"):
-        return Load("rate", float(arrivals["rate_per_s"]))
+    if manifest.concurrency:
+        return Load("concurrency", float(manifest.concurrency))
+    arrivals = manifest.arrivals
+    if arrivals is not None and arrivals.pattern in STEADY and arrivals.rate_per_s:
+        return Load("rate", arrivals.rate_per_s)
     return None
 
 
-def work_asked(manifest: Mapping[str, Any]) -> tuple[str, ...] | None:
+def work_asked(manifest: Manifest) -> tuple[str, ...] | None:
     """What was asked of the server, its load apart; None where the run does not say."""
-    asked, load = manifest.get("asked"), load_of(manifest)
+    asked, load = manifest.asked, load_of(manifest)
     if not asked or load is None:
         return None
     return (load.kind, *(f"{key} {value}" for key, value in asked.items() if key not in OF_THE_LOAD))
 
 
-def differ_in_load_alone(manifests: Sequence[Mapping[str, Any]]) -> bool:
+def differ_in_load_alone(manifests: Sequence[Manifest]) -> bool:
     """Whether runs are one workload at two loads or more."""
     works = {work_asked(manifest) for manifest in manifests}
     loads = {load_of(manifest) for manifest in manifests}

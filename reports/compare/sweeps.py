@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.slo import Goal, parse_goal
+from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.verdict.verdict import State
 from reports.compare.comparison import Cell, Headline, Node
 from reports.compare.sweep_load import Load, load_of, work_asked
@@ -86,7 +87,7 @@ def _sweep(group: Sequence[tuple[Load, Cell]], *, named: bool) -> Sweep:
         for load, cell in group
         if label in cell.labels
     )
-    asked = views[0].manifest["asked"]
+    asked = views[0].manifest.asked
     name = f"{asked.get('prompt_tokens')} → {asked.get('output_tokens')} tokens"
     model = f"{_model(views[0].manifest)}, " if named else ""
     return Sweep(
@@ -161,16 +162,16 @@ def _each(figure: Node, of: Any) -> Node:
 
 def _n_devices(view: View) -> int | None:
     """Over how many GPUs the engine was spread; None without GPUs, or where nobody says."""
-    devices = view.manifest.get("devices") or ()
+    devices = view.manifest.devices
     roofline = (view.summary.get("roofline") or {}).get("device") or {}
     if not devices or str(roofline.get("id", "")).startswith("cpu"):
         return None
-    said = (view.manifest.get("identity") or {}).get("tensor_parallel")
-    return int(said) if said else 1 if len(devices) == 1 else None
+    identity = view.manifest.identity
+    return (identity.tensor_parallel if identity else None) or (1 if len(devices) == 1 else None)
 
 
-def _model(manifest: Mapping[str, Any]) -> str:
-    return str((manifest.get("server") or {}).get("model") or "unnamed").rstrip("/").rpartition("/")[2]
+def _model(manifest: Manifest) -> str:
+    return (manifest.server or ServerFacts()).model_name
 
 
 def _views(cell: Cell) -> list[View]:

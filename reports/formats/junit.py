@@ -31,7 +31,7 @@ def junit(run: Run) -> str:
         errors=str(errors),
         skipped="0",
         time=f"{_lasted_s(summary):.3f}",
-        timestamp=str((run.manifest.get("clock") or {}).get("utc", ""))[:19],
+        timestamp=run.manifest.clock.utc[:19] if run.manifest.clock else "",
     )
     verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
     if not valid:

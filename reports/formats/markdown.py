@@ -38,7 +38,7 @@ def _parts(view: View) -> Iterator[str]:
     yield _latencies(summary)
     yield _totals(summary)
     yield _counts(summary)
-    if repeat := view.manifest.get("repeat"):
+    if repeat := view.manifest.repeat:
         yield f"<details><summary>Do it again</summary>\n\n```sh\n{repeat}\n```\n\n</details>"
 
 

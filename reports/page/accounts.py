@@ -162,17 +162,17 @@ def again(view: View) -> list[Block]:
     """The commands that repeat the run, the environment, the whole manifest."""
     manifest = view.manifest
     blocks: list[Block] = []
-    if manifest.get("repeat"):
-        blocks.append(Command("The same requests at the same times, byte for byte", str(manifest["repeat"])))
-    if view.server.get("argv"):
-        blocks.append(Command("The server's whole command line", shlex.join(map(str, view.server["argv"]))))
+    if manifest.repeat:
+        blocks.append(Command("The same requests at the same times, byte for byte", manifest.repeat))
+    if manifest.server and manifest.server.argv:
+        blocks.append(Command("The server's whole command line", shlex.join(manifest.server.argv)))
     blocks.append(
         Command(
             "These numbers in a terminal, and this page again",
             f"burstline show {view.name}\nburstline report {view.name}",
         )
     )
-    facts = [(Cell(key, tone="code"), Cell(value, tone="wrap")) for key, value in _flat(manifest)]
+    facts = [(Cell(key, tone="code"), Cell(value, tone="wrap")) for key, value in _flat(manifest.to_json())]
     listing = table(
         "Environment, versions, seeds and limits: the manifest of the run",
         ["Fact", "Value"],

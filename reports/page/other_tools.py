@@ -35,12 +35,11 @@ EXPLAINED = (
 def section(view: View) -> list[Block]:
     """What every tool would have printed, its definitions, and vLLM's text block to copy."""
     blocks: list[Block] = [Note(EXPLAINED), _numbers(view), Folded("Their definitions", (_definitions(),))]
+    arrivals = view.manifest.arrivals
     text = vllm_block(
         view.columns,
-        facts={
-            "concurrency": view.manifest.get("concurrency"),
-            "rate_per_s": (view.manifest.get("arrivals") or {}).get("rate_per_s"),
-        },
+        concurrency=view.manifest.concurrency,
+        rate_per_s=arrivals.rate_per_s if arrivals else None,
     )
     if isinstance(text, Absent):
         return [*blocks, Note(f"vLLM's text block: {text.reason}.")]

@@ -21,6 +21,7 @@ from reports.number_format import duration
 from reports.page import accounts, other_tools, roofline_section, sections
 from reports.page.slo_lines import TargetLine, target_lines
 from reports.run_view import View, view_of
+from servers.engine import Identity
 from servers.registry import ENGINES
 
 
@@ -124,27 +125,27 @@ def _environment() -> Environment:
 
 def title(view: View) -> str:
     """Engine and workload, in the words of those who know them."""
-    engine = str(view.manifest.get("engine", "unknown engine"))
-    engine = ENGINES[engine].title if engine in ENGINES else engine
-    return f"{engine}: {view.manifest.get('title') or view.manifest.get('workload') or view.name}"
+    manifest = view.manifest
+    engine = ENGINES[manifest.engine].title if manifest.engine in ENGINES else manifest.engine
+    return f"{engine}: {manifest.title or manifest.workload or view.name}"
 
 
 def facts(view: View) -> list[str]:
     """Who was measured, with what, when: short phrases, those that are known."""
-    manifest, identity = view.manifest, view.server.get("identity") or {}
-    version = identity.get("version")
-    devices = [str(device["name"]) for device in manifest.get("devices") or ()]
-    utc = (manifest.get("clock") or {}).get("utc")
+    manifest = view.manifest
+    identity = manifest.identity or Identity(manifest.engine)
+    devices = [device.name for device in manifest.devices]
+    utc = manifest.clock.utc if manifest.clock else ""
     parts = [
-        f"{identity.get('engine') or manifest.get('engine')} {version}" if version else "",
-        identity.get("model") or view.server.get("model"),
-        identity.get("dtype"),
+        f"{identity.engine} {identity.version}" if identity.version else "",
+        identity.model or (manifest.server.model if manifest.server else None),
+        identity.dtype,
         " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices)),
-        "" if devices else (manifest.get("host") or {}).get("cpu"),
+        "" if devices else manifest.host.cpu,
         datetime.fromisoformat(utc).astimezone(UTC).strftime("%d %B %Y, %H:%M UTC") if utc else "",
         "" if view.status == "complete" else f"the run is {view.status}",
     ]
-    return [str(part) for part in parts if part]
+    return [part for part in parts if part]
 
 
 def banner(summary: Mapping[str, Any]) -> Banner:

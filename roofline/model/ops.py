@@ -25,9 +25,10 @@ class Op:
     eager attention computes it and torch's FlopCounterMode counts it. A matmul is `groups` products of
     m x n x k (groups > 1: the experts a batch is expected to touch, m: rows per expert). An attention has
     `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
-    device, and the longest context among its requests. A collective
-    moves `link_bytes` (the whole buffer, as NCCL counts a message; for all_to_all what one rank sends) among
-    `n_ranks`; a send's `n_ranks` is how many devices its two stages span.
+    device, and the longest context among its requests. `avoidable_bytes` are the weights of experts that a
+    batch is expected to touch but need not. A collective moves `link_bytes` (the whole buffer, as NCCL counts
+    a message; for all_to_all what one rank sends) among `n_ranks`; a send's `n_ranks` is how many devices its
+    two stages span.
     """
 
     name: str
@@ -50,11 +51,17 @@ class Op:
     collective: Literal["", "all_reduce", "all_gather", "all_to_all", "send"] = ""
     link_bytes: float = 0
     n_ranks: int = 1
+    avoidable_bytes: float = 0
 
     @property
     def bytes(self) -> float:
-        """What one run moves to and from memory."""
+        """What one run is expected to move to and from memory."""
         return self.weight_bytes + self.activation_bytes + self.kv_bytes
+
+    @property
+    def least_bytes(self) -> float:
+        """What one run moves at least: if all tokens chose the same experts."""
+        return self.bytes - self.avoidable_bytes
 
     @property
     def intensity(self) -> float:
@@ -299,23 +306,29 @@ def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterato
     parallel, quant = run.parallel, run.quant
     n_tok = run.step.n_tok * (parallel.dp if parallel.ep > 1 else 1)  # expert ranks serve every replica
     hit = max(experts_hit(moe.n_experts, moe.top_k, n_tok) * run.expert_share, moe.top_k) / parallel.ep
+    least = moe.top_k / parallel.ep
     rows = n_tok * moe.top_k if parallel.ep == 1 else n_tok * moe.top_k / parallel.ep
     yield from _linear(run, by_name["router"], count)
     yield from _all_to_all(run, moe, "dispatch", ELEMENT_BYTES[quant.activations], count)
     if ELEMENT_BYTES[quant.activations] < 2:
         yield _quantise(run, run.step.n_tok, run.model.d, count)
     up, down = by_name["experts_gate_up"], by_name["experts_down"]
-    yield matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit)
+    yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), least)
     yield _elementwise(run, "experts_act", count, down.k, 3, rows)
     if ELEMENT_BYTES[quant.activations] < 2:
         yield _quantise(run, rows, down.k, count)
-    yield matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit)
+    yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), least)
     yield from _all_to_all(run, moe, "combine", ELEMENT_BYTES[quant.stream], count)
     if moe.d_ff_shared:
         shared = [by_name["shared_gate_up"], by_name["shared_down"]]
         yield from _dense_ops(run, Dense(moe.d_ff_shared), shared, count, "shared_")
     if moe.shared_gate:
         yield from _linear(run, by_name["shared_gate"], count)
+
+
+def _experts(op: Op, least: float) -> Op:
+    """The product of the experts hit; `least` is how many of them any batch reads."""
+    return replace(op, avoidable_bytes=op.weight_bytes * (1 - least / op.groups))
 
 
 def _all_to_all(run: _Pass, moe: Moe, name: str, element_bytes: float, count: int) -> Iterator[Op]:

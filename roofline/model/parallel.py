@@ -24,6 +24,11 @@ class Parallel:
         return self.tp * self.pp * self.dp
 
     @property
+    def n_for_one_request(self) -> int:
+        """Devices that work on one request at most: a replica's, and others' where experts span replicas."""
+        return self.tp * self.pp * (self.dp if self.ep > 1 else 1)
+
+    @property
     def moe_tp(self) -> int:
         """By how many ranks each expert is divided."""
         return self.tp if self.ep == 1 else self.tp * self.dp // self.ep

@@ -47,13 +47,14 @@ def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> B
 
     `working_set_bytes` is what the step sweeps through again and again (its weights and KV cache): as much of
     it as fits stays in a cache. None: nothing does. Elementwise passes are charged only the cache they write,
-    since a perfect compiler fuses the rest into the products beside them.
+    since a perfect compiler fuses the rest into the products beside them. Experts are charged as if all
+    tokens chose the same ones: how many a batch is expected to touch is a prediction, not a bound.
     """
     if op.kind == "collective":
         seconds, link = collective_s(op.collective, op.link_bytes, op.n_ranks, device.links)
         return Bound(op, 0.0, 0.0, op.count * seconds, link)
     compute_s = op.count * op.flops / device.peak_flops_per_s(op.dtype) if op.flops else 0.0
-    moved = op.kv_bytes if op.kind == "elementwise" else op.bytes
+    moved = op.kv_bytes if op.kind == "elementwise" else op.least_bytes
     memory_s, level = _memory_s(op.count * moved, device, working_set_bytes)
     return Bound(op, compute_s, memory_s, 0.0, level)
 
@@ -73,7 +74,11 @@ def _memory_s(moved_bytes: float, device: Device, working_set_bytes: float | Non
 
 def working_set_bytes(ops: Iterable[Op]) -> float:
     """The weights and KV cache that a step reads: what the next step will want again."""
-    return sum(op.count * (op.weight_bytes + op.kv_bytes) for op in ops if op.kind != "elementwise")
+    return sum(
+        op.count * (op.weight_bytes - op.avoidable_bytes + op.kv_bytes)
+        for op in ops
+        if op.kind != "elementwise"
+    )
 
 
 def ceilings(ops: Sequence[Op], device: Device) -> list[Bound]:

@@ -6,21 +6,9 @@ from dataclasses import dataclass
 from roofline.device.calibration import Calibration, generic, load_calibration
 from roofline.device.device import Device
 from roofline.errors import RooflineError
-from roofline.model.ops import Step, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import ModelShape, Quant
+from roofline.model.step import Step
 from roofline.predict.bound import Bound, Limit, StepLimit, ceilings, classify, classify_step
-from roofline.predict.predict import Prediction, predict_step, step_seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """One engine's worth of a model: `parallel.n_devices` of one kind of device."""
-
-    model: ModelShape
-    quant: Quant
-    parallel: Parallel
-    device: Device
+from roofline.predict.predict import Deployment, Prediction, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,21 +91,15 @@ def phase_bounds(
     deployment: Deployment,
     asked: UniformBatch,
     calibrations: Mapping[str, Calibration] | None = None,
-    *,
-    expert_share: float = 1.0,
 ) -> dict[str, PhaseBound]:
     """Each phase of `asked`, op by op; `calibrations` by tier, the most trusted last."""
     tiers = calibrations or {}
-    model, quant, parallel, device = (
-        deployment.model, deployment.quant, deployment.parallel, deployment.device,
-    )  # fmt: skip
     phases = {}
     for name, (step, n_steps) in asked.steps().items():
-        found = ops(model, quant, parallel, step, expert_share=expert_share)
-        by_tier = {tier: predict_step(found, device, known) for tier, known in tiers.items()}
+        by_tier = {tier: deployment.predict(step, known) for tier, known in tiers.items()}
         lines = tuple(
             Line(bound, {tier: predictions[i] for tier, predictions in by_tier.items()})
-            for i, bound in enumerate(ceilings(found, device))
+            for i, bound in enumerate(ceilings(deployment.ops(step), deployment.device))
         )
         phases[name] = PhaseBound(lines, n_steps, {tier: known.host_s for tier, known in tiers.items()})
     return phases

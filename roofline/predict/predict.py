@@ -16,7 +16,7 @@ from roofline.model.ops import Op, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from roofline.model.step import Step
-from roofline.predict.bound import Bound, Limit, ceiling, classify
+from roofline.predict.bound import Bound, Limit, ceiling, classify, working_set_bytes
 from roofline.predict.kernels import (
     Amounts,
     Decodes,
@@ -86,7 +86,7 @@ def predict(
 def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibration | None) -> list[Prediction]:
     """Each op of one step."""
     phases = {op.phase for op in step_ops if op.kind == "attention"}
-    swept = sum(op.count * (op.weight_bytes + op.kv_bytes) for op in step_ops if op.kind != "elementwise")
+    swept = working_set_bytes(step_ops)
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
@@ -173,6 +173,28 @@ def _amounts(*values: float) -> list[Amounts]:
 
 
 @dataclass(frozen=True, slots=True)
+class Deployment:
+    """One engine's worth of a model: `parallel.n_devices` of one kind of device.
+
+    `expert_share`: distinct experts that a batch touches, as a share of what uniform routing would touch.
+    """
+
+    model: ModelShape
+    quant: Quant
+    parallel: Parallel
+    device: Device
+    expert_share: float = 1.0
+
+    def ops(self, step: Step) -> list[Op]:
+        """What one device does in `step`."""
+        return ops(self.model, self.quant, self.parallel, step, expert_share=self.expert_share)
+
+    def predict(self, step: Step, calibration: Calibration | None) -> list[Prediction]:
+        """Each op of `step`, timed."""
+        return predict_step(self.ops(step), self.device, calibration)
+
+
+@dataclass(frozen=True, slots=True)
 class Clock:
     """Seconds of a step, for `simulate`. Without a calibration: ceilings.
 
@@ -180,10 +202,7 @@ class Clock:
     consecutive ones differ by a token each.
     """
 
-    model: ModelShape
-    quant: Quant
-    parallel: Parallel
-    device: Device
+    deployment: Deployment
     calibration: Calibration | None
     _decodes: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -197,6 +216,5 @@ class Clock:
         return self._decodes[key]
 
     def _seconds(self, step: Step) -> float:
-        found = ops(self.model, self.quant, self.parallel, step)
         host_s = self.calibration.host_seconds(step) if self.calibration else 0.0
-        return step_seconds(predict_step(found, self.device, self.calibration), host_s)
+        return step_seconds(self.deployment.predict(step, self.calibration), host_s)

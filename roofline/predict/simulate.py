@@ -23,11 +23,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: when it arrives, its prompt, and how many tokens it wants."""
+    """One request: when it arrives, its prompt, how many tokens it wants, and how many of the prompt's a
+    prefix cache already holds."""
 
     due_s: float
     prompt_tok: int
     output_tok: int
+    cached_tok: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a run reached, held against what the device could do: shares, bounds, the gap and where it went.
+"""A run compared with what its device could do: shares of peak, bounds, the gap and where it went.
 
 The layer above fills a `Run` from records, telemetry and the engine's step log. Where there is no log the
 simulator supplies the steps, and only the makespan is measured.
@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roofline.device.calibration import TIERS, Calibration
-from roofline.model.ops import ops
 from roofline.model.step import Step
-from roofline.predict.predict import Clock, Prediction, predict_step
+from roofline.predict.predict import Clock, Prediction
 from roofline.predict.simulate import Limits, simulate
+from roofline.reconcile.impossible import judged
 from roofline.reconcile.reconciliation import (
     Bar,
+    DeviceFacts,
+    Explained,
+    ModelFacts,
     OpRow,
     PhaseRow,
     Reconciliation,
@@ -23,14 +26,12 @@ from roofline.reconcile.reconciliation import (
     Setup,
     StepPhase,
     StepSeen,
-    Suspicion,
     Utilisation,
 )
 from roofline.reconcile.what_if import sensitivity
 
 _MOST_STEPS = 400  # looked at op by op; more are sampled evenly
 _NEAREST = 9  # steps around the mean whose median is what an op was measured to take
-_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,22 +51,26 @@ class _Looked:
 
 def reconcile(run: Run, setup: Setup) -> Reconciliation:
     """Everything the report says of the hardware. Raises where a request could never fit the limits."""
+    on = setup.deployment
     simulated: list[StepSeen] = []
     predicted = simulate(run.requests, run.limits, _Recorder(setup.clock(), simulated))
+    suspicions, explained = judged(run, setup)
     looked = _look(run.steps or simulated, setup, measured=run.steps is not None)
     ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
     phases = tuple(_phase(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase)))
     bars = tuple(_waterfall(run, setup, looked, ideal.makespan_s))
     return Reconciliation(
-        sentence=_sentence(phases, bars),
+        sentence=" ".join([_sentence(phases, bars), *map(_explanation, explained)]),
         phases=phases,
         waterfall=bars,
         predicted_s=predicted.makespan_s,
         ceiling_s=ideal.makespan_s,
         sensitivity=tuple(sensitivity(run, setup, predicted.makespan_s)),
         assumed=tuple(_assumed(run, setup)),
-        suspicions=tuple(_suspicions(run, setup, looked, ideal.makespan_s)),
-        device=setup.device.name,
+        suspicions=tuple(suspicions),
+        explained=tuple(explained),
+        device=_device_facts(setup),
+        model=ModelFacts(on.model.name, on.model.params(), on.quant),
         tier=TIERS[setup.calibration.tier if setup.calibration else 0],
     )
 
@@ -93,9 +98,7 @@ def _look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[_L
     return [
         _Looked(
             steps[i],
-            predict_step(
-                ops(setup.model, setup.quant, setup.parallel, steps[i].step), setup.device, setup.calibration
-            ),
+            setup.deployment.predict(steps[i].step, setup.calibration),
             setup.calibration.host_seconds(steps[i].step) if setup.calibration else 0.0,
             weight,
             measured,
@@ -122,7 +125,8 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
         measured = amount / (per_s * measured_s) if measured_s else None
         return Utilisation(measured, amount / (per_s * ideal_s), amount / (per_s * reachable_s))
 
-    peak, device = setup.device.peak_flops_per_s(setup.quant.activations), setup.device
+    device = setup.deployment.device
+    peak = device.peak_flops_per_s(setup.deployment.quant.activations)
     return PhaseRow(
         phase=phase,
         n_steps=round(sum(one.weight for one in looked)),
@@ -177,7 +181,7 @@ def _op_rows(nearest: Sequence[_Looked], setup: Setup) -> Iterator[OpRow]:
             flops=flops,
             bytes=op.count * op.bytes,
             intensity=op.intensity,
-            ridge=setup.device.ridge(op.dtype) if op.flops else None,
+            ridge=setup.deployment.device.ridge(op.dtype) if op.flops else None,
             limit=p.limit,
             ideal_s=p.bound.seconds,
             predicted_s=p.seconds,
@@ -253,18 +257,37 @@ def _parts(p: Prediction, mixed: float) -> Iterator[tuple[str, float]]:
     yield "kernels", above_s - penalty_s - floor_s
 
 
+def _device_facts(setup: Setup) -> DeviceFacts:
+    on, known = setup.deployment, setup.calibration
+    device, dtype = on.device, on.quant.activations
+    peak = device.peak_flops_per_s(dtype)
+    fit = known.gemm_fit(dtype)[0] if known else None
+    return DeviceFacts(
+        id=device.id,
+        name=device.name,
+        dtype=dtype,
+        n_devices=on.parallel.n_devices,
+        peak_flops_per_s=peak,
+        levels=device.levels,
+        reached_flops_per_s=fit.eta_c * peak if fit else None,
+        reached_bytes_per_s=fit.eta_m * device.bytes_per_s if fit else None,
+        measured_spread=known.measured_spread if known else None,
+        host=known.host if known else None,
+    )
+
+
 def _assumed(run: Run, setup: Setup) -> Iterator[str]:
     yield from run.assumed
     if run.steps is None:
-        yield "the engine keeps no step log: its steps are the simulator's, by vLLM V1's rules"
-    yield f"peaks and bandwidth of {setup.device.name}: {setup.device.source} ({setup.device.assurance})"
-    if setup.calibration is None:
+        yield "the engine keeps no step log: its steps are simulated"
+    on, known = setup.deployment, setup.calibration
+    yield f"peaks and bandwidth of {on.device.name}: {on.device.source} ({on.device.assurance})"
+    if known is None:
         yield "no calibration: predictions are ceilings"
     else:
-        known = setup.calibration
         yield f"calibration {known.name}, {TIERS[known.tier]}: {known.source}"
         yield _host_said(known)
-    quant = setup.quant
+    quant = on.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
 
@@ -277,27 +300,9 @@ def _host_said(known: Calibration) -> str:
     return "host time is not included in predictions: it was not measured"
 
 
-_CAUSES = (
-    "prompts were found in the prefix cache, so that fewer tokens were computed than counted",
-    "weights or KV cache have fewer bits than stated",
-    "the device is another one, or clocked higher than its stated peak",
-    "outputs are shorter than counted",
-)
-
-
-def _suspicions(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Suspicion]:
-    """A ceiling is never clamped: what beats it by more than the tolerance is named."""
-    spread = setup.calibration.measured_spread if setup.calibration else None
-    tolerance = max(_TOLERANCE, spread or 0.0)
-    pairs = [("the whole run", ideal_s, run.makespan_s)]
-    if looked[0].measured:
-        for phase in ("prefill", "decode"):
-            of = _of(looked, phase)
-            bound_s = sum(one.weight * sum(p.bound.seconds for p in one.predictions) for one in of)
-            pairs.append((f"{phase} steps", bound_s, sum(one.weight * one.seen.seconds for one in of)))
-    for what, bound_s, measured_s in pairs:
-        if measured_s > 0 and bound_s > (1 + tolerance) * measured_s:
-            yield Suspicion(what, bound_s / measured_s - 1, tolerance, _CAUSES)
+def _explanation(each: Explained) -> str:
+    what = each.what[0].upper() + each.what[1:]
+    return f"{what} beats the assumed set-up by {each.excess:.0%}; explained by {' or '.join(each.by)}."
 
 
 def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:

@@ -1,18 +1,22 @@
 """What goes into a reconciliation of a run with the hardware, and what comes out."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-from roofline.device.calibration import Calibration
-from roofline.device.device import Device
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import ModelShape, Quant
+import numpy as np
+import numpy.typing as npt
+
+from roofline.device.calibration import Calibration, HostFit
+from roofline.device.device import Level
+from roofline.model.shapes import Quant
 from roofline.model.step import Step
 from roofline.predict.bound import Limit
-from roofline.predict.predict import Clock
+from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits
+from roofline.typed_json import read
 
+Floats = npt.NDArray[np.float64]
 StepPhase = Literal["prefill", "decode"]
 
 
@@ -26,32 +30,55 @@ class StepSeen:
     op_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """What was measured: requests as served, from the first arrival to the last token.
 
-    `steps` None: the engine keeps no log. `assumed` says what the layer above had to guess.
+    `first_s` and `last_s` are each request's first and last token on the clock of `Asked.due_s`, None where
+    they are not known. `steps` None: they are not known either; `logged`: the engine itself wrote them down.
+    `assumed` says what the layer above had to guess.
     """
 
     requests: Sequence[Asked]
     makespan_s: float
     limits: Limits
     steps: Sequence[StepSeen] | None = None
+    logged: bool = True
+    first_s: Floats | None = None
+    last_s: Floats | None = None
     assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What ran, on what, and what is known of it. `calibration` None: ceilings only."""
+class Known:
+    """Which parts of a set-up are certain: the engine or a person states them. The others are assumptions.
 
-    model: ModelShape
-    quant: Quant
-    parallel: Parallel
-    device: Device
+    Where `devices` is False, up to `at_most` may serve the model together (None: any number) and up to
+    `one_request` may work on one request. `weights` covers the dtype of the products' inputs too.
+    """
+
+    devices: bool = True
+    weights: bool = True
+    kv: bool = True
+    speculation: bool = True
+    at_most: int | None = None
+    one_request: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What ran, on what, and what is known of it. `calibration` None: ceilings only.
+
+    `draft_tok`: tokens that speculative decoding proposes in each step.
+    """
+
+    deployment: Deployment
     calibration: Calibration | None
+    known: Known = Known()
+    draft_tok: int = 0
 
     def clock(self) -> Clock:
-        return Clock(self.model, self.quant, self.parallel, self.device, self.calibration)
+        return Clock(self.deployment, self.calibration)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +162,7 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Suspicion:
-    """A measured rate above a ceiling: something stated about the run cannot be true."""
+    """A rate above its bound under every set-up that agrees with what is known."""
 
     what: str
     excess: float
@@ -144,8 +171,44 @@ class Suspicion:
 
 
 @dataclass(frozen=True, slots=True)
+class Explained:
+    """A rate above the bound of the assumed set-up, but not of every set-up: any of `by` explains it."""
+
+    what: str
+    excess: float
+    by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """The device's ceilings in the dtype that computes, and what a good kernel of that dtype reaches."""
+
+    id: str
+    name: str
+    dtype: str
+    n_devices: int
+    peak_flops_per_s: float
+    levels: tuple[Level, ...]
+    reached_flops_per_s: float | None
+    reached_bytes_per_s: float | None
+    measured_spread: float | None
+    host: HostFit | None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model and how it is stored; where its shape and the device's name come from."""
+
+    name: str
+    params: int
+    quant: Quant
+    config_from: str | None = None
+    device_from: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The answer to "how far from the metal?", plain enough for JSON."""
+    """A run and what its hardware could do: phases, gap, what would help, what was assumed."""
 
     sentence: str
     phases: tuple[PhaseRow, ...]
@@ -155,5 +218,30 @@ class Reconciliation:
     sensitivity: tuple[WhatIf, ...]
     assumed: tuple[str, ...]
     suspicions: tuple[Suspicion, ...]
-    device: str
+    explained: tuple[Explained, ...]
+    device: DeviceFacts
+    model: ModelFacts
     tier: str
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(node: Mapping[str, Any]) -> "Reconciliation":
+        """Raises TypeError or KeyError where `node` is not what `to_json` wrote."""
+        return read(Reconciliation, node)
+
+
+@dataclass(frozen=True, slots=True)
+class NotReconciled:
+    """Why a run could not be compared with its hardware."""
+
+    absent: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"absent": self.absent}
+
+
+def reconciliation_of(node: Mapping[str, Any]) -> Reconciliation | NotReconciled:
+    """What a summary's `roofline` holds."""
+    return NotReconciled(str(node["absent"])) if "absent" in node else Reconciliation.from_json(node)

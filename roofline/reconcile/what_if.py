@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from roofline.errors import RooflineError
 from roofline.predict.capacity import kv_bytes, weight_bytes
@@ -14,14 +15,15 @@ def sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:
     if len(run.requests) > 3000:
         yield WhatIf("any", None, None, "more than 3000 requests are not simulated again")
         return
-    quant, limits = setup.quant, run.limits
+    on, limits = setup.deployment, run.limits
+    quant = on.quant
     fp8 = replace(quant, weights="fp8", activations="fp8", group=None)
-    wider = replace(setup.parallel, tp=2 * setup.parallel.tp)
+    wider = replace(on.parallel, tp=2 * on.parallel.tp)
     bigger = replace(limits, max_num_batched_tokens=4 * limits.max_num_batched_tokens)
     changes: list[tuple[str, Setup, Limits]] = [
-        ("fp8 weights", replace(setup, quant=fp8), limits),
-        ("fp8 KV cache", replace(setup, quant=replace(quant, kv="fp8")), limits),
-        (f"TP {wider.tp}", replace(setup, parallel=wider), limits),
+        ("fp8 weights", _on(setup, quant=fp8), limits),
+        ("fp8 KV cache", _on(setup, quant=replace(quant, kv="fp8")), limits),
+        (f"TP {wider.tp}", _on(setup, parallel=wider), limits),
         (f"a budget of {bigger.max_num_batched_tokens} tokens a step", setup, bigger),
     ]
     for change, changed, changed_limits in changes:
@@ -35,8 +37,14 @@ def sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:
             yield WhatIf(change, result.makespan_s, result.makespan_s / base_s, why)
 
 
+def _on(setup: Setup, **changed: Any) -> Setup:
+    return replace(setup, deployment=replace(setup.deployment, **changed))
+
+
 def _kv_tok(kv_tok: int, now: Setup, then: Setup) -> int:
     """The same memory, after weights and cache changed size."""
-    before, after = (weight_bytes(s.model, s.quant, s.parallel) for s in (now, then))
-    room_bytes = kv_tok * kv_bytes(now.model, now.quant, now.parallel, 1) + before - after
-    return int(room_bytes / kv_bytes(then.model, then.quant, then.parallel, 1))
+    (before, per_tok), (after, per_tok_then) = (
+        (weight_bytes(on.model, on.quant, on.parallel), kv_bytes(on.model, on.quant, on.parallel, 1))
+        for on in (now.deployment, then.deployment)
+    )
+    return int((kv_tok * per_tok + before - after) / per_tok_then)

@@ -15,7 +15,7 @@ from roofline.model.shapes import QUANTS, ModelShape
 from roofline.model.step import Step
 from roofline.predict.capacity import room
 from roofline.predict.kernels import Amounts
-from roofline.predict.predict import Clock
+from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
 from roofline.validate.accuracy import Check
 
@@ -78,7 +78,7 @@ def _point_tpot_ms(point: Row) -> float:
         chunked_prefill=point["backend"] != "sglang",
     )
     asked = [Asked(0.0, _int(point["isl"]), _int(point["osl"]))] * (3 * streams)
-    result = simulate(asked, limits, Clock(model, quant, parallel, device, generic()))
+    result = simulate(asked, limits, Clock(Deployment(model, quant, parallel, device), generic()))
     return 1e3 * float(result.tpot_s.mean())
 
 
@@ -92,7 +92,9 @@ def _replay(path: Path) -> Iterator[Check]:
     )
     outputs = np.array([request.output_tok for request in asked])
     device = load_device("rtx4090")
-    clock = Clock(bundled_model("llama-3.1-8b"), _BF16, Parallel(), device, load_calibration(device))
+    clock = Clock(
+        Deployment(bundled_model("llama-3.1-8b"), _BF16, Parallel(), device), load_calibration(device)
+    )
     limits = Limits(max_num_seqs=256, max_num_batched_tokens=2048, kv_tok=41_408)
     result = simulate(asked, limits, clock)
     figures = {
@@ -128,7 +130,9 @@ def _batch_one(papers: Path) -> Iterator[Check]:
 
 def _request_s(model: str, tp: int, device: Device) -> float:
     """200 tokens in, 200 out, alone; NVIDIA's published latency counts both."""
-    clock = Clock(_llama(model), QUANTS["fp16"], Parallel(tp=tp), device, load_calibration(device))
+    clock = Clock(
+        Deployment(_llama(model), QUANTS["fp16"], Parallel(tp=tp), device), load_calibration(device)
+    )
     return clock(Step.prefill(1, 200)) + sum(clock(Step.decode(1, 201 + i)) for i in range(199))
 
 
@@ -193,7 +197,9 @@ def _static_ratio(row: Row, model: ModelShape, device: Device, calibration: Cali
     per_tok = 2 * 2 * model.n_layers * model.d
     limits = Limits(batch, 8192, kv_tok=int((used - 2 * model.params() - activations_bytes) / per_tok))
     asked = [Asked(0.0, _int(row["prompt_tokens"]), outputs)] * batch
-    result = simulate(asked, limits, Clock(model, QUANTS["fp16"], Parallel(), device, calibration))
+    result = simulate(
+        asked, limits, Clock(Deployment(model, QUANTS["fp16"], Parallel(), device), calibration)
+    )
     return batch * outputs / result.makespan_s / float(row["out_tok_s"])
 
 

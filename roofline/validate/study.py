@@ -16,8 +16,8 @@ from roofline.errors import RooflineError
 from roofline.model.catalog import load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
-from roofline.predict.deployment import Deployment, PhaseBound, UniformBatch, latency_s, phase_bounds
-from roofline.predict.predict import Prediction
+from roofline.predict.deployment import PhaseBound, UniformBatch, latency_s, phase_bounds
+from roofline.predict.predict import Deployment, Prediction
 
 GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
 

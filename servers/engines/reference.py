@@ -22,6 +22,7 @@ class Reference(Vllm):
     default_port: int | None = None
     image: Image | None = None
     brings_model = True
+    self_describing = True
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
     start_flags = frozenset({"--port", "--step-log"})
     how_to_get = "it is part of Burstline"

@@ -108,13 +108,3 @@ def opposite(flag: object) -> bool | None:
 def option_of(arguments: Sequence[str], *names: str) -> bool:
     """Whether the user chose one of these flags: the adapter's own word for it is then left out."""
     return any(argument.partition("=")[0] in names for argument in arguments)
-
-
-def value_of(arguments: Sequence[str], *names: str) -> str | None:
-    """The value of one of these flags, `--flag value` or `--flag=value`; the last counts, as for engines."""
-    value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name, has_value, rest = argument.partition("=")
-        if name in names:
-            value = rest if has_value else following
-    return value

@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.record.capture import Capture, Reads
 from loadgen.record.capture_store import Spool
+from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import RunDir
 from servers.host.telemetry import Row
 from workloads.lengths import Lengths
@@ -99,9 +100,10 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
     due_s = np.arange(asked.requests) / asked.rate if asked.rate else np.zeros(asked.requests)
     lengths = (Lengths(n, n) for n in (asked.prompt_tokens, asked.output_tokens))
     plan = make_plan(Shape(*lengths), due_s.tolist(), vocabulary_from_size(32_000, "bench"), seed=0)
-    how = {"pattern": "constant", "rate_per_s": asked.rate} if asked.rate else {"pattern": "burst"}
+    how = ArrivalFacts("constant", asked.rate) if asked.rate else ArrivalFacts("burst")
     title = f"{asked.requests:,} requests of {asked.prompt_tokens} -> {asked.output_tokens} tokens"
-    run = RunDir.create(folder, "vllm", "bench", {"title": title, "arrivals": how, "salt": f"5eed{seed}"})
+    manifest = Manifest(engine="vllm", workload="bench", title=title, arrivals=how, salt=f"5eed{seed}")
+    run = RunDir.create(folder, manifest)
     run.save_plan(plan)
     spool, last_ns = Spool(run.captures), 0
     for capture in captures(plan, asked, rng):

@@ -4,6 +4,7 @@ import pytest
 
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
+from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 from workloads.lengths import Lengths
@@ -15,8 +16,8 @@ from workloads.prompts import vocabulary_from_size
 def burst_run(tmp_path_factory) -> Run:
     """A finished burst of 60 requests of 512 tokens, all answered."""
     records = synthetic.records(n=60, output_tok=8)
-    facts = {"title": "60 x 512 -> 8 tokens, burst", "salt": "5eed"}
-    run = RunDir.create(tmp_path_factory.mktemp("runs"), "vllm", "burst", facts)
+    manifest = Manifest(engine="vllm", workload="burst", title="60 x 512 -> 8 tokens, burst", salt="5eed")
+    run = RunDir.create(tmp_path_factory.mktemp("runs"), manifest)
     shape = Shape(Lengths(512, 512), Lengths(8, 8))
     run.save_plan(make_plan(shape, [0.0] * 60, vocabulary_from_size(32_000, "test"), seed=0))
     run.save_records(tables.record_table(records))

@@ -15,11 +15,12 @@ from burstline.bench.certification import certificate_for, certified, climbed
 from burstline.bench.certification_load import EVENTS_PER_S, Drill, drill, ladder
 from burstline.bench.load_options import Load, Wish, checked
 from burstline.verbs.certify import told
-from loadgen.verdict.certificate import Certificate, Limit, MetricError, Schedule
+from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
+from loadgen.record.typed_json import from_json
 
 CLEAN = Certificate(
     errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},
-    schedule=Schedule(0.012, 0.006, 0.012, None, None, None, None),
+    schedule=ServedSchedule(0.012, 0.006, 0.012, None, None, None, None),
     n_requests=10,
     n_events=640,
     n_unmatched=0,
@@ -30,7 +31,7 @@ CLEAN = Certificate(
     cpu_per_event_s=9e-6,
     server_late_p99_s=1e-4,
     others_cpu_fraction=0.3,
-    limit=Limit(39_000.0, "truth server"),
+    limit=EventRateLimit(39_000.0, "truth server"),
     reader="compiled",
 )
 
@@ -102,12 +103,16 @@ def test_the_best_climb_counts_and_nobody_climbs_on_once_it_was_not_the_client(
         certification, "fired", lambda drill: SimpleNamespace(columns=None, served=(), reports=[Report])
     )
 
-    def climb(*found: Limit) -> tuple[Limit, int]:
+    def climb(*found: EventRateLimit) -> tuple[EventRateLimit, int]:
         left = list(found)
         monkeypatch.setattr(certification, "limit", lambda *_: left.pop(0))
         return climbed(), len(found) - len(left)
 
-    low, high, other = Limit(9_000, "client"), Limit(29_000, "client"), Limit(40_000, "truth server")
+    low, high, other = (
+        EventRateLimit(9_000, "client"),
+        EventRateLimit(29_000, "client"),
+        EventRateLimit(40_000, "truth server"),
+    )
     assert climb(low, high, low, other) == (high, 3)
     assert climb(low, other, high) == (other, 2)
 
@@ -169,7 +174,7 @@ def test_what_certify_finds_of_the_hosts_limit_stands_in_the_certificates_of_lat
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counted(monkeypatch, replace(CLEAN, limit=None))
-    load, knee = checked(Wish(requests=50)), Limit(9_000.0, "client")
+    load, knee = checked(Wish(requests=50)), EventRateLimit(9_000.0, "client")
     assert certificate_for(load).limit is None
     monkeypatch.setattr(certification, "climbed", lambda: knee)
     assert cli.main(["certify", "--requests", "10"]) == 0
@@ -210,7 +215,7 @@ def test_a_certificate_is_told_with_whose_limit_it_was() -> None:
     assert "10 x 512 -> 64 tokens, burst (the first 10 of 20 requests)" in text
     assert "at least 39,000 events a second: the truth server sends no faster" in text
     assert "12.0 ms from the first arrival to the last" in text
-    theirs = told("x", (), replace(CLEAN, limit=Limit(9_000.0, "client"), n_unmatched=3))
+    theirs = told("x", (), replace(CLEAN, limit=EventRateLimit(9_000.0, "client"), n_unmatched=3))
     assert "the client does not follow" in theirs
     assert "3 of 10 requests failed" in theirs
 
@@ -219,7 +224,9 @@ def test_the_verb_prints_json_on_request_and_fails_where_it_is_not_clean(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     counted(monkeypatch, replace(CLEAN, n_unmatched=1))
-    monkeypatch.setattr(certification, "climbed", lambda: Limit(1.0, "search"))
+    monkeypatch.setattr(certification, "climbed", lambda: EventRateLimit(1.0, "search"))
     assert cli.main(["certify", "--requests", "10", "--json"]) == 4
-    assert Certificate.from_json(orjson.loads(capfdbinary.readouterr().out)).limit == Limit(1.0, "search")
+    assert from_json(Certificate, orjson.loads(capfdbinary.readouterr().out)).limit == EventRateLimit(
+        1.0, "search"
+    )
     assert cli.main(["certify", "--requests", "10", "--concurrency", "2", "--arrival", "poisson"]) == 2

@@ -17,6 +17,7 @@ from burstline import cli
 from burstline.verbs.compare import labels_of
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
+from loadgen.record.manifest import DeviceFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.router import House
@@ -26,15 +27,15 @@ from tests.reports import synthetic
 
 @pytest.fixture
 def two_runs(burst_run, tmp_path):
-    """Two copies of one run; `change(which, **facts)` lays facts over a manifest."""
+    """Two copies of one run; `change(which, **facts)` changes fields of a manifest."""
     folders = []
     for name in ("first", "second"):
         shutil.copytree(burst_run.path, folder := tmp_path / name)
         folders.append(folder)
 
     def change(which: int, **facts) -> None:
-        manifest = folders[which] / "manifest.json"
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **facts}))
+        run = RunDir(folders[which])
+        run.save_manifest(replace(run.manifest, **facts))
 
     return folders, change
 
@@ -59,9 +60,9 @@ def test_equal_work_is_ranked_and_equal_numbers_are_not(two_runs, capsys):
     [
         ({"title": "another load"}, "The workload differs"),
         ({"seed": 7}, "The seed differs"),
-        ({"server": {"model": "/models/other"}}, "The model differs"),
-        ({"devices": [{"name": "H100"}]}, "1 x H100 in second"),
-        ({"host": {"cpu": "another"}}, "The CPU differs"),
+        ({"server": ServerFacts(model="/models/other")}, "The model differs"),
+        ({"devices": (DeviceFacts("H100"),)}, "1 x H100 in second"),
+        ({"host": HostFacts(cpu="another")}, "The CPU differs"),
     ],
 )
 def test_runs_that_were_not_made_alike_are_refused_until_told_otherwise(two_runs, capsys, facts, words):
@@ -117,15 +118,15 @@ def test_the_same_runs_give_the_same_page(two_runs, tmp_path, capsys):
 
 
 def test_contenders_are_named_by_engine_and_by_a_letter_only_where_command_line_work_or_machine_differ():
-    def manifest(engine: str, *argv: str) -> dict:
-        return {"engine": engine, "server": {"argv": ["x", *argv]}}
+    def manifest(engine: str, *argv: str) -> Manifest:
+        return Manifest(engine=engine, workload="x", server=ServerFacts(argv=("x", *argv)))
 
     plain, again = (manifest("vllm", "--port", port) for port in ("1", "2"))
     other = manifest("vllm", "--port", "3", "--enforce-eager")
     assert labels_of([plain, again, manifest("tgi")]) == ["vllm", "vllm", "tgi"]
     assert labels_of([plain, other, again]) == ["vllm A", "vllm B", "vllm A"]
-    assert labels_of([plain, plain | {"title": "another load"}]) == ["vllm A", "vllm B"]
-    assert labels_of([plain, plain | {"host": {"cpu": "another"}}]) == ["vllm A", "vllm B"]
+    assert labels_of([plain, replace(plain, title="another load")]) == ["vllm A", "vllm B"]
+    assert labels_of([plain, replace(plain, host=HostFacts(cpu="another"))]) == ["vllm A", "vllm B"]
 
 
 # ---- repeats
@@ -141,8 +142,7 @@ def repeated(burst_run, tmp_path_factory):
             folder = parent / f"{engine}-{k}"
             shutil.copytree(burst_run.path, folder)
             run = RunDir(folder)
-            facts = json.loads((folder / "manifest.json").read_text())
-            (folder / "manifest.json").write_text(json.dumps({**facts, "engine": engine}))
+            run.save_manifest(replace(run.manifest, engine=engine))
             factor = slower * float(np.exp(0.01 * random.normal()))
             rows = [stretched(row, factor) for row in synthetic.records(n=60, output_tok=8, seed=k)]
             run.save_records(tables.record_table(rows))
@@ -179,8 +179,8 @@ def test_repeats_that_agree_tell_who_is_faster_with_the_ratio_and_its_interval(r
 def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
     folders = [*repeated["vllm"][:2], *(shutil.copytree(f, tmp_path / f.name) for f in repeated["vllm"][2:4])]
     for folder in folders[2:]:
-        facts = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps({**facts, "engine": "tgi"}))
+        run = RunDir(folder)
+        run.save_manifest(replace(run.manifest, engine="tgi"))
     cell, found = numbers(capsys, folders)
     assert {found[title]["answer"] for title in ("TTFT p50", "E2E p50", "Output")} == {"cannot tell"}
     assert not any(cell["best"].values())

@@ -14,7 +14,8 @@ from burstline.cli import main
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches
-from loadgen.record.rundir import SCHEMA, open_run
+from loadgen.record.manifest import SCHEMA
+from loadgen.record.rundir import open_run
 from loadgen.record.tables import record_table
 from servers.registry import ENGINES
 
@@ -49,15 +50,15 @@ def test_a_golden_run_is_small_and_names_no_machine(stored):
 def test_its_captures_decode_to_the_records_beside_them(stored):
     run = open_run(stored)
     captures = read_captures(stored / "captures")
-    batches = decoded_batches(captures, run.asked, ENGINES[run.manifest["engine"]].decode)
+    batches = decoded_batches(captures, run.asked, ENGINES[run.manifest.engine].decode)
     again = record_table([record for batch in batches for record in batch]).sort_by("index")
     assert again.equals(run.record_table)
 
 
 def test_the_plan_and_the_points_of_its_summary_are_what_they_were(stored):
     run = open_run(stored)
-    asked = run.manifest["asked"]["requests"]
-    assert run.plan.sha256 == run.manifest["plan_sha256"]
+    asked = run.manifest.asked["requests"]
+    assert run.plan.sha256 == run.manifest.plan_sha256
     assert len(run.plan.requests) == len(run.records) == asked
     assert run.telemetry is not None
     again = summarize_run(run)
@@ -92,6 +93,8 @@ def test_it_is_shown_reported_and_exported(copied, tmp_path, capsys):
     assert main(["report", str(copied)]) == 0
     page = (copied / "report.html").read_text()
     assert '<section id="requests"' in page
+    header = page[page.index("<header>") : page.index("</header>")]
+    assert all(f"<span>{fact}</span>" in header for fact in ("reference 0.1.0", "reference", "float32"))
     formats = ("parquet", "csv", "markdown", "junit", "trace")
     flags = [word for name in formats for word in ("--format", name)]
     assert main(["export", str(copied), "--to", str(tmp_path / "out"), *flags]) == 0

@@ -7,22 +7,23 @@ import pyarrow as pa
 import pytest
 
 from burstline.bench.finish import write_report
-from burstline.bench.hints import Hints
+from burstline.bench.hints import Hints, Stated
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
 from burstline.machine.roofline_input import reconciled, seen_in
 from loadgen.record import tables
+from loadgen.record.manifest import DeviceFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from reports.formats.text import show
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from servers.engine import CpuSetup
+from servers.engine import CpuSetup, Identity
 from tests.reports import synthetic
 
 ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")
-LOCAL = {"url": "http://127.0.0.1:8000", "attached": True, "model": "served"}
+LOCAL = ServerFacts(url="http://127.0.0.1:8000", attached=True, model="served")
 
 
 def quiet(_):
@@ -32,25 +33,22 @@ def quiet(_):
 @pytest.fixture
 def run(tmp_path):
     """A burst at a server that says its limits, on a machine that has one H100."""
-    facts = {
-        "devices": [{"name": "NVIDIA H100 80GB HBM3"}],
-        "server": LOCAL,
-        "identity": {
-            "engine": "vllm", "model": "llama-2-7b", "dtype": "bfloat16", "kv_dtype": "bfloat16",
-            "kv_tok": 100_000, "kv_block_tok": 16, "max_num_seqs": 256, "max_batched_tok": 4096,
-            "tensor_parallel": 1,
-        },
-    }  # fmt: skip
-    folder = RunDir.create(tmp_path, "vllm", "burst", facts)
+    identity = Identity(
+        "vllm", model="llama-2-7b", dtype="bfloat16", kv_dtype="bfloat16", kv_tok=100_000, kv_block_tok=16,
+        max_num_seqs=256, max_batched_tok=4096, tensor_parallel=1,
+    )  # fmt: skip
+    devices = (DeviceFacts("NVIDIA H100 80GB HBM3"),)
+    manifest = Manifest(engine="vllm", workload="burst", devices=devices, server=LOCAL, identity=identity)
+    folder = RunDir.create(tmp_path, manifest)
     folder.save_records(tables.record_table(synthetic.records(n=60, output_tok=16)))
     folder.finish("complete")
     return folder
 
 
 def noted(run, hints=ON_H100, **facts):
-    run.update(**facts)
+    run.save_manifest(replace(run.manifest, **facts))
     note_hardware(run, hints, quiet)
-    return reconciled(open_run(run.path))
+    return reconciled(open_run(run.path)).to_json()
 
 
 def test_a_known_device_and_model_give_phases_bounds_and_the_gap(run):
@@ -70,11 +68,14 @@ def test_the_drivers_name_of_the_only_gpu_names_the_device(run):
 @pytest.mark.parametrize(
     ("facts", "missing"),
     [
-        ({"devices": []}, "--device"),
-        ({"devices": [{"name": "A"}, {"name": "B"}]}, "A and B"),
-        ({"devices": [{"name": "Abacus 9000"}]}, "Abacus 9000"),
-        ({"server": {**LOCAL, "url": "http://far.example:80"}}, "http://far.example:80"),
-        ({"identity": {"engine": "vllm", "model": "nobody/knows-this"}, "server": {}}, "--model-config"),
+        ({"devices": ()}, "--device"),
+        ({"devices": (DeviceFacts("A"), DeviceFacts("B"))}, "A and B"),
+        ({"devices": (DeviceFacts("Abacus 9000"),)}, "Abacus 9000"),
+        ({"server": replace(LOCAL, url="http://far.example:80")}, "http://far.example:80"),
+        (
+            {"identity": Identity("vllm", model="nobody/knows-this"), "server": ServerFacts()},
+            "--model-config",
+        ),
     ],
 )
 def test_what_is_not_known_is_said_with_the_flag_that_helps(run, facts, missing):
@@ -82,9 +83,9 @@ def test_what_is_not_known_is_said_with_the_flag_that_helps(run, facts, missing)
 
 
 def test_limits_that_the_engine_does_not_tell_are_those_seen_in_use_and_said_so(run):
-    found = noted(run, identity={"engine": "vllm", "model": "llama-2-7b"})
+    found = noted(run, identity=Identity("vllm", model="llama-2-7b"))
     said = " ".join(found["assumed"])
-    for word in ("dtype", "max_num_seqs", "max_num_batched_tokens", "KV cache's size", "tensor parallelism"):
+    for word in ("dtype", "max_num_seqs", "max_num_batched_tokens", "KV cache's size", "parallelism"):
         assert word in said
 
 
@@ -94,12 +95,12 @@ def test_a_rate_above_the_ceiling_makes_the_run_suspect_in_the_banner(run):
         'id = "toy"\npeak_flops_per_s = { bf16 = 1e12 }\n'
         'levels = [{ name = "memory", capacity_bytes = 80e9, bytes_per_s = 1e11 }]\n'
     )
-    noted(run, replace(ON_H100, device=str(path)))
+    noted(run, replace(ON_H100, device=str(path), stated=Stated(tp=1, draft_tokens=0)))
     verdict = write_report(run)["verdict"]
     assert verdict["state"] == "NOT-COMPARABLE"
     assert verdict["reasons"][0]["code"] == "beats-the-ceiling"
     assert "prefix cache" in verdict["reasons"][0]["advice"]
-    assert "Numbers suspect" in (run.path / "report.html").read_text()
+    assert "Impossible rate" in (run.path / "report.html").read_text()
 
 
 def test_the_report_made_again_is_the_same_for_ever(run, monkeypatch):
@@ -120,7 +121,7 @@ def test_a_model_named_anew_leaves_the_device_as_it_was(run):
 
 
 def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
-    assert "burstline report RUN --device" in reconciled(open_run(run.path))["absent"]
+    assert "burstline report RUN --device" in reconciled(open_run(run.path)).absent
 
 
 def test_show_says_how_far_the_metal_is(run):
@@ -137,27 +138,29 @@ def test_a_typing_error_is_found_before_anything_runs():
     check_hints(Hints(device="cpu", model_config="llama-2-7b"))
 
 
-REFERENCE = {
-    "engine": "reference", "model": "reference", "dtype": "float32",
-    "raw": {"threads": 1, "config": {
-        "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True,
-    }},
+CONFIG = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True,
 }  # fmt: skip
-STARTED = {"attached": False, "argv": ["python"], "image": None}
+REFERENCE = Identity("reference", model="reference", dtype="float32", raw={"threads": 1, "config": CONFIG})
+STARTED = ServerFacts(attached=False, argv=("python",))
 
 
 def on_cpu(run, hints, said=quiet):
     """What a new run at the embedded engine notes."""
     (run.path / DEVICE_FILE).unlink(missing_ok=True)
-    run.update(engine="reference", identity=REFERENCE, server=STARTED, devices=[], hardware=None)
+    run.save_manifest(
+        replace(
+            run.manifest, engine="reference", identity=REFERENCE, server=STARTED, devices=(), hardware=None
+        )
+    )
     note_hardware(run, hints, said)
-    return open_run(run.path).manifest["hardware"]
+    return run.manifest.hardware
 
 
 def test_a_cpu_that_was_never_measured_is_left_alone_where_asked(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert "--no-calibrate" in on_cpu(run, Hints(calibrate=False))["absent"]
+    assert "--no-calibrate" in on_cpu(run, Hints(calibrate=False)).absent
     assert not (run.path / DEVICE_FILE).exists()
 
 
@@ -215,7 +218,43 @@ def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
 
 def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):
     log = "... device_config=cpu_calibration, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
-    manifest = {"engine": "vllm", "server": STARTED, "identity": {"dtype": "float16"}}
+    identity = Identity("vllm", dtype="float16")
+    manifest = Manifest(engine="vllm", workload="burst", server=STARTED, identity=identity)
     assert cpu_calibration.cpu_of(manifest, log) == CpuSetup(3, "python", "fp16")
     assert cpu_calibration.cpu_of(manifest, log.replace("cpu_calibration,", "cuda,")) is None
-    assert cpu_calibration.cpu_of({**manifest, "server": LOCAL}, log) is None
+    assert cpu_calibration.cpu_of(replace(manifest, server=LOCAL), log) is None
+
+
+def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):
+    """Nothing states how many devices serve, so a rate above one device's ceiling is no verdict."""
+    slow = run.path.parent / "slow.toml"
+    slow.write_text(
+        'id = "slow"\npeak_flops_per_s = { bf16 = 20e12, fp16 = 20e12 }\n'
+        'levels = [{ name = "memory", capacity_bytes = 80e9, bytes_per_s = 1e12 }]\n'
+        'links = [{ scope = "node", kind = "NVLink", n_devices = 8, bytes_per_s = 300e9 }]\n'
+    )
+    unstated = Identity("vllm", model="llama-2-7b")
+    hints = replace(ON_H100, device=str(slow))
+    found = noted(run, hints, identity=unstated)
+    assert not found["suspicions"]
+    assert found["explained"]
+    assert "--tp" in json.dumps(found["explained"])
+    assert write_report(run)["verdict"]["state"] != "NOT-COMPARABLE"
+    stated = noted(run, replace(hints, stated=Stated(tp=1, quant="bf16", draft_tokens=0)), identity=unstated)
+    assert stated["suspicions"]
+    assert noted(run, hints, identity=unstated)["suspicions"], "what was stated once is kept in the run"
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        (Stated(tp=0), "--tp 0"),
+        (Stated(quant="q9"), "--quant q9"),
+        (Stated(kv_dtype="half"), "--kv-dtype half"),
+        (Stated(draft_tokens=-1), "--draft-tokens -1"),
+        (Stated(expert_share=1.5), "--expert-share 1.5"),
+    ],
+)
+def test_a_stated_fact_that_cannot_be_is_refused_before_anything_runs(stated, message):
+    with pytest.raises(RooflineError, match=message):
+        check_hints(Hints(stated=stated))

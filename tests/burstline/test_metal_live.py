@@ -17,8 +17,6 @@ import pytest
 
 from burstline.machine.roofline_input import seen_in, setup_of
 from loadgen.record.rundir import Run, open_run
-from roofline.model.ops import ops
-from roofline.predict.predict import predict_step
 from roofline.predict.simulate import simulate
 from tests.servers.tiny_model import make_tiny_model
 
@@ -66,8 +64,7 @@ def test_products_take_what_the_calibrated_cpu_predicts(quiet_run):
     errors: dict[tuple[str, str], list[float]] = {}
     for seen in seen_in(quiet_run, assumed).steps:
         phase = "prefill" if (seen.step.new_tok > 1).any() else "decode"
-        step_ops = ops(setup.model, setup.quant, setup.parallel, seen.step)
-        for p in predict_step(step_ops, setup.device, setup.calibration):
+        for p in setup.deployment.predict(seen.step, setup.calibration):
             if p.op.name in GEMMS:
                 errors.setdefault((phase, p.op.name), []).append(p.seconds / seen.op_seconds[p.op.name] - 1)
     medians = {key: float(np.median(np.abs(each))) for key, each in errors.items()}
@@ -136,7 +133,7 @@ def by_hand(run: Run) -> dict[tuple[str, str], float]:
     Decode is the time after the last first token; prefill all before it, decodes beside it included.
     """
     config, device = (
-        run.manifest["hardware"]["model_config"],
+        run.manifest.hardware.model_config,
         tomllib.loads((run.path / "device.toml").read_text()),
     )
     d, n_layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]

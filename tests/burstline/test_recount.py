@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from burstline.bench.retokenize import recount
 from burstline.bench.server_session import Site
 from loadgen.record.capture_store import Spool
+from loadgen.record.manifest import Manifest
 from loadgen.record.retokenize import GLANCE, uncounted
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import counts_of, records_of
@@ -34,7 +35,7 @@ Count = Callable[[str], int | None]
 
 def written(parent: Path, counted: bool = False) -> RunDir:
     """A run of two replies in two chunks each, of three and five words."""
-    run = RunDir.create(parent, "openai", "burst", {})
+    run = RunDir.create(parent, Manifest(engine="openai", workload="burst"))
     run.save_plan(Plan(tuple(Request(i, None, "x", 1, 9) for i in range(2)), array("q", [0, 0]), 0, "x"))
     spool = Spool(run.captures)
     for index, text in enumerate(TEXTS):

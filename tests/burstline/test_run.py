@@ -102,6 +102,12 @@ def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
     }
     assert str(run / "report.html") in said
     assert not engine_processes(run)
+    identity = open_run(run).manifest.identity
+    page = (run / "report.html").read_text()
+    header = page[page.index("<header>") : page.index("</header>")]
+    assert identity.version
+    for fact in (f"reference {identity.version}", identity.model, identity.dtype):
+        assert f"<span>{fact}</span>" in header
 
 
 def test_an_interrupt_half_way_still_leaves_a_report_and_no_server(tmp_path):

@@ -55,7 +55,7 @@ def test_three_real_engines_make_one_report_and_leave_nothing_running(tmp_path):
     assert done.returncode in (0, 4), done.stdout + done.stderr  # 4: run, but not to be ranked
     (folder,) = tmp_path.glob("three-*")
     runs = [open_run(manifest.parent) for manifest in sorted(folder.glob("0*/*/manifest.json"))]
-    assert sorted(run.manifest["engine"] for run in runs) == ["reference", "transformers", "vllm"]
+    assert sorted(run.manifest.engine for run in runs) == ["reference", "transformers", "vllm"]
     for run in runs:
         assert list(run.records["outcome"]) == ["ok"] * 16
         assert set(run.records["prompt_tok"]) == {64}
@@ -65,4 +65,4 @@ def test_three_real_engines_make_one_report_and_leave_nothing_running(tmp_path):
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [line for line in lines if str(tmp_path) in line]
     for run in runs:
-        require_free_port("127.0.0.1", urlsplit(run.manifest["server"]["url"]).port)
+        require_free_port("127.0.0.1", urlsplit(run.manifest.server.url).port)

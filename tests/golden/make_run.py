@@ -14,7 +14,8 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.record.rundir import SCHEMA, open_run
+from loadgen.record.manifest import SCHEMA
+from loadgen.record.rundir import open_run
 from reports.formats.text import headline
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")

@@ -9,17 +9,11 @@ import pytest
 
 from loadgen.metrics.summary import Context, summarize
 from loadgen.record.columns import Columns, columns_of
+from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import record_table
+from loadgen.record.typed_json import from_json, to_json
 from loadgen.stats.estimates import Absent
-from loadgen.verdict.certificate import (
-    Certificate,
-    Limit,
-    certificate,
-    certificate_of,
-    certified,
-    errors_of,
-    limit,
-)
+from loadgen.verdict.certificate import certificate, certified, errors_of, limit
 from servers.truth.journal import Served
 from tests.loadgen.making import failed, ok
 
@@ -216,11 +210,9 @@ def test_a_truth_server_that_is_too_slow_is_named_and_not_the_client() -> None:
 
 def test_a_certificate_survives_json() -> None:
     found = reported_late(0.002)
-    assert certificate_of(found.to_json()) == found
+    assert from_json(Certificate, to_json(found)) == found
     with_limit = replace(found, limit=limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 40)]))
-    assert Certificate.from_json(with_limit.to_json()) == with_limit
-    assert certificate_of({"absent": "--no-certify"}) == Absent("--no-certify")
-    assert certificate_of(None) is None
+    assert from_json(Certificate, to_json(with_limit)) == with_limit
 
 
 def summary_with(found: Certificate | Absent | None) -> dict:
@@ -248,35 +240,35 @@ def test_every_headline_metric_carries_the_instruments_error() -> None:
 def test_the_knee_is_published_among_the_summarys_figures_and_says_whose_it_is() -> None:
     found = reported_late(0.0015)
 
-    def published(knee: Limit | None) -> dict:
+    def published(knee: EventRateLimit | None) -> dict:
         return certified(replace(found, limit=knee))["certified_limit_per_s"].to_json()
 
-    assert published(Limit(9_000.0, "client"))["point"] == 9_000
-    assert "client" in published(Limit(9_000.0, "client"))["note"]
-    assert published(Limit(40_000.0, "truth server"))["note"].startswith("at least")
+    assert published(EventRateLimit(9_000.0, "client"))["point"] == 9_000
+    assert "client" in published(EventRateLimit(9_000.0, "client"))["note"]
+    assert published(EventRateLimit(40_000.0, "truth server"))["note"].startswith("at least")
     assert "burstline certify" in published(None)["absent"]
 
 
 def test_a_run_with_more_events_a_second_than_were_certified_says_so() -> None:
     found = reported_late(0.0)
 
-    def warned(certified_per_s: float, knee: Limit | None = None) -> list[str]:
+    def warned(certified_per_s: float, knee: EventRateLimit | None = None) -> list[str]:
         summary = summary_with(replace(found, events_per_s=certified_per_s, limit=knee))
         assert summary["instrument"]["peak_events_per_s"]["point"] == 400
         return [w["text"] for w in summary["verdict"]["warnings"] if w["code"] == "beyond-certified"]
 
     assert warned(300.0) == ["Up to 400 events came in a second; the instrument is certified up to 300."]
     assert warned(390.0) == []
-    assert warned(300.0, Limit(350.0, "client")) != []
-    assert warned(300.0, Limit(40_000.0, "truth server")) == []
-    assert warned(300.0, Limit(0.0, "client")) != []
+    assert warned(300.0, EventRateLimit(350.0, "client")) != []
+    assert warned(300.0, EventRateLimit(40_000.0, "truth server")) == []
+    assert warned(300.0, EventRateLimit(0.0, "client")) != []
 
 
 def test_a_run_that_was_not_certified_says_why_and_one_older_than_certificates_says_nothing() -> None:
     skipped = summary_with(Absent("--no-certify"))
     assert skipped["verdict"]["state"] == "VALID"
     assert [warning["code"] for warning in skipped["verdict"]["warnings"]] == ["not-certified"]
-    assert skipped["metrics"]["ttft"]["instrument_error"] == {"point": None, "absent": "--no-certify"}
+    assert skipped["metrics"]["ttft"]["instrument_error"] == Absent("--no-certify").to_json()
     older = summary_with(None)
     assert older["verdict"]["warnings"] == []
     assert "instrument_error" not in older["metrics"]["ttft"]

@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from loadgen.driver import drive
@@ -176,7 +175,7 @@ def test_nothing_of_a_request_outlives_its_capture_though_no_collector_runs(
         gc.collect()
         gc.disable()
         yield
-        left.extend(type(o).__name__ for o in gc.get_objects() if type(o) in (httpx.Response, Exchange))
+        left.extend(type(o).__name__ for o in gc.get_objects() if type(o) is Exchange)
         gc.enable()
 
     monkeypatch.setattr(drive, "quiet", counting)
@@ -307,8 +306,9 @@ def test_enough_file_descriptors_are_no_matter() -> None:
 def test_a_driver_imports_nothing_heavy() -> None:
     code = "import sys, loadgen.driver.drive; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert "httpx" in loaded
-    assert not {"pandas", "pyarrow", "matplotlib", "scipy", "tokenizers"} & set(loaded)
+    assert "numpy" in loaded
+    heavy = {"asyncio", "httpx", "huggingface_hub", "pandas", "pyarrow", "matplotlib", "scipy", "tokenizers"}
+    assert not {name for name in loaded if name in heavy}
 
 
 DRIVER = """

@@ -3,7 +3,7 @@ import os
 import subprocess
 import sys
 from array import array
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -13,7 +13,8 @@ from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.capture_store import Spool
 from loadgen.record.files import write_json
-from loadgen.record.rundir import SCHEMA, RunDir, open_run
+from loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
+from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import record_table
 from servers.engine import Identity
 from servers.host.telemetry import Row
@@ -24,7 +25,12 @@ from workloads.request import Request, WorkloadError
 
 @pytest.fixture
 def run(tmp_path):
-    return RunDir.create(tmp_path, "vllm", "Burst 1000x512", {"version": "0.1", "argv": ["run"]})
+    manifest = Manifest(engine="vllm", workload="Burst 1000x512", version="0.1", argv=("run",))
+    return RunDir.create(tmp_path, manifest)
+
+
+def changed(run, **facts):
+    run.save_manifest(replace(run.manifest, **facts))
 
 
 def plan(n=4):
@@ -48,8 +54,9 @@ def test_a_runs_name_says_when_what_and_which(run):
 
 def test_a_new_run_is_running_and_knows_both_clocks(run):
     manifest = open_run(run.path).manifest
-    assert (manifest["schema"], manifest["status"], manifest["version"]) == (SCHEMA, "running", "0.1")
-    assert {"wall_ns", "monotonic_ns", "utc"} == set(manifest["clock"])
+    assert (manifest.schema, manifest.status, manifest.version) == (SCHEMA, "running", "0.1")
+    assert manifest.clock.wall_ns > manifest.clock.monotonic_ns > 0
+    assert manifest.clock.utc.endswith("+00:00")
 
 
 def test_everything_that_is_saved_comes_back(run):
@@ -57,7 +64,7 @@ def test_everything_that_is_saved_comes_back(run):
     records = record_table([ok(i, 0.1, [0.02]) for i in range(4)])
     run.save_records(records)
     run.save_telemetry([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)
-    run.update(identity=asdict(Identity("vllm", version="9", raw={"a": 1})), drivers=[asdict(report())])
+    changed(run, identity=Identity("vllm", version="9", raw={"a": 1}), drivers=(report(),))
     run.save_summary({"schema": 1})
     run.save_report("<html>µ</html>")
     run.server_log.write_text("ready")
@@ -74,8 +81,8 @@ def test_everything_that_is_saved_comes_back(run):
         "ready",
         None,
     )
-    assert read.identity == Identity("vllm", version="9", raw={"a": 1})
-    assert read.drive_reports == [report()]
+    assert read.manifest.identity == Identity("vllm", version="9", raw={"a": 1})
+    assert read.manifest.drivers == (report(),)
     assert run.report.read_text(encoding="utf-8") == "<html>µ</html>"
     assert not list(run.path.glob("*.partial"))
 
@@ -94,7 +101,7 @@ def test_a_run_killed_half_way_is_readable_and_what_it_lacks_is_cancelled(run):
     dead = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )
-    run.update(pid=int(dead.stdout))
+    changed(run, pid=int(dead.stdout))
     read = open_run(run.path)
     assert read.status == "interrupted"
     assert read.records["outcome"].tolist() == ["ok", "cancelled", "ok", "cancelled"]
@@ -112,16 +119,55 @@ def test_a_run_killed_before_its_plan_says_so(run):
 
 
 def test_a_newer_schema_is_refused_by_name(run):
-    run.update(schema=SCHEMA + 1)
+    changed(run, schema=SCHEMA + 1)
     with pytest.raises(WorkloadError, match=f"has schema {SCHEMA + 1}.*reads up to {SCHEMA}"):
         open_run(run.path)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"schema": "1"}'])
+@pytest.mark.parametrize(
+    "content", [b"{", b"[]", b"{}", b'{"schema": "1"}', b'{"schema": 0}', b'{"schema": true}']
+)
 def test_a_manifest_that_is_none_is_the_users_to_repair(run, content):
     (run.path / "manifest.json").write_bytes(content)
     with pytest.raises(WorkloadError, match=r"manifest\.json"):
         open_run(run.path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"pid": "7"}, "pid: expected a whole number, not '7'"),
+        ({"status": "done"}, "status: expected 'running' or 'complete' or"),
+        ({"argv": "run"}, "argv: expected a list, not 'run'"),
+        ({"argv": [1]}, r"argv\[0\]: expected a text, not 1"),
+        ({"seed": True}, "seed: expected a whole number, not True"),
+        ({"host": {"cores": []}}, r"host\.cores: expected a whole number, not a list"),
+        ({"server": {"capabilities": {}}}, r"server\.capabilities\.token_id_prompts is missing"),
+        ({"identity": {"engine": "x", "colour": 1}}, r"identity\.colour is not known to this version"),
+        ({"certificate": {"absent": 3}}, r"certificate\.absent is not known|certificate: expected"),
+        ({"drivers": [None]}, r"drivers\[0\]: expected an object, not null"),
+    ],
+)
+def test_a_manifest_with_a_wrong_type_is_refused_in_one_line_that_names_the_place(run, facts, words):
+    path = run.path / "manifest.json"
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | facts))
+    with pytest.raises(WorkloadError, match=words) as refused:
+        open_run(run.path)
+    assert "\n" not in str(refused.value)
+    assert "manifest.json" in str(refused.value)
+
+
+def test_what_a_later_version_adds_to_a_manifest_is_kept(run):
+    path = run.path / "manifest.json"
+    path.write_bytes(orjson.dumps(orjson.loads(path.read_bytes()) | {"moon": {"phase": "full"}}))
+    changed(run, seed=3)
+    assert run.manifest.unknown == {"moon": {"phase": "full"}}
+    assert orjson.loads(path.read_bytes())["moon"] == {"phase": "full"}
+
+
+def test_a_pid_that_no_system_has_is_a_run_that_was_interrupted(run):
+    changed(run, pid=2**40)
+    assert open_run(run.path).status == "interrupted"
 
 
 def test_a_folder_that_is_no_run_is_called_so(tmp_path):
@@ -139,31 +185,32 @@ def test_records_cut_short_are_an_error_that_names_the_file(run):
 
 def test_an_engine_that_is_not_known_here_is_named(run):
     run.save_plan(plan())
-    run.update(engine="nosuch")
+    changed(run, engine="nosuch")
     with pytest.raises(WorkloadError, match="engine 'nosuch'; known are"):
         _ = open_run(run.path).records
 
 
 def test_no_secret_reaches_the_manifest(run):
-    run.update(
-        argv=["run", "--api-key", "s3cret-a", "--url=https://me:s3cret-b@host/v1", "--api-key=s3cret-c"],
-        target={"api_key": "s3cret-d", "url": "http://host"},
-        env={"HF_TOKEN": "s3cret-e", "PATH": "/bin"},
-        raw={
-            "headers": "authorization: Bearer s3cret-f",
-            "eos_token": "</s>",
-            "max_tokens": 5,
-            "tokenizer": "t",
-        },
+    raw = {
+        "headers": "authorization: Bearer s3cret-f",
+        "eos_token": "</s>",
+        "max_tokens": 5,
+        "tokenizer": "t",
+        "api_key": "s3cret-d",
+    }
+    changed(
+        run,
+        argv=("run", "--api-key", "s3cret-a", "--url=https://me:s3cret-b@host/v1", "--api-key=s3cret-c"),
+        server=ServerFacts(url="http://host", env={"HF_TOKEN": "s3cret-e", "PATH": "/bin"}),
+        identity=Identity("vllm", raw=raw),
     )
-    text = (run.path / "manifest.json").read_text()
-    assert "s3cret" not in text
-    manifest = orjson.loads(text)
-    assert manifest["raw"]["eos_token"] == "</s>"
-    assert manifest["raw"]["max_tokens"] == 5
-    assert manifest["raw"]["tokenizer"] == "t"
-    assert manifest["env"]["PATH"] == "/bin"
-    assert manifest["target"]["url"] == "http://host"
+    assert "s3cret" not in (run.path / "manifest.json").read_text()
+    manifest = run.manifest
+    assert manifest.identity.raw["eos_token"] == "</s>"
+    assert manifest.identity.raw["max_tokens"] == 5
+    assert manifest.identity.raw["tokenizer"] == "t"
+    assert manifest.server.env["PATH"] == "/bin"
+    assert manifest.server.url == "http://host"
 
 
 def test_a_full_disk_is_told_with_path_and_room_and_leaves_the_old_file(tmp_path, monkeypatch):

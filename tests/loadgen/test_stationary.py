@@ -4,11 +4,12 @@ import pytest
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary import Context, figures, summarize
 from loadgen.record.columns import columns_of
+from loadgen.record.manifest import ArrivalFacts
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.stationarity import steady_part
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 
-POISSON = {"pattern": "poisson", "rate_per_s": 20.0, "burstiness": None}
+POISSON = ArrivalFacts("poisson", 20.0)
 
 
 def reasons(records, pattern="poisson", closed_loop=False):
@@ -47,7 +48,7 @@ def test_a_slow_start_is_left_out_of_the_latencies_and_shown(slow):
     wait_s = random.lognormal(-3, 0.2, 600) + np.where(np.arange(600) < slow, 0.5, 0)
     summary = summarize(
         table(due_s, due_s + wait_s, due_s + wait_s + 0.1, 5),
-        Context(arrivals={"pattern": "constant", "rate_per_s": 10}),
+        Context(arrivals=ArrivalFacts("constant", 10)),
     )
     window = summary["window"]
     assert window["n_warm_up"]["point"] == pytest.approx(slow, abs=0.05 * 600)

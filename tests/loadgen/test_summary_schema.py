@@ -8,6 +8,7 @@ import pytest
 
 from loadgen.metrics.slo import parse_goal
 from loadgen.metrics.summary import Context, summarize
+from loadgen.record.manifest import ArrivalFacts
 from loadgen.record.tables import RECORDS, record_table
 from tests.loadgen.making import failed, ok
 from tests.loadgen.queueing import queued
@@ -77,9 +78,7 @@ SUMMARIES = {
     ),
     "none succeeded": summarize(record_table(list(map(failed, range(12)))), Context(goals=GOALS)),
     "nothing planned": summarize(RECORDS.empty_table(), Context(goals=GOALS)),
-    "overloaded": summarize(
-        queued(1.4, 400, 0), Context(arrivals={"pattern": "poisson", "rate_per_s": 56.0})
-    ),
+    "overloaded": summarize(queued(1.4, 400, 0), Context(arrivals=ArrivalFacts("poisson", 56.0))),
     "a closed loop": summarize(queued(0.5, 100, 0), Context(closed_loop=True)),
 }
 

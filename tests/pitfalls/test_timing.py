@@ -24,8 +24,9 @@ from burstline.bench.certification_load import drill
 from burstline.bench.load_options import Wish, checked
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import Context, summarize
+from loadgen.record.manifest import EventRateLimit
 from loadgen.record.tables import record_table
-from loadgen.verdict.certificate import Limit, limit
+from loadgen.verdict.certificate import limit
 from loadgen.wire.compiled_reader import VARIABLE
 from loadgen.wire.reader import PythonReader
 from servers.truth.rig import truth_server
@@ -151,7 +152,7 @@ def test_10_the_knee_is_found_where_a_slowed_reader_has_its_own(
     gaps_s = tuple(12 / rate for rate, n_tok in rungs for _ in range(n_tok))
     scripts = [Script(ttft_s=0.2 + k / 12 * gaps_s[0], gaps_s=gaps_s[1:]) for k in range(12)]
 
-    def climb() -> Limit:
+    def climb() -> EventRateLimit:
         with truth_server(scripts) as truth:
             played = fired(truth, requests(12, len(gaps_s)))
         return limit(played.columns, played.served, played.report.t0_ns or 0, rungs)

@@ -11,8 +11,10 @@ import numpy as np
 
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
+from loadgen.record.manifest import DeviceFacts, Manifest, ServerFacts
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run
+from servers.engine import Identity
 from servers.host.telemetry import Row
 
 MS = 1_000_000
@@ -146,16 +148,16 @@ def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> l
 
 def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
     """The rows kept in a folder under `parent` as a run keeps them, with the summary that Burstline makes."""
-    facts = {
-        "title": f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
-        "repeat": "burstline run --engine vllm --model llama-2-7b --salt 00112233",
-        "devices": [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984, "driver": "570.86"}],
-        "server": {
-            "argv": ["vllm", "serve", "llama-2-7b", "--port", "8000"],
-            "identity": {"engine": "vllm", "version": "0.11.2", "model": "llama-2-7b", "dtype": "bfloat16"},
-        },
-    }
-    run = RunDir.create(parent, "vllm", "burst", facts)
+    manifest = Manifest(
+        engine="vllm",
+        workload="burst",
+        title=f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
+        repeat="burstline run --engine vllm --model llama-2-7b --salt 00112233",
+        devices=(DeviceFacts("NVIDIA H100 80GB HBM3", 85_520_809_984, "570.86"),),
+        identity=Identity("vllm", version="0.11.2", model="llama-2-7b", dtype="bfloat16"),
+        server=ServerFacts(argv=("vllm", "serve", "llama-2-7b", "--port", "8000")),
+    )
+    run = RunDir.create(parent, manifest)
     run.save_records(tables.record_table(rows))
     if watched:
         run.save_telemetry(telemetry(rows))

@@ -11,8 +11,10 @@ import numpy as np
 
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
+from loadgen.record.manifest import ArrivalFacts, DeviceFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.record import Record
 from loadgen.record.rundir import Run, RunDir, open_run
+from servers.engine import Identity
 from tests.reports import synthetic
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan
@@ -41,25 +43,34 @@ def finished_run(
     rows = _records(n - n_failed, due_ns, concurrency or n, speed, output_tok, seed)
     lost = synthetic.records(n, PROMPT_TOK, OUTPUT_TOK, n_failed)[n - n_failed :]
     rows += [replace(row, due_ns=due_ns[row.index]) for row in lost]
-    pattern = {"pattern": "constant" if rate else "burst", "rate_per_s": rate, "burstiness": None}
     asked = {"prompt_tokens": "128", "output_tokens": str(OUTPUT_TOK), "requests": n}
-    identity = {"engine": engine, "version": "1.2", "model": "llama-2-7b", "dtype": "bfloat16"}
-    limits = {"max_num_seqs": MAX_SEQS, "max_batched_tok": 2048, "tensor_parallel": 1, "kv_dtype": "auto"}
     load = f"{concurrency} at a time" if concurrency else f"{rate:g}/s" if rate else "all at once"
-    facts = {
-        "title": f"{n} requests of 128 → {OUTPUT_TOK} tokens, {load}",
-        "asked": asked | {"concurrency": concurrency, "rate": rate, "seed": 0},
-        "concurrency": concurrency,
-        "arrivals": pattern,
-        "targets": list(targets),
-        "seed": 0,
-        "salt": "5eed",
-        "devices": [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 85_520_809_984}] if gpu else [],
-        "host": {"cpu": "A CPU", "cores": 8},
-        "identity": identity | limits | {"prefix_caching": False, "raw": {}},
-        "server": {"argv": [engine, "--port", "8000"], "model": "llama-2-7b"},
-    }
-    run = RunDir.create(parent, engine, "load", facts)
+    manifest = Manifest(
+        engine=engine,
+        workload="load",
+        title=f"{n} requests of 128 → {OUTPUT_TOK} tokens, {load}",
+        asked=asked | {"concurrency": concurrency, "rate": rate, "seed": 0},
+        concurrency=concurrency,
+        arrivals=ArrivalFacts("constant" if rate else "burst", rate),
+        targets=tuple(targets),
+        seed=0,
+        salt="5eed",
+        devices=(DeviceFacts("NVIDIA H100 80GB HBM3", 85_520_809_984),) if gpu else (),
+        host=HostFacts(cpu="A CPU", cores=8),
+        identity=Identity(
+            engine,
+            version="1.2",
+            model="llama-2-7b",
+            dtype="bfloat16",
+            kv_dtype="auto",
+            max_num_seqs=MAX_SEQS,
+            max_batched_tok=2048,
+            prefix_caching=False,
+            tensor_parallel=1,
+        ),
+        server=ServerFacts(argv=(engine, "--port", "8000"), model="llama-2-7b"),
+    )
+    run = RunDir.create(parent, manifest)
     shape = Shape(Lengths(PROMPT_TOK, PROMPT_TOK), Lengths(OUTPUT_TOK, OUTPUT_TOK))
     run.save_plan(make_plan(shape, [at / 1e9 for at in due_ns], vocabulary_from_size(32_000, "test"), seed=0))
     run.save_records(tables.record_table(rows))

@@ -11,6 +11,7 @@ from burstline.cli import main
 from loadgen.metrics.slo import parse_goal
 from loadgen.metrics.summary import Context, summarize
 from loadgen.record import tables
+from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
 from reports.formats.figure_files import figure_files
 from reports.formats.junit import junit
@@ -25,7 +26,8 @@ TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")
 def targeted(tmp_path_factory):
     """A hundred and twenty requests, nine failed, held against a target each of missed, met and unknown."""
     rows = synthetic.records(n=120, n_failed=9)
-    run = RunDir.create(tmp_path_factory.mktemp("targeted"), "vllm", "burst", {"targets": list(TARGETS)})
+    manifest = Manifest(engine="vllm", workload="burst", targets=TARGETS)
+    run = RunDir.create(tmp_path_factory.mktemp("targeted"), manifest)
     run.save_records(tables.record_table(rows))
     run.save_telemetry(synthetic.telemetry(rows))
     run.finish("complete")

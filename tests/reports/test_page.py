@@ -8,12 +8,14 @@ import pytest
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
+from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run, RunDir, open_run
 from reports import estimate_tables
 from reports.number_format import number, scale_for
 from reports.page import sections
 from reports.page.page import STATES, banner, json_in_html, render
 from reports.run_view import view_of
+from servers.engine import Identity
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 
@@ -158,12 +160,14 @@ def test_json_cannot_end_the_script_it_stands_in():
 
 
 def test_what_a_server_says_of_itself_cannot_become_markup(tmp_path):
-    facts = {"server": {"identity": {"engine": "x", "version": "<img src=x onerror=alert(1)>"}}}
-    run = RunDir.create(tmp_path, "vllm", "burst", facts)
+    identity = Identity("x", version="<img src=x onerror=alert(1)>")
+    run = RunDir.create(tmp_path, Manifest(engine="vllm", workload="burst", identity=identity))
     run.save_records(tables.record_table(synthetic.records(n=2)))
     run.finish("complete")
     run.save_summary(summarize_run(open_run(run.path)))
-    assert "<img" not in render(open_run(run.path))
+    page = render(open_run(run.path))
+    assert "<img" not in page
+    assert "&lt;img" in page
 
 
 GROUPS = (

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from loadgen.record import tables
+from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
 from reports.formats.trace_events import PHASES, trace_json
 from reports.run_view import view_of
@@ -86,7 +87,7 @@ def test_phases_lie_within_their_request_and_are_its_own_times_in_microseconds(l
 def test_what_happens_at_one_instant_still_nests(tmp_path):
     (row,) = synthetic.records(n=1, output_tok=1)
     at_once = replace(row, due_ns=row.token_ns[0], sent_ns=row.token_ns[0], closed_ns=row.token_ns[0])
-    run = RunDir.create(tmp_path, "vllm", "burst", {})
+    run = RunDir.create(tmp_path, Manifest(engine="vllm", workload="burst"))
     run.save_records(tables.record_table([at_once]))
     run.finish("complete")
     found = slices_of(checked(trace_json(view_of(open_run(run.path)))))

@@ -1,10 +1,12 @@
 """A sweep: which runs are one, what is said of it, and that what cannot be relied on looks so."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from burstline.verbs.compare import comparison_of, differences
+from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import Run
 from reports.compare.comparison import Comparison
 from reports.compare.page import banner, render, to_json
@@ -52,6 +54,10 @@ def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(r
     assert comparison.title == "vllm against tgi: 3 loads from 1 to 16 at a time"
 
 
+def manifest(**facts) -> Manifest:
+    return Manifest(engine="vllm", workload="load", **facts)
+
+
 @pytest.mark.parametrize(
     ("change", "swept"),
     [
@@ -59,24 +65,24 @@ def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(r
         ({"concurrency": 2}, False),  # the same load twice is a repeat
         ({"concurrency": None}, False),  # a burst has no load
         ({"asked": {"prompt_tokens": "999"}}, False),
-        ({"asked": None}, False),
-        ({"concurrency": None, "arrivals": {"pattern": "poisson", "rate_per_s": 2}}, False),
+        ({"asked": {}}, False),
+        ({"concurrency": None, "arrivals": ArrivalFacts("poisson", 2)}, False),
     ],
 )
 def test_only_one_workload_at_two_loads_of_one_kind_is_a_sweep(change, swept):
-    one = {"concurrency": 2, "asked": {"prompt_tokens": "512", "requests": 9}}
-    other = {"concurrency": 8, "asked": {"prompt_tokens": "512", "requests": 99}} | change
+    one = manifest(concurrency=2, asked={"prompt_tokens": "512", "requests": 9})
+    other = replace(manifest(concurrency=8, asked={"prompt_tokens": "512", "requests": 99}), **change)
     assert differ_in_load_alone([one, other]) is swept
 
 
 def test_a_load_is_named_as_it_was_asked():
-    assert str(load_of({"concurrency": 8})) == "8 at a time"
-    assert str(load_of({"arrivals": {"pattern": "poisson", "rate_per_s": 0.5}})) == "0.5/s"
-    assert load_of({"arrivals": {"pattern": "ramp", "rate_per_s": 0.5}}) is None
+    assert str(load_of(manifest(concurrency=8))) == "8 at a time"
+    assert str(load_of(manifest(arrivals=ArrivalFacts("poisson", 0.5)))) == "0.5/s"
+    assert load_of(manifest(arrivals=ArrivalFacts("ramp", 0.5))) is None
 
 
 def test_a_point_holds_the_runs_own_numbers(runs, sweep):
-    run = next(run for run in runs if run.manifest["engine"] == "vllm" and run.manifest["concurrency"] == 4)
+    run = next(run for run in runs if run.manifest.engine == "vllm" and run.manifest.concurrency == 4)
     (point,) = [p for p in sweep.of("vllm") if p.load.value == 4]
     tpot = run.summary["metrics"]["tpot"]["p50"]
     assert point.output["point"] == run.summary["throughput"]["output_tok_per_s"]["point"]
@@ -136,7 +142,7 @@ def test_a_sweep_is_told_in_text_and_for_machines(comparison):
 
 
 def test_one_engine_at_several_loads_is_no_failed_comparison(runs):
-    mine = [run for run in runs if run.manifest["engine"] == "vllm"]
+    mine = [run for run in runs if run.manifest.engine == "vllm"]
     alone = comparison_of(mine, differences(mine), mine[0].path.parent)
     assert alone.comparable
     assert banner(alone).state == "SWEEP"

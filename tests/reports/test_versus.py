@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadgen.record.manifest import Manifest
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from loadgen.verdict.comparable import COMPARABLE, Comparability
@@ -48,7 +49,7 @@ class View:
     """As much of a view as a number needs."""
 
     def __init__(self, number) -> None:
-        self.manifest: dict = {}
+        self.manifest = Manifest(engine="x", workload="x")
         self.summary = {"x": number}
 
 

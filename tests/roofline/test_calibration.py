@@ -12,7 +12,7 @@ from roofline.errors import RooflineError
 from roofline.model.ops import Step, matmul, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
-from roofline.predict.predict import Clock, predict, predict_step, step_seconds
+from roofline.predict.predict import Clock, Deployment, predict, predict_step, step_seconds
 from roofline.validate.accuracy_serving import bundled_model
 
 SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "l40s", "rtx4090")
@@ -81,7 +81,7 @@ def test_no_prediction_is_below_its_ceiling(name, batch, context, prompts):
 
 def test_more_work_takes_longer_and_a_longer_context_too():
     device = load_device("h100")
-    clock = Clock(LLAMA, QUANTS["bf16"], Parallel(), device, load_calibration(device))
+    clock = Clock(Deployment(LLAMA, QUANTS["bf16"], Parallel(), device), load_calibration(device))
     decodes = [clock(Step.decode(n, 1000)) for n in (1, 16, 64, 256)]
     contexts = [clock(Step.decode(64, c)) for c in (100, 1000, 8000)]
     assert decodes == sorted(decodes)
@@ -91,7 +91,7 @@ def test_more_work_takes_longer_and_a_longer_context_too():
 def test_the_clock_agrees_with_a_step_predicted_op_by_op():
     device = load_device("a100")
     calibration = load_calibration(device)
-    clock = Clock(LLAMA, QUANTS["bf16"], Parallel(tp=2), device, calibration)
+    clock = Clock(Deployment(LLAMA, QUANTS["bf16"], Parallel(tp=2), device), calibration)
     step = Step.of([(1, 640, 1)] * 7 + [(200, 500, 1)])
     found = predict_step(ops(LLAMA, QUANTS["bf16"], Parallel(tp=2), step), device, calibration)
     assert clock(step) == pytest.approx(step_seconds(found, calibration.host_s))

@@ -1,0 +1,252 @@
+"""What a run's manifest.json holds, written and read through these types. No heavy imports.
+
+Runs from other machines are untrusted input: `Manifest.from_json` checks every type. Top-level keys that this
+version does not know are kept (`unknown`); unknown keys further down are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from loadgen.driver.job import DriveReport
+from loadgen.record import typed_json
+from loadgen.stats.figure import Absent
+from servers.engine import Capabilities, Identity
+
+SCHEMA: Final = 2
+"""Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
+
+Status = Literal["running", "complete", "interrupted", "failed"]
+Option = str | int | float | bool | None
+
+OPTIONAL: Final[Mapping[str, bool]] = {"optional": True}
+"""A field with this metadata is left out of the JSON where it is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The same instant on both clocks, and as ISO 8601: the one reading of the wall clock."""
+
+    wall_ns: int
+    monotonic_ns: int
+    utc: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """The client's machine; what cannot be found out is None."""
+
+    platform: str | None = None
+    cpu: str | None = None
+    cores: int | None = None
+    cores_allowed: int | None = None
+    memory_bytes: int | None = None
+    load_average: tuple[float, ...] = ()
+    open_files_limit: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """A GPU as NVML describes it."""
+
+    name: str
+    memory_bytes: int | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalFacts:
+    """The arrival pattern that was asked for; `rate_per_s` is requests per second."""
+
+    pattern: str
+    rate_per_s: float | None = None
+    burstiness: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """Where the load went. `attached` servers were running already; of them `argv` and `env` are not known.
+
+    `model` is the served name, `model_asked` what the user named. `ready_s` is from the start to the first
+    generated token. `env` is laid over the client's own.
+    """
+
+    url: str | None = None
+    model: str | None = None
+    model_asked: str | None = None
+    attached: bool = True
+    argv: tuple[str, ...] | None = None
+    env: Mapping[str, str] | None = None
+    image: str | None = None
+    image_digest: str | None = None
+    notes: tuple[str, ...] = ()
+    ready_s: float | None = None
+    capabilities: Capabilities | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The last part of the served model's name or path."""
+        return str(self.model or "unnamed").rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareFacts:
+    """What the roofline needs: the model's config.json, and how model and device are known.
+
+    `absent` says why one of them is not. `stated` are facts of the engine that a person stated.
+    """
+
+    model_config: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    model_from: str | None = field(default=None, metadata=OPTIONAL)
+    device_from: str | None = field(default=None, metadata=OPTIONAL)
+    absent: str | None = field(default=None, metadata=OPTIONAL)
+    stated: Mapping[str, Option] | None = field(default=None, metadata=OPTIONAL)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricError:
+    """How one metric was reported and what it truly was, seconds.
+
+    `bias_s` is the mean of reported minus true over `n` requests (ITL: gaps), `p50_s` and `p99_s` are
+    percentiles of its absolute value; the other four are percentiles of the metric itself.
+    """
+
+    n: int
+    bias_s: float
+    p50_s: float
+    p99_s: float
+    true_p50_s: float
+    true_p99_s: float
+    reported_p50_s: float
+    reported_p99_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServedSchedule:
+    """How the truth server received the load. None where the load's pattern does not define a figure.
+
+    `spread_s` is from the first arrival to the last of a burst; `late_*_s` how long after its due time each
+    request had arrived whole; `rate_error`, `gap_cv` beside the plan's own, and `gap_ks`, the distance from
+    the asked gamma law, are those of `workloads.achieved`.
+    """
+
+    spread_s: float | None = None
+    late_p50_s: float | None = None
+    late_p99_s: float | None = None
+    rate_error: float | None = None
+    gap_cv: float | None = None
+    planned_gap_cv: float | None = None
+    gap_ks: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventRateLimit:
+    """The highest event rate at which the ITL's p99 was within 5% of the truth, and what ended the search.
+
+    `by` is "client" (its error grew), "truth server" (it could send no faster) or "search" (nothing failed
+    up to the highest rate tried): in the last two the client's own limit is at least this.
+    """
+
+    events_per_s: float
+    by: str
+
+
+_NO_LATER: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The instrument's own error under one shape of load, measured at a server whose true timing is known.
+
+    `errors` has one entry per metric that the load defines. `events_per_s` is the mean rate over the time in
+    which tokens came. `server_late_p99_s` is the truth server's lateness against its script: errors exclude
+    it, since they are measured from the actual send. `n_unmatched` requests failed or brought another number
+    of events than were sent. `others_cpu_fraction` is the share of the machine's CPU used by processes other
+    than client and truth server; None where not known. `reader` is "compiled" or "python".
+    """
+
+    errors: Mapping[str, MetricError]
+    schedule: ServedSchedule
+    n_requests: int
+    n_events: int
+    n_unmatched: int
+    events_per_s: float | None
+    read_lag_p50_s: float | None
+    read_lag_p99_s: float | None
+    kernel_stamped: float
+    cpu_per_event_s: float | None
+    server_late_p99_s: float | None
+    others_cpu_fraction: float | None = None
+    limit: EventRateLimit | None = None
+    reader: str | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Every request is accounted for, and 99% of all latencies are right within a millisecond."""
+        return not self.n_unmatched and all(error.p99_s <= _NO_LATER for error in self.errors.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What was asked, of whom, where and with what. Sections that a run has not reached yet are None.
+
+    `asked` are the load's options as given; `repeat` is the command that sends the same bytes again;
+    `step_log` the header of the engine's own step log; `error` why nothing could be sent.
+    """
+
+    schema: int = SCHEMA
+    status: Status = "running"
+    pid: int = 0
+    engine: str
+    workload: str
+    clock: Clock | None = None
+    version: str | None = None
+    commit: str | None = None
+    argv: tuple[str, ...] = ()
+    python: str | None = None
+    libraries: Mapping[str, str] = field(default_factory=dict)
+    host: HostFacts = HostFacts()
+    devices: tuple[DeviceFacts, ...] = ()
+    title: str | None = None
+    asked: Mapping[str, Option] = field(default_factory=dict)
+    concurrency: int | None = None
+    arrivals: ArrivalFacts | None = None
+    targets: tuple[str, ...] = ()
+    seed: int | None = None
+    salt: str | None = None
+    repeat: str | None = None
+    certificate: Certificate | Absent | None = field(default=None, metadata=OPTIONAL)
+    identity: Identity | None = field(default=None, metadata=OPTIONAL)
+    server: ServerFacts | None = field(default=None, metadata=OPTIONAL)
+    plan_sha256: str | None = field(default=None, metadata=OPTIONAL)
+    drivers: tuple[DriveReport, ...] = ()
+    step_log: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)
+    error: str | None = field(default=None, metadata=OPTIONAL)
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = typed_json.plain(self)
+        unknown = row.pop("unknown")
+        return {**row, **unknown}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Manifest:
+        """The manifest of this or an older schema; MismatchError, naming the place, where a type is wrong."""
+        for schema in range(row["schema"], SCHEMA):
+            row = _UPGRADES[schema](row)
+        known = {name for name in cls.__dataclass_fields__ if name != "unknown"}
+        kept = {name: value for name, value in row.items() if name not in known}
+        return typed_json.from_fields(
+            cls, {**{name: value for name, value in row.items() if name in known}, "unknown": kept}
+        )
+
+
+def _from_1(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 2 gave absent figures a code; the manifest is the same."""
+    return {**row, "schema": 2}
+
+
+_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1}

@@ -1,0 +1,146 @@
+"""Frozen dataclasses as JSON and back: what does not fit its type is refused, with its place in the document.
+
+A type with a `to_json` or a `from_json` of its own uses that. A field with a default may be missing; a key
+that the type does not have is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+class MismatchError(ValueError):
+    """A document that does not fit its type: where, what was expected, what is there."""
+
+
+def to_json(value: Any) -> Any:
+    """The value as JSON types. A field whose metadata says `{"optional": True}` is left out where None."""
+    own = getattr(value, "to_json", None)
+    return own() if own is not None else plain(value)
+
+
+def plain(value: Any) -> Any:
+    """The same by its fields, whatever `to_json` the value has."""
+    if is_dataclass(value):
+        pairs = ((field, getattr(value, field.name)) for field in fields(value))
+        return {f.name: to_json(v) for f, v in pairs if v is not None or not f.metadata.get("optional")}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [to_json(item) for item in value]
+    return value
+
+
+def from_json(of: type[T], row: object, where: str = "") -> T:
+    """The value of type `of` that the JSON document `row` holds; MismatchError where it is none."""
+    return cast(T, _read(of, row, where))
+
+
+def from_fields(of: type[T], row: object, where: str = "") -> T:
+    """The dataclass by its fields, whatever `from_json` it has."""
+    if not isinstance(row, Mapping):
+        raise _mismatch(where, "an object", row)
+    known = {field.name: (field, hint) for field, hint in _fields(cast(type, of))}
+    if unknown := [key for key in row if key not in known]:
+        raise MismatchError(f"{_at(where, str(unknown[0]))} is not known to this version")
+    found = {}
+    for name, (field, hint) in known.items():
+        if name in row:
+            found[name] = _read(hint, row[name], _at(where, name))
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise MismatchError(f"{_at(where, name)} is missing")
+    return of(**found)
+
+
+@cache
+def _fields(of: type) -> tuple[tuple[Field[Any], Any], ...]:
+    hints = get_type_hints(of)
+    return tuple((field, hints[field.name]) for field in fields(of) if field.init)
+
+
+def _read(of: Any, row: Any, where: str) -> Any:
+    origin, inner = get_origin(of), get_args(of)
+    if of is Any or of is object:
+        return row
+    if origin in (Union, UnionType):
+        return _any_of(inner, row, where)
+    if origin is Literal:
+        if row in inner:
+            return row
+        raise _mismatch(where, " or ".join(map(repr, inner)), row)
+    if origin is tuple:
+        if not isinstance(row, list):
+            raise _mismatch(where, "a list", row)
+        return tuple(_read(inner[0], item, f"{where}[{k}]") for k, item in enumerate(row))
+    if origin is not None and issubclass(origin, Mapping):
+        if not isinstance(row, Mapping):
+            raise _mismatch(where, "an object", row)
+        return {key: _read(inner[1], item, _at(where, str(key))) for key, item in row.items()}
+    if is_dataclass(of):
+        return _object(of, row, where)
+    return _scalar(of, row, where)
+
+
+def _object(of: Any, row: Any, where: str) -> Any:
+    own = getattr(of, "from_json", None)
+    if own is None:
+        return from_fields(of, row, where)
+    try:
+        return own(row)
+    except MismatchError as error:
+        raise MismatchError(_at(where, str(error))) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise MismatchError(f"{where}: {error}") from None
+
+
+def _any_of(kinds: tuple[Any, ...], row: Any, where: str) -> Any:
+    """The first kind that the row fits; where there is but one besides null, its own error says most."""
+    if row is None and NoneType in kinds:
+        return None
+    errors = []
+    for kind in kinds:
+        if kind is not NoneType:
+            try:
+                return _read(kind, row, where)
+            except MismatchError as error:
+                errors.append(error)
+    raise errors[0]
+
+
+def _scalar(of: Any, row: Any, where: str) -> Any:
+    if issubclass(of, Enum):
+        known = [member.value for member in of]
+        if row in known:
+            return of(row)
+        raise _mismatch(where, " or ".join(map(repr, known)), row)
+    if isinstance(row, bool) and of is not bool:
+        raise _mismatch(where, _NAMES[of], row)
+    if of is float and isinstance(row, int):
+        return float(row)
+    if of is NoneType or not isinstance(row, of):
+        raise _mismatch(where, _NAMES.get(of, of.__name__), row)
+    return row
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", NoneType: "null"}
+
+
+def _mismatch(where: str, expected: str, row: object) -> MismatchError:
+    shown = repr(row) if isinstance(row, str | int | float | bool) else _KINDS.get(type(row), str(type(row)))
+    return MismatchError(f"{where or 'the document'}: expected {expected}, not {shown:.60}")
+
+
+_KINDS: dict[type, str] = {dict: "an object", list: "a list", NoneType: "null"}
+
+
+def _at(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

@@ -1,0 +1,96 @@
+"""The server that a load goes to: where its sockets connect, and the bytes of a request to it (RFC 9112)."""
+
+from __future__ import annotations
+
+import base64
+import socket
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import SplitResult, quote, unquote, urlsplit
+
+from servers.engine import Call, EngineError
+
+_PORTS = {"http": 80, "https": 443}
+_HEADERS = (
+    ("accept", "*/*"),
+    ("accept-encoding", "identity"),  # a compressed body says nothing about when its tokens came
+    ("connection", "keep-alive"),
+    ("user-agent", "burstline"),
+)
+_IN_A_TARGET = "/?:@!$&'()*+,;=%-._~"
+"""What stands in a request target as it is; `%` because the user may have quoted the rest."""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """A base URL, taken apart once. EngineError where it is no http or https URL with a host."""
+
+    url: SplitResult
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Destination:
+        try:
+            parts = urlsplit(url.rstrip("/"))
+            port = parts.port or _PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            parts, port = SplitResult("", "", "", "", ""), 0
+        if not parts.hostname:
+            raise EngineError(f"expected http://host:port or https://host:port, got {url!r}")
+        return cls(parts, port)
+
+    @property
+    def host(self) -> str:
+        return self.url.hostname or ""
+
+    def addresses(self) -> list[tuple[int, Any]]:
+        """Every (address family, socket address) of the host."""
+        return addresses_of(self.host, self.port)
+
+    def tls(self) -> ssl.SSLContext | None:
+        """The certificates that this machine trusts; None without TLS."""
+        return ssl.create_default_context() if self.url.scheme == "https" else None
+
+    def serialised(self, call: Call) -> bytes:
+        """The whole request. A header of the call replaces ours of the same name."""
+        own = {name.lower(): value for name, value in call.headers}
+        fields = [*self._fields, *own.items()] if own.keys().isdisjoint(self._names) else self._merged(own)
+        if call.body or call.method == "POST":
+            fields.append(("content-length", str(len(call.body))))
+        target = quote(self.url.path + call.path, safe=_IN_A_TARGET)
+        return _head(f"{call.method} {target} HTTP/1.1", fields) + call.body
+
+    def _merged(self, own: dict[str, str]) -> list[tuple[str, str]]:
+        return list({**dict(self._fields), **own}.items())
+
+    @cached_property
+    def _fields(self) -> list[tuple[str, str]]:
+        name = f"[{self.host}]" if ":" in self.host else self.host
+        if self.port != _PORTS[self.url.scheme]:
+            name = f"{name}:{self.port}"
+        user = f"{unquote(self.url.username or '')}:{unquote(self.url.password or '')}"
+        secret = base64.b64encode(user.encode()).decode()
+        basic = [("authorization", f"Basic {secret}")] if user != ":" else []
+        return [("host", name), *_HEADERS, *basic]
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self._fields)
+
+
+def _head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:
+    lines = [start, *(f"{name}: {value}" for name, value in fields), "", ""]
+    return "\r\n".join(lines).encode("latin-1")
+
+
+def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
+    """Every (address family, socket address) of a host; EngineError where it has none."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise EngineError(f"cannot find the host {host!r}: {why}; check the URL") from error
+    return [(family, address) for family, _, _, _, address in found]

@@ -1,0 +1,277 @@
+"""Rates that the hardware cannot reach, under every set-up that agrees with what is known of the server.
+
+Three bounds, each on an interval that starts when a request was sent and ends when a token arrived, so that
+no delay on the way can shorten it: all requests together, the prompts alone, and one request from end to end.
+They need no scheduling rule and no token budget: FLOPs over the peak, bytes over the bandwidth, and one pass
+over the weights for each token that follows another.
+
+A rate above its bound is first put down to what is unknown: more devices, fewer bits, speculative decoding.
+Only where none of these explains it is it impossible.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from roofline.device.device import Device
+from roofline.model.ops import ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from roofline.model.step import Step
+from roofline.predict.bound import ceiling, ceilings, working_set_bytes
+from roofline.reconcile.reconciliation import Explained, Known, Run, Setup, StepSeen, Suspicion
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+MOST_TOK_A_STEP = 32
+"""Tokens of one request in one step that speculation can explain: drafts in use are of 1 to 16 tokens."""
+TOLERANCE = 0.02
+_WINDOWS, _ENDS = 6, 10  # how many beginnings and ends of windows over the prompts are looked at
+_MOST_STEPS = 400
+
+CAUSES = (
+    "the server answered from a prefix cache, so it computed fewer prompt tokens than were sent",
+    "it cut prompts short, or produced tokens without computing them",
+    "the device is a different one, or runs above its stated peak",
+    "outputs are shorter than counted",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """A set-up as its bound sees it: all devices together, those that can work on one request, the model."""
+
+    model: ModelShape
+    quant: Quant
+    fleet: Device | None
+    """None: any number of devices, so that requests together have no bound."""
+    one_request: Device
+    tok_a_step: int
+
+
+Bound = Callable[[_Machine], float]
+
+
+def judged(run: Run, setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
+    """What no consistent set-up could reach, and what only an unstated one could."""
+    spread = setup.calibration.measured_spread if setup.calibration else None
+    tolerance = max(TOLERANCE, spread or 0.0)
+    assumed = _machine(setup, setup.known, ())
+    unknown = _unknown(setup.known)
+    impossible, explained = [], []
+    for what, bound, measured_s in _checks(run):
+        most_s = (1 + tolerance) * measured_s
+        bound_s = bound(assumed)
+        if measured_s <= 0 or bound_s <= most_s:
+            continue
+        excess = bound_s / measured_s - 1
+        if not unknown or bound(_machine(setup, setup.known, unknown)) > most_s:
+            impossible.append(Suspicion(what, excess, tolerance, CAUSES))
+            continue
+        by = [part for part in unknown if bound(_machine(setup, setup.known, (part,))) <= most_s]
+        words = [_EXPLANATIONS[part] for part in by] or [
+            "together, " + " and ".join(_EXPLANATIONS[part] for part in unknown)
+        ]
+        explained.append(Explained(what, excess, tuple(words)))
+    return impossible, explained
+
+
+_EXPLANATIONS = {
+    "devices": "more devices than assumed (state them with --tp, --pp, --dp)",
+    "weights": "fewer bits than assumed (state them with --quant)",
+    "kv": "a KV cache of fewer bits than assumed (state it with --kv-dtype)",
+    "speculation": "speculative decoding (state it with --draft-tokens, 0 for none)",
+}
+
+
+def _unknown(known: Known) -> tuple[str, ...]:
+    certain = {
+        "devices": known.devices,
+        "weights": known.weights,
+        "kv": known.kv,
+        "speculation": known.speculation,
+    }
+    return tuple(part for part, sure in certain.items() if not sure)
+
+
+def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:
+    """The set-up as assumed, but with the best possible case of every part in `loose`."""
+    on, quant = setup.deployment, setup.deployment.quant
+    device = on.device
+    if "weights" in loose:
+        device, quant = _fewest_bits(device, quant)
+    if "kv" in loose:
+        quant = replace(quant, kv="fp4")
+    n_all, n_one = on.parallel.n_devices, on.parallel.n_for_one_request
+    fleet: Device | None = _joined(device, n_all)
+    if "devices" in loose:
+        fleet = None if known.at_most is None else _joined(device, max(n_all, known.at_most))
+        n_one = max(n_one, known.one_request)
+    one = _joined(device, n_one)
+    tok = MOST_TOK_A_STEP if "speculation" in loose else setup.draft_tok + 1
+    return _Machine(on.model, quant, fleet, one, tok)
+
+
+def _fewest_bits(device: Device, quant: Quant) -> tuple[Device, Quant]:
+    """4-bit weights and the fastest peak; a device measured in one dtype may have a faster one."""
+    if device.arch == "measured":
+        return replace(device, peaks=dict.fromkeys(device.peaks, math.inf)), replace(
+            quant, weights="fp4", group=None
+        )
+    fastest = max(
+        (dtype for dtype in device.peaks if dtype not in ("int4", "tf32")), key=device.peaks.__getitem__
+    )
+    return device, Quant("fp4", fastest, quant.kv)
+
+
+def _joined(device: Device, n: int) -> Device:
+    """`n` devices as one: no way to divide a model among them is faster than all of it on this one."""
+    levels = tuple(
+        replace(
+            level,
+            capacity_bytes=n * level.capacity_bytes,
+            bytes_per_s=None if level.bytes_per_s is None else n * level.bytes_per_s,
+        )
+        for level in device.levels
+    )
+    return replace(
+        device, peaks={dtype: n * peak for dtype, peak in device.peaks.items()}, levels=levels, links=()
+    )
+
+
+def _checks(run: Run) -> Iterator[tuple[str, Bound, float]]:
+    """(what, its bound, the seconds measured)."""
+    yield "the whole run", lambda machine: _all_s(machine, run), run.makespan_s
+    if run.first_s is not None and run.last_s is not None:
+        yield from _prompt_checks(run, run.first_s)
+        yield from _request_checks(run, run.first_s, run.last_s)
+    yield from _step_checks(run)
+
+
+def _amounts(run: Run) -> tuple[Floats, Ints, Ints, Ints]:
+    """Per request: when it was sent, its prompt, the part of it that was computed, its output."""
+    rows = [(r.due_s, r.prompt_tok, r.prompt_tok - r.cached_tok, r.output_tok) for r in run.requests]
+    sent, prompt, computed, output = (np.array(column) for column in zip(*rows, strict=True))
+    return sent.astype(np.float64), prompt, np.maximum(computed, 1), output
+
+
+def _compute_s(machine: _Machine, device: Device, step: Step) -> float:
+    found = ops(machine.model, machine.quant, Parallel(), step)
+    return sum(ceiling(op, device).compute_s for op in found)
+
+
+def _prefill(new: Ints, context: Ints) -> Step:
+    return Step(new, context, np.ones_like(new))
+
+
+def _decode(prompt: Ints, output: Ints) -> Step:
+    """All tokens after the first, as one step: the FLOPs of theirs, and each query's own keys."""
+    many = output > 1
+    new = output[many] - 1
+    return Step(new, prompt[many] + new, new)
+
+
+def _all_s(machine: _Machine, run: Run) -> float:
+    if machine.fleet is None:
+        return 0.0
+    _, prompt, computed, output = _amounts(run)
+    compute_s = _compute_s(machine, machine.fleet, _prefill(computed, prompt))
+    after = _decode(prompt, output)
+    if after.n_requests:
+        compute_s += _compute_s(machine, machine.fleet, after)
+    longest = int(output.argmax())
+    passes_s = _decode_memory_s(machine, machine.fleet, prompt[[longest]], output[[longest]])
+    return max(compute_s, passes_s, _cache_s(machine, machine.fleet, prompt, output))
+
+
+def _decode_memory_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> float:
+    """One request's tokens one after the other: a pass over the weights and its keys for each."""
+    n_steps = -(-(int(output[0]) - 1) // machine.tok_a_step)
+    found = ops(machine.model, machine.quant, Parallel(), Step.decode(1, int(prompt[0]) + 1))
+    return n_steps * sum(bound.memory_s for bound in ceilings(found, device))
+
+
+def _cache_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> float:
+    """Every token reads its request's keys, beside the weights' passes of the longest request."""
+    if (output < 2).all():
+        return 0.0
+    step = _decode(prompt, output)
+    moved = 0.0
+    for layer in machine.model.layers:
+        per_tok = layer.attention.kv_elements(1) * ELEMENT_BYTES[machine.quant.kv] * layer.count
+        moved += per_tok * step.keys_seen(layer.attention.window) / machine.tok_a_step
+    found = ops(machine.model, machine.quant, Parallel(), Step.decode(1, int(prompt.max()) + 1))
+    swept = working_set_bytes(found)
+    weights_s = sum(ceiling(op, device, swept).memory_s for op in found if op.kind == "matmul")
+    if swept < 4 * device.cache_bytes:  # much of the keys may stay in the cache
+        return 0.0
+    return moved / device.bytes_per_s + (int(output.max()) - 1) / machine.tok_a_step * weights_s
+
+
+def _prompt_checks(run: Run, first_s: Floats) -> Iterator[tuple[str, Bound, float]]:
+    """Prompts sent after one instant and answered before another were computed between the two.
+
+    Of several such windows the one that leaves the least time for a token is judged.
+    """
+    sent, prompt, computed, _ = _amounts(run)
+    windows: list[tuple[float, float, Ints]] = []
+    for begin in np.unique(np.quantile(sent, np.linspace(0, 0.9, _WINDOWS), method="lower")):
+        after = np.flatnonzero(sent >= begin)
+        after = after[np.argsort(first_s[after], kind="stable")]
+        for n in np.unique(np.linspace(1, len(after), _ENDS).round().astype(int)):
+            chosen = after[:n]
+            seconds = float(first_s[chosen[-1]] - begin)
+            windows.append((seconds / computed[chosen].sum(), seconds, chosen))
+    _, seconds, chosen = min(windows, key=lambda window: window[0])
+    step = _prefill(computed[chosen], prompt[chosen])
+
+    def bound(machine: _Machine) -> float:
+        return _compute_s(machine, machine.fleet, step) if machine.fleet else 0.0
+
+    yield "prefill", bound, seconds
+
+
+def _request_checks(run: Run, first_s: Floats, last_s: Floats) -> Iterator[tuple[str, Bound, float]]:
+    """The request with the least time for its prompt, and the one with the least for its tokens."""
+    sent, prompt, computed, output = _amounts(run)
+    quick = int(((first_s - sent) / computed).argmin())
+
+    def to_first(machine: _Machine) -> float:
+        return _compute_s(machine, machine.one_request, _prefill(computed[[quick]], prompt[[quick]]))
+
+    yield "a first token", to_first, float(first_s[quick] - sent[quick])
+    dense = int(((last_s - sent) / output).argmin())
+
+    def to_last(machine: _Machine) -> float:
+        own = prompt[[dense]], output[[dense]]
+        prefill_s = _compute_s(machine, machine.one_request, _prefill(computed[[dense]], prompt[[dense]]))
+        return prefill_s + _decode_memory_s(machine, machine.one_request, *own)
+
+    yield "a request from end to end", to_last, float(last_s[dense] - sent[dense])
+
+
+def _step_checks(run: Run) -> Iterator[tuple[str, Bound, float]]:
+    """Steps of the engine's own log, by phase. Steps inferred from the stream rest on assumptions."""
+    if run.steps is None or not run.logged:
+        return
+    at = np.linspace(0, len(run.steps) - 1, min(len(run.steps), _MOST_STEPS)).round().astype(int)
+    steps = [run.steps[i] for i in np.unique(at)]
+    for phase, same in itertools.groupby(sorted(steps, key=_prefills), key=_prefills):
+        of = list(same)
+
+        def bound(machine: _Machine, of: Sequence[StepSeen] = of) -> float:
+            if machine.fleet is None:
+                return 0.0
+            found = (ops(machine.model, machine.quant, Parallel(), seen.step) for seen in of)
+            return sum(b.seconds for each in found for b in ceilings(each, machine.fleet))
+
+        yield f"{'prefill' if phase else 'decode'} steps", bound, sum(seen.seconds for seen in of)
+
+
+def _prefills(seen: StepSeen) -> bool:
+    return any(phase == "prefill" for phase, _ in seen.step.phases())
