@@ -5,7 +5,7 @@ stopped; `servers/host/` and `loadgen/` do the I/O. Nothing here opens a socket,
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
 
@@ -69,6 +69,20 @@ class HttpReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """What a server says of the time it took for one request, by its own clock, in seconds.
+
+    None where it does not say. `queue_s` is how long the request waited in the scheduler's queue, `prefill_s`
+    from the first forward pass of its prompt to the end of the last, `first_token_s` from the request's
+    receipt until its first token left the server: what the network and the client add to it makes TTFT.
+    """
+
+    queue_s: float | None = None
+    prefill_s: float | None = None
+    first_token_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What an engine answered to one request, decoded.
 
@@ -88,6 +102,7 @@ class Reply:
     terminated: bool = False
     error: str | None = None
     text: str | None = None
+    times: ServerTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +151,11 @@ class Identity:
     prefix_caching: bool | None = None
     tensor_parallel: int | None = None
     raw: Mapping[str, object] = field(default_factory=dict)
+
+    def completed_by(self, other: "Identity") -> "Identity":
+        """This, and what `other` says where this says nothing."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(other, **{name: value for name, value in own.items() if value is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +209,9 @@ class Image:
 class LaunchOptions:
     """What the user asks of a server that we start. `model` is a folder or a name the engine knows.
 
-    `n_concurrent` is how many requests will be there at once, None where nobody knows. With `image` the
-    command is to run inside that image, which has the model and `run_dir` at the same paths.
+    `n_concurrent` is how many requests will be there at once, `n_request_tok` how many tokens the longest
+    has, prompt and answer together; None where nobody knows. With `image` the command is to run inside that
+    image, which has the model and `run_dir` at the same paths.
     """
 
     model: str
@@ -201,6 +222,7 @@ class LaunchOptions:
     python: str | None = None
     extra_args: tuple[str, ...] = ()
     n_concurrent: int | None = None
+    n_request_tok: int | None = None
     image: str | None = None
 
 
@@ -212,9 +234,11 @@ class Launch:
     SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
     `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands
     for what the pattern `leftover_id` finds in the log: the engine's own name for itself.
+    `scripts` is the folder of the environment's commands, put first on the PATH; None: where `argv[0]` lies.
     `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
-    calls the model where it does not take our name for it, `version` that of the installed package. In a
-    container, `image` and `image_digest` say which.
+    calls the model where it does not take our name for it, `version` that of the installed package, `fixed`
+    what the command settles and the server never says of itself. In a container, `image` and `image_digest`
+    say which.
     """
 
     argv: tuple[str, ...]
@@ -222,14 +246,24 @@ class Launch:
     ready_timeout_s: float = 600.0
     stop_grace_s: float = 30.0
     step_log: Path | None = None
+    scripts: Path | None = None
     notes: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     leftovers: tuple[str, ...] = ()
     leftover_id: str | None = None
     served_name: str | None = None
     version: str | None = None
+    fixed: Identity | None = None
     image: str | None = None
     image_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a start, e.g. "loading weights", and when the log first named it, s from the start."""
+
+    name: str
+    begin_s: float
 
 
 Get = Callable[[str], HttpReply]
@@ -291,10 +325,22 @@ class Engine:
 
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
+    attach_only: bool = False
+    """Nothing here starts it: it is driven at a URL."""
     brings_model: bool = False
     """It serves a model of its own where none is named."""
     signs: Sequence[Sign] = ()
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
+    stages: Sequence[tuple[str, str]] = (
+        (r"(?i)download", "downloading"),
+        (r"(?i)load\w* .*(?:weights|checkpoint|shards|tensors)", "loading weights"),
+        (r"(?i)torch\.compile|compil(?:ing|ation)", "compiling"),
+        (r"(?i)warm(?:ing)? ?up", "warming up"),
+        (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
+    )
+    """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
+    needs_weights: bool = False
+    """It cannot start from a folder that has a config.json alone."""
     admission: Admission | None = None
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
     self_describing: bool = False
@@ -346,6 +392,10 @@ class Engine:
         """What the server answered; never raises: what cannot be understood is an `error`."""
         raise NotImplementedError
 
+    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:  # noqa: ARG002
+        """The ids that this server itself makes of a text; None where it has no such endpoint."""
+        return None
+
     def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:  # noqa: ARG002
         """The tokens of a text, special ones not added; None where this server has no such endpoint."""
         return None
@@ -353,6 +403,10 @@ class Engine:
     def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002
         """The common gauges out of the body of `metrics_path`."""
         return Gauges()
+
+    def doomed(self, log: str) -> str | None:  # noqa: ARG002
+        """Why a start has failed although the launcher still lives; None while it may succeed."""
+        return None
 
     def root_cause(self, log: str) -> str | None:  # noqa: ARG002
         """The line of a failed server's log that says why it failed, None where no line does."""

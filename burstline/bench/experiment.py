@@ -24,7 +24,7 @@ from burstline.bench.load_options import Load, Wish, checked, job_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
 from burstline.bench.retokenize import recount
-from burstline.bench.server_session import Site, Where, check_where, choose_engine, serving
+from burstline.bench.server_session import Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.telemetry_tail import Live
 from burstline.bench.vocabulary import ASSUMED
 from burstline.machine import host_facts
@@ -91,6 +91,7 @@ def run_experiment(settings: Settings) -> int:
     check_where(settings.where)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
+    check_start(engine, settings.where, load.longest_tok)
     run = RunDir.create(settings.out, _manifest(settings, load, engine))
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
@@ -159,7 +160,7 @@ def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) 
 
 def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
     progress.phase("Waiting until the server has generated a token")
-    where = replace(settings.where, n_concurrent=load.n_at_once)
+    where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with serving(engine, where, run.path, progress.phase) as site:
         server = _server_facts(site, settings.where.model)
         run.save_manifest(replace(run.manifest, identity=site.identity, server=server))
@@ -169,7 +170,7 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
         )
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
-        progress.phase(f"Ready after {site.ready_s:.1f} s; opening connections, then the load")
+        progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
         fired = _watched(run, site, plan, load, vocabulary, progress)
         recount(
             run,
@@ -315,6 +316,7 @@ def _server_facts(site: Site, model: str | None) -> ServerFacts:
         image=launch.image if launch else None,
         image_digest=launch.image_digest if launch else None,
         notes=(*site.notes, *(made_notes(Path(model)) if model else ())),
-        ready_s=site.ready_s,
+        ready_s=site.startup.ready_s,
+        startup_stages=site.startup.stages,
         capabilities=site.capabilities,
     )

@@ -72,6 +72,11 @@ class Load:
         """How many connections the load may need at one moment."""
         return min(self.concurrency or self.arrivals.n, self.arrivals.n)
 
+    @property
+    def longest_tok(self) -> int:
+        """The tokens of the longest request, prompt and answer together."""
+        return self.shape.prompt_tok.high + self.shape.output_tok.high
+
     def plan(self, vocabulary: Vocabulary) -> Plan:
         return make_plan(
             self.shape, self.arrivals.due_s(rng(self.seed, "arrivals")).tolist(), vocabulary, self.seed
@@ -79,7 +84,7 @@ class Load:
 
     def check_fits(self, identity: Identity) -> None:
         """WorkloadError where the longest request is beyond the server's limit."""
-        longest = self.shape.prompt_tok.high + self.shape.output_tok.high
+        longest = self.longest_tok
         limit = identity.max_model_len
         if limit is not None and longest > limit:
             raise WorkloadError(

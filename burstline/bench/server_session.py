@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from urllib.parse import urlsplit
 from servers.engine import Capabilities, Engine, EngineError, Identity, Launch, LaunchOptions, Target
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
-from servers.host.ready import RefusalError, getter, send, wait_ready
+from servers.host.ready import RefusalError, Startup, getter, send, wait_ready
 from servers.host.recognise import engine_at
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
@@ -38,7 +39,7 @@ class Site:
     identity: Identity
     server: Server | None
     launch: Launch | None
-    ready_s: float
+    startup: Startup
     capabilities: Capabilities
     watched_pid: int | None = None
     notes: tuple[str, ...] = ()
@@ -49,7 +50,7 @@ class Where:
     """What the user said about the server: which engine, at which URL or started how.
 
     `container` is the image to start it in, "" for the engine's own, None to start it without.
-    `n_concurrent` is how many requests there will be at once.
+    `n_concurrent` is how many requests there will be at once, `n_request_tok` the tokens of the longest.
     """
 
     engine: str | None = None
@@ -61,6 +62,7 @@ class Where:
     engine_args: tuple[str, ...] = ()
     container: str | None = None
     n_concurrent: int | None = None
+    n_request_tok: int | None = None
 
 
 def choose_engine(where: Where) -> Engine:
@@ -99,6 +101,47 @@ def check_where(where: Where) -> None:
         )
 
 
+def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
+    """What can be known to fail before anything is started: no installation, no weights, too long requests.
+
+    `longest_tok` is the longest prompt and output together.
+    """
+    if where.url is not None:
+        return
+    if engine.attach_only:
+        raise WorkloadError(f"--engine {engine.name} needs --url URL: it is driven where it already runs")
+    if where.container is None and engine.installed(where.python) is None:
+        raise EngineError(f"{engine.title} is not installed. {engine.how_to_get}")
+    folder = Path(where.model or "")
+    if where.model is None or not (folder / "config.json").is_file():
+        return
+    if engine.needs_weights and not any(any(folder.glob(f"*.{kind}")) for kind in WEIGHT_FILES):
+        kinds = ", ".join(f"*.{kind}" for kind in WEIGHT_FILES)
+        raise WorkloadError(
+            f"--model {where.model} holds no weights ({kinds}), and {engine.title} does not start without; "
+            "`burstline make-model` writes some"
+        )
+    limit = context_limit(folder)
+    if limit is not None and longest_tok > limit and not where.engine_args:
+        raise WorkloadError(
+            f"the longest request has {longest_tok:,} tokens (prompt and output), but the model's "
+            f"config.json allows {limit:,} (max_position_embeddings); ask for fewer"
+        )
+
+
+WEIGHT_FILES = ("safetensors", "bin", "pt", "pth", "gguf")
+
+
+def context_limit(folder: Path) -> int | None:
+    """The longest sequence by a model's config.json; None where it does not say, or scales its positions."""
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from None
+    limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
+    return limit if isinstance(limit, int) and not config.get("rope_scaling") else None
+
+
 def _check_model(model: str) -> None:
     folder = Path(model)
     looks_like_path = model.startswith((".", "/", "~")) or folder.exists()
@@ -122,15 +165,17 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server:
-        ready_s = wait_ready(
+        startup = wait_ready(
             engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
         )
         identity = engine.identify(getter(target), server.log())
+        if launch.fixed is not None:
+            identity = identity.completed_by(launch.fixed)
         identity = replace(
             identity, version=identity.version or launch.version, model=identity.model or target.model
         )
         pid = _engine_pid(launch) or server.keeper_pid
-        yield _probed(Site(engine, target, identity, server, launch, ready_s, engine.capabilities, pid), say)
+        yield _probed(Site(engine, target, identity, server, launch, startup, engine.capabilities, pid), say)
 
 
 def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) -> Launch:
@@ -143,6 +188,7 @@ def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) ->
         where.python,
         where.engine_args,
         where.n_concurrent,
+        where.n_request_tok,
     )
     if where.container is None:
         return engine.launch(options)
@@ -165,7 +211,7 @@ def _attached(engine: Engine, where: Where, say: Say) -> Site:
         if not target.model:
             identity = engine.identify(getter(target), "")
             target = Target(target.url, _served_name(identity) or "default", where.api_key)
-        ready_s = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+        startup = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
     except RefusalError:
         raise  # it runs, and its own words say what it lacks
     except EngineError as error:
@@ -174,7 +220,7 @@ def _attached(engine: Engine, where: Where, say: Say) -> Site:
             f"{error}\nExpected a running {engine.title} at --url {where.url}; {hint}"
         ) from error
     identity = engine.identify(getter(target), "")
-    return _probed(Site(engine, target, identity, None, None, ready_s, engine.capabilities), say)
+    return _probed(Site(engine, target, identity, None, None, startup, engine.capabilities), say)
 
 
 def _base(url: str) -> str:
@@ -207,6 +253,6 @@ def _every(period_s: float, say: Say) -> Callable[[float, str], None]:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s += period_s
-            say(f"  {waited_s:.0f} s: {state[:160]}")
+            say(f"  {waited_s:.0f} s: {state}")
 
     return told

@@ -1,31 +1,39 @@
-"""Which token ids prompts may be drawn from: the tokenizer knows best, then the server, then its errors."""
+"""Which token ids prompts may be drawn from: only ids that are known to be in the server's vocabulary.
+
+An id beyond it kills some servers (SGLang's scheduler, a CUDA kernel's assertion), so none is ever sent to
+learn the size from the error.
+"""
 
 from __future__ import annotations
 
 import json
-from array import array
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from burstline.bench.server_session import Site
+from servers.engine import EngineError
 from servers.host.ready import send
 from workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
-from workloads.request import Request, WorkloadError
-
-LARGEST_VOCABULARY = 1 << 22
-"""No published model comes near it; a server that takes this id does not check ids at all."""
-
+from workloads.request import WorkloadError
 
 ASSUMED = vocabulary_from_size(32_000, "assumed: no server was there to ask")
+"""For plans that are never sent as ids."""
+LEAST_IDS = 64
+"""Fewer different ids make prompts that are no longer random."""
+ASK_TIMEOUT_S = 60.0
+N_WORDS_A_TEXT = 400
+_CONSONANTS, _VOWELS = "bcdfghjklmnprstvwz", "aeiou"
 
 
 def vocabulary_for(
     tokenizer: Path | None, vocab_size: int | None, model: str | None, site: Site
 ) -> Vocabulary:
-    """What the user says, else what the model's folder says, else what the server says or betrays."""
+    """The user's word first, then the model's folder, the server's own size, its folder, its tokenizer."""
     if vocab_size is not None:
         return vocabulary_from_size(vocab_size, "--vocab-size")
     if tokenizer is not None:
@@ -37,14 +45,56 @@ def vocabulary_for(
         return vocabulary
     if site.identity.vocab_size is not None:
         return vocabulary_from_size(site.identity.vocab_size, "the server")
-    return vocabulary_by_asking(lambda token_id: _accepts(site, token_id))
+    if site.identity.model and (folder := local_folder(site.identity.model)) is not None:
+        vocabulary = vocabulary_of_folder(folder)
+        if vocabulary is not None:
+            return vocabulary
+    return _vocabulary_by_tokenizing(site)
 
 
-def _accepts(site: Site, token_id: int) -> bool:
-    request = Request(0, array("I", [token_id]), None, 1, 1)
-    reply = send(site.target, site.engine.encode(request, site.target), 60.0)
-    # vLLM refuses an id of a streamed request with an error inside a reply of status 200.
-    return reply.status == 200 and site.engine.decode(reply).error is None
+def _vocabulary_by_tokenizing(site: Site) -> Vocabulary:
+    """The ids that the server's own tokenizer makes of some text: a sample, but each of them is valid."""
+    ask = partial(send, site.target, timeout_s=ASK_TIMEOUT_S)
+    ids: set[int] = set()
+    with suppress(EngineError):  # it has no such endpoint, and closes the connection
+        for text in _texts():
+            made = site.engine.tokenize(text, ask, site.target)
+            if made is None:
+                break
+            ids |= set(made)
+    # The lowest ids are control tokens and bytes in many vocabularies; a tokenizer may add one to each text.
+    ordinary = sorted(token_id for token_id in ids if token_id > 2)
+    if len(ordinary) < LEAST_IDS:
+        raise WorkloadError(
+            f"the vocabulary of {site.engine.title} at {site.target.url} is not known: the server does not "
+            "tell its size, and no tokenizer of its model is on this machine; give --tokenizer DIR or "
+            "--vocab-size N"
+        )
+    return Vocabulary(np.array(ordinary, dtype=np.uint32), "the server's /tokenize")
+
+
+def _texts() -> Sequence[str]:
+    """Syllables, words of two of them, and numbers: short texts that break into many different tokens."""
+    syllables = [first + vowel + last for first in _CONSONANTS for vowel in _VOWELS for last in _CONSONANTS]
+    pairs = [a + b for a, b in zip(syllables, reversed(syllables), strict=True)]
+    words = syllables + pairs[::2] + [word.capitalize() for word in syllables[::3]]
+    words += [str(n) for n in range(0, 2000, 7)]
+    return [" ".join(words[k : k + N_WORDS_A_TEXT]) for k in range(0, len(words), N_WORDS_A_TEXT)]
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of a model on this machine: a path, or a snapshot in Hugging Face's cache."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
@@ -52,6 +102,8 @@ def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
 
     Ids beyond the model's own `vocab_size` are left out: some tokenizers have more pieces than embeddings.
     """
+    if not folder.is_dir():
+        return None  # a name, or a file of weights
     size = _read_json(folder / "config.json").get("vocab_size")
     tokenizer = _read_json(folder / "tokenizer.json")
     if tokenizer:
@@ -60,25 +112,6 @@ def vocabulary_of_folder(folder: Path) -> Vocabulary | None:
             return vocabulary
         return Vocabulary(vocabulary.ids[vocabulary.ids < size].astype(np.uint32), vocabulary.source)
     return vocabulary_from_size(size, f"vocab_size in {folder / 'config.json'}") if size else None
-
-
-def vocabulary_by_asking(accepts: Callable[[int], bool]) -> Vocabulary:
-    """The vocabulary found by bisection; `accepts(id)` says whether the server takes a prompt of that id."""
-    if accepts(LARGEST_VOCABULARY):
-        raise WorkloadError(
-            "the server does not refuse token ids beyond its vocabulary, so its size cannot be found; "
-            "give --tokenizer DIR or --vocab-size N"
-        )
-    low, high = 0, LARGEST_VOCABULARY
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if accepts(middle) else (low, middle)
-    if low == 0:
-        raise WorkloadError(
-            "the server refuses every token id; give --tokenizer DIR or --vocab-size N, "
-            "or --model if it serves more than one"
-        )
-    return vocabulary_from_size(high, "the server's out-of-range errors")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from burstline.models.gguf_file import gguf_package, require_plain_positions, write_gguf
 from burstline.models.random_weights import n_bytes_of, tensors_of, write_weights
 from roofline.model.catalog import bundled_config, bundled_models
 from workloads.request import WorkloadError
@@ -23,6 +24,8 @@ from workloads.seeds import rng
 MARKER: Final = "burstline.json"
 TINY: Final = "reference"
 """`tiny` is the embedded engine's own model: 5 million parameters."""
+
+GGUF_FILE: Final = "model.gguf"
 
 SPECIAL: Final = ("<unk>", "<s>", "</s>")
 _ARCHITECTURES: Final = {
@@ -42,32 +45,67 @@ _DEFAULTS: Final[dict[str, Any]] = {"hidden_act": "silu", "rms_norm_eps": 1e-5, 
 
 
 def make_model(
-    folder: Path, like: str, *, weights: bool = False, seed: int = 0, dtype: str | None = None
+    folder: Path, like: str, *, formats: Sequence[str] = (), seed: int = 0, dtype: str | None = None
 ) -> Path:
     """The folder, made. WorkloadError where `like` is not known, DIR is taken, or the disk lacks room.
 
-    Without `weights` it serves engines that invent them (vLLM and SGLang: `--load-format dummy`).
+    `formats` are those of its weights, the same values in each. Without any it serves engines that invent
+    them (vLLM and SGLang: `--load-format dummy`).
     """
     config = config_like(like, dtype)
-    tensors = tensors_of(config, like) if weights else []
-    _check(folder, n_bytes_of(tensors))
+    tensors = tensors_of(config, like) if formats else []
+    _check_formats(config, like, formats)
+    _check_empty(folder)
+    _check_room(folder, n_bytes_of(tensors) * len(formats))
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer_of(config["vocab_size"]).save(str(folder / "tokenizer.json"))
     _write(folder / "tokenizer_config.json", _tokenizer_config(config))
     _write(folder / "generation_config.json", {"bos_token_id": 1, "eos_token_id": 2})
-    if tensors:
-        write_weights(folder, tensors, seed)
-    made = {"made_like": like, "weights": "random" if weights else "none", "seed": seed}
+    _write_formats(folder, config, like, formats, seed)
+    made = {"made_like": like, "weights": "random" if tensors else "none", "seed": seed}
     _write(folder / MARKER, made)
     _write(folder / "config.json", config)  # last: with it the folder is a model
     return folder
 
 
+def add_missing_formats(folder: Path, formats: Sequence[str]) -> tuple[str, ...]:
+    """Writes the weights that a made folder does not have in these formats yet; returns which it wrote.
+
+    A folder that make_model did not write is left as it is: its weights cannot be drawn again.
+    """
+    made, config = _read(folder / MARKER), _read(folder / "config.json")
+    have = {"gguf": any(folder.glob("*.gguf")), "safetensors": any(folder.glob("*.safetensors"))}
+    missing = tuple(kind for kind in formats if not have[kind])
+    if not made or not config or not missing:
+        return ()
+    like = str(made["made_like"])
+    _check_formats(config, like, missing)
+    _check_room(folder, n_bytes_of(tensors_of(config, like)) * len(missing))
+    _write_formats(folder, config, like, missing, int(made["seed"]))
+    _write(folder / MARKER, made | {"weights": "random"})
+    return missing
+
+
+def _check_formats(config: dict[str, Any], like: str, formats: Sequence[str]) -> None:
+    if "gguf" in formats:
+        gguf_package()
+        require_plain_positions(config, like)
+
+
+def _write_formats(
+    folder: Path, config: dict[str, Any], like: str, formats: Sequence[str], seed: int
+) -> None:
+    tensors = tensors_of(config, like) if formats else []
+    if "safetensors" in formats:
+        write_weights(folder, tensors, seed)
+    if "gguf" in formats:
+        write_gguf(folder / GGUF_FILE, config, tensors, seed)
+
+
 def made_notes(folder: Path) -> tuple[str, ...]:
     """What readers of a run must know of a made model; nothing where the folder was not made by us."""
-    try:
-        made = json.loads((folder / MARKER).read_text("utf-8"))
-    except (OSError, ValueError):
+    made = _read(folder / MARKER)
+    if not made:
         return ()
     what = "its weights are random" if made.get("weights") == "random" else "it has no weights of its own"
     shape = f"{folder} was made by burstline make-model in the shape of {made.get('made_like')}"
@@ -142,9 +180,12 @@ def _tokenizer_config(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check(folder: Path, n_bytes: int) -> None:
+def _check_empty(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise WorkloadError(f"{folder} exists and is not an empty folder; name another, or remove it first")
+
+
+def _check_room(folder: Path, n_bytes: int) -> None:
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(above).free
     if n_bytes > free:
@@ -152,6 +193,15 @@ def _check(folder: Path, n_bytes: int) -> None:
             f"the weights take {n_bytes:,} bytes, {above} has {free:,} free; make room, name another disk, "
             "or leave --weights out for engines that invent them"
         )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, empty where there is none."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _write(path: Path, value: Any) -> None:

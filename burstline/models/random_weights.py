@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 
+FORMATS: Final = ("safetensors", "gguf")
+"""Of weights: llama.cpp reads GGUF, every other engine safetensors."""
 STD: Final = 0.02
 """transformers' `initializer_range` of these families."""
 SHARD_BYTES: Final = 5 * 10**9
@@ -128,15 +130,11 @@ def _write_file(path: Path, tensors: Sequence[Tensor], seed: int) -> None:
     with path.open("wb") as file:
         file.write(len(head).to_bytes(8, "little") + head)
         for tensor in tensors:
-            _write_values(file, tensor, seed)
+            file.writelines(encoded(values, tensor.dtype) for values in values_of(tensor, seed))
 
 
-def _write_values(file: BinaryIO, tensor: Tensor, seed: int) -> None:
-    file.writelines(_encoded(values, tensor.dtype) for values in _values(tensor, seed))
-
-
-def _values(tensor: Tensor, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Norms are 1, biases 0, the rest normal; each tensor has a stream of its own, named after it."""
+def values_of(tensor: Tensor, seed: int) -> Iterator[NDArray[np.float32]]:
+    """Its values in chunks, flat. Norms are 1, biases 0, the rest normal, from a stream named after it."""
     n = math.prod(tensor.shape)
     if len(tensor.shape) == 1:
         yield np.full(n, float(not tensor.name.endswith(".bias")), np.float32)
@@ -146,10 +144,12 @@ def _values(tensor: Tensor, seed: int) -> Iterator[NDArray[np.float32]]:
         yield random.standard_normal(min(_CHUNK, n - start), dtype=np.float32) * np.float32(STD)
 
 
-def _encoded(values: NDArray[np.float32], dtype: str) -> bytes:
+def encoded(values: NDArray[np.float32], dtype: str) -> bytes:
+    """The values as little-endian bytes of a dtype."""
     if dtype == "float32":
         return values.astype("<f4").tobytes()
     if dtype == "float16":
         return values.astype("<f2").tobytes()
     # bfloat16 is the upper half of a float32, rounded to nearest.
-    return ((values.view("<u4") + np.uint32(0x8000)) >> np.uint32(16)).astype("<u2").tobytes()
+    bits = np.ascontiguousarray(values, "<f4").view("<u4")
+    return ((bits + np.uint32(0x8000)) >> np.uint32(16)).astype("<u2").tobytes()

@@ -66,13 +66,16 @@ def finished_in(folder: Path) -> Run | None:
 
 
 def make_where_missing(model: Model) -> None:
-    """A model folder that the suite asks to be made is made, once."""
-    if model.like is None or model.path is None or (Path(model.path) / "config.json").exists():
+    """A model folder that the suite asks to be made is made, once, with the weights that it lacks."""
+    if model.like is None or model.path is None:
         return
-    from burstline.models.model_folder import make_model
+    from burstline.models.model_folder import add_missing_formats, make_model
 
+    if (Path(model.path) / "config.json").exists():
+        add_missing_formats(Path(model.path), model.formats)
+        return
     print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
-    make_model(Path(model.path), model.like, weights=model.weights)
+    make_model(Path(model.path), model.like, formats=model.formats)
 
 
 def _environment(engine: Contender) -> dict[str, str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import checked
+from burstline.models.random_weights import FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.toml_table import Table
 from burstline.verbs.run import add_arrivals, add_engine, add_load, add_targets, wish_of
@@ -36,12 +37,15 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model folder or name; `like` says after which model the folder is made where it is missing."""
+    """A model folder or name; `like` says after which model the folder is made where it is missing.
+
+    `formats` are those of the weights it is made with.
+    """
 
     name: str
     path: str | None
     like: str | None
-    weights: bool
+    formats: tuple[str, ...]
     flags: tuple[str, ...]
 
 
@@ -136,7 +140,7 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         description=top.get("description", str, ""),
         repeats=top.get("repeats", int, 1),
         engines=tuple(_engine(table) for table in top.tables("engine", required=True)),
-        models=tuple(_model(table) for table in top.tables("model")) or (Model("", None, None, False, ()),),
+        models=tuple(_model(table) for table in top.tables("model")) or (Model("", None, None, (), ()),),
         workloads=tuple(
             _workload(one, of=table.need("name", str))
             for table in top.tables("workload", required=True)
@@ -187,12 +191,15 @@ def _engine(table: Table) -> Contender:
 def _model(table: Table) -> Model:
     load = _flags_of(add_load)
     flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
-    table.only("name", "path", "like", "weights", *flags)
+    table.only("name", "path", "like", "weights", "format", *flags)
+    wanted = table.get("format", str, "safetensors" if table.get("weights", bool, False) else "none")
+    if wanted not in ("none", "both", *FORMATS):
+        raise WorkloadError(f"{table.where}: format {wanted!r}; expected one of {', '.join(FORMATS)}, both")
     return Model(
         name=_slug(table.need("name", str), table),
         path=table.need("path", str),
         like=table.get("like", str, None),
-        weights=table.get("weights", bool, False),
+        formats=tuple(kind for kind in FORMATS if wanted in (kind, "both")),
         flags=_as_flags(table, flags),
     )
 

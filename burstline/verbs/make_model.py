@@ -15,8 +15,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="tiny, llama-2-7b, ... (`burstline bound --help` lists them), or a folder with a config.json",
     )
+    parser.add_argument("--weights", action="store_true", help="random weights, for engines that invent none")
     parser.add_argument(
-        "--weights", action="store_true", help="random safetensors too, for engines that invent none"
+        "--format",
+        choices=("safetensors", "gguf", "both"),
+        help="of the weights, which it asks for as well: gguf for llama.cpp, safetensors (the default) for "
+        "the other engines, both for the same weights at all",
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="of config and weights")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (0)")
@@ -26,13 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from burstline.models.model_folder import make_model
+    from burstline.models.model_folder import add_missing_formats, make_model
+    from burstline.models.random_weights import FORMATS
 
+    wanted = args.format or ("safetensors" if args.weights else "none")
+    formats = tuple(kind for kind in FORMATS if wanted in (kind, "both"))
     if args.unless_exists and (args.folder / "config.json").exists():
-        print(f"{args.folder} holds a model already: left as it is")
+        added = add_missing_formats(args.folder, formats)
+        what = f"added {' and '.join(added)}" if added else "left as it is"
+        print(f"{args.folder} holds a model already: {what}")
         return exit_codes.DONE
-    make_model(args.folder, args.like, weights=args.weights, seed=args.seed, dtype=args.dtype)
+    make_model(args.folder, args.like, formats=formats, seed=args.seed, dtype=args.dtype)
     n_bytes = sum(file.stat().st_size for file in args.folder.iterdir())
-    weights = "random weights" if args.weights else "no weights: engines must invent them"
+    weights = f"random weights ({', '.join(formats)})" if formats else "no weights: engines must invent them"
     print(f"{args.folder}: shaped like {args.like}, {weights}; {n_bytes:,} bytes")
     return exit_codes.DONE

@@ -21,7 +21,7 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from burstline.bench.interrupt import terminable
-    from burstline.bench.server_session import Where, check_where, choose_engine, serving
+    from burstline.bench.server_session import Where, check_start, check_where, choose_engine, serving
     from servers.engine import EngineError
 
     where = Where(
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     )
     check_where(where)
     engine = choose_engine(where)
+    check_start(engine, where, longest_tok=0)
     with terminable(), TemporaryDirectory(prefix="burstline-serve-") as scratch:
         with serving(engine, where, Path(scratch), print) as site:
             print(

@@ -38,9 +38,9 @@ from loadgen.driver.job import DriveReport, Job
 from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import Spool
-from loadgen.wire.destination import Destination
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.wire import Wire
+from servers.protocol.destination import Destination
 from servers.registry import ENGINES
 from workloads.prompts import salted
 from workloads.request import Request

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from loadgen.driver.job import DriveReport
 from loadgen.record import typed_json
 from loadgen.stats.figure import Absent
-from servers.engine import Capabilities, Identity
+from servers.engine import Capabilities, Identity, Stage
 
 SCHEMA: Final = 2
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
@@ -70,7 +70,8 @@ class ServerFacts:
     """Where the load went. `attached` servers were running already; of them `argv` and `env` are not known.
 
     `model` is the served name, `model_asked` what the user named. `ready_s` is from the start to the first
-    generated token. `env` is laid over the client's own.
+    generated token, `startup_stages` when each stage began that the log names. `env` is laid over the
+    client's own.
     """
 
     url: str | None = None
@@ -83,6 +84,7 @@ class ServerFacts:
     image_digest: str | None = None
     notes: tuple[str, ...] = ()
     ready_s: float | None = None
+    startup_stages: tuple[Stage, ...] = ()
     capabilities: Capabilities | None = None
 
     @property

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, MutableSequence
 
 import httpx
 
-from loadgen.wire.destination import addresses_of
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.http1 import body_of
 from loadgen.wire.wire import Wire
+from servers.protocol.destination import addresses_of
 
 _ERRORS: dict[str, type[httpx.TransportError]] = {
     "connect": httpx.ConnectError,

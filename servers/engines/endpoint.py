@@ -5,7 +5,7 @@ in a stream) is tried once, when the server is there, and left out of every requ
 """
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -24,7 +24,7 @@ from servers.engine import (
     Target,
 )
 from servers.protocol.introspection import first_model, json_at
-from servers.protocol.openai import count_tokens, decode_completion, post
+from servers.protocol.openai import count_tokens, decode_completion, post, tokenize
 from workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
@@ -44,6 +44,7 @@ class Endpoint(Engine):
         queue_depth=False,
         graceful_overload=False,
     )
+    attach_only = True
     probe_path: str | None = None  # some have not even a list of models
     metrics_path: str | None = None
     how_to_get = "attach to one: --url URL, the key in BURSTLINE_API_KEY"
@@ -129,6 +130,9 @@ class Endpoint(Engine):
 
     def decode(self, reply: HttpReply) -> Reply:
         return decode_completion(reply)
+
+    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:
+        return tokenize(text, ask, target)
 
     def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
         """Many an OpenAI-compatible endpoint is a vLLM or an SGLang, and tokenizes as they do."""

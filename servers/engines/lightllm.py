@@ -57,6 +57,8 @@ _LATENCIES = {
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 
+_GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
+
 
 class Lightllm(Engine):
     """Starts `lightllm.server.api_server`, speaks `/generate_stream` with token ids."""
@@ -76,6 +78,7 @@ class Lightllm(Engine):
     default_port: int | None = 8000
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("lightllm")),)
+    needs_weights = True
     load_flags = frozenset({"--running_max_req_size"})
     how_to_get = (
         "Install it from https://github.com/ModelTC/LightLLM (what PyPI calls lightllm is another age) "
@@ -107,6 +110,7 @@ class Lightllm(Engine):
             # A stop takes 12 s with a stream in flight, and up to 75 s where one will not end.
             stop_grace_s=75.0,
             notes=notes,
+            scripts=found.scripts if found else None,
             version=found.versions.get("lightllm") if found else None,
             leftovers=("/dev/shm/{id}_*", "/tmp/_{id}_*"),  # noqa: S108
             leftover_id=r"ipc://\S*/_([0-9a-f]{16}_\d+)_",
@@ -160,6 +164,14 @@ class Lightllm(Engine):
 
     def gauges(self, metrics: str) -> Gauges:
         return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def doomed(self, log: str) -> str | None:
+        """A start that failed leaves the launcher waiting for a child for ever, without its own end.
+
+        A part that failed is told as `init func NAME : Traceback`; a launcher that failed itself unlinks its
+        shared memory on its way out.
+        """
+        return self.root_cause(log) or "the launcher gave up" if _GAVE_UP.search(log) else None
 
     def root_cause(self, log: str) -> str | None:
         """The first exception, else what a sub-process told the launcher before both ended."""

@@ -1,4 +1,4 @@
-"""llama.cpp's llama-server: its own `/completion`, as its README and source tell."""
+"""llama.cpp's llama-server: its own `/completion`, read in the source of 0c1e570 and seen on a CPU."""
 
 import os
 import re
@@ -23,6 +23,7 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    ServerTimes,
     Sign,
     Target,
 )
@@ -31,9 +32,12 @@ from servers.protocol.introspection import (
     first_model,
     gauges_in,
     json_at,
+    logged,
     logged_bytes,
+    number,
     option_of,
     owned_by,
+    value_of,
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
@@ -45,9 +49,17 @@ SERVER = "llama-server"
 _GAUGES = {
     "running": ("llamacpp:requests_processing",),
     "waiting": ("llamacpp:requests_deferred",),
+    "prefix_hit_tokens": ("llamacpp:prompt_tokens_cached_total",),
     "prompt_tokens": ("llamacpp:prompt_tokens_total",),
     "generation_tokens": ("llamacpp:tokens_predicted_total",),
 }
+MAX_SLOTS = 256
+"""LLAMA_MAX_SEQ in src/llama-cparams.h: it does not start with more."""
+_PAD_TOK = 256
+"""A slot's context is a multiple of this."""
+_MAX_HTTP_THREADS = 4096
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_CACHE_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _STOPS = {"limit": "length", "eos": "eos", "word": "word"}
 _CAUSE = re.compile(
     r"^.*?((?:error while handling argument|error: |failed to |couldn't bind|unable to|ggml.*memory).*)$",
@@ -64,7 +76,7 @@ class LlamaCpp(Engine):
         token_id_prompts=True,
         forced_output_length=True,
         prefix_cache_control=True,
-        per_event_tok="ids",
+        per_event_tok="usage",
         queue_depth=True,
         graceful_overload=False,
     )
@@ -73,9 +85,11 @@ class LlamaCpp(Engine):
     default_port: int | None = 8080
     image: Image | None = Image("ghcr.io/ggml-org/llama.cpp:server-cuda")
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
+    load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
     how_to_get = (
-        "Take a build from https://github.com/ggml-org/llama.cpp/releases and have "
-        f"{SERVER} on the PATH or named by {SERVER_VARIABLE}, or use --container."
+        "scripts/build-llama-server.sh DIR builds it for this CPU; other builds are at "
+        f"https://github.com/ggml-org/llama.cpp/releases. Have {SERVER} on the PATH, set {SERVER_VARIABLE} "
+        "to it, or use --container."
     )
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
@@ -86,17 +100,23 @@ class LlamaCpp(Engine):
         if server is None and not options.image:
             raise EngineError(f"llama.cpp is not installed: no {SERVER} is found. {self.how_to_get}")
         extra = options.extra_args
+        room, notes = _room(options)
+        no_cache = not option_of(extra, "--cache-prompt")
         argv = (
             *((server,) if server else ()),
             *(*_weights(options.model), "--alias", options.served_name),
             *("--host", options.host, "--port", str(options.port), "--metrics"),
             # It would shrink what was not set until it fits: another machine, another experiment.
             *(() if option_of(extra, "-fit", "--fit") else ("-fit", "off")),
-            *(() if option_of(extra, "--cache-prompt") else ("--no-cache-prompt", "-cram", "0")),
+            *(("--no-cache-prompt", "-cram", "0") if no_cache else ()),
+            *room,
             *extra,
         )
-        note = "prompt caching is off (--no-cache-prompt -cram 0); -c is shared by all of the -np slots"
-        return Launch(argv, ready_timeout_s=900.0, stop_grace_s=15.0, notes=(note,))
+        if no_cache:
+            notes = ("prompt caching is off (--no-cache-prompt -cram 0)", *notes)
+        return Launch(
+            argv, ready_timeout_s=900.0, stop_grace_s=15.0, notes=notes, fixed=_fixed(self.name, argv)
+        )
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
@@ -120,20 +140,27 @@ class LlamaCpp(Engine):
         return decode_reply(reply, _take)
 
     def identify(self, get: Get, log: str) -> Identity:
+        """What it serves with. Slots share one cache where it is "unified", else each has its part of it.
+
+        Only the log of a start says which: of a server found running the cache's size is not known.
+        """
         props, models = json_at(get, "/props"), json_at(get, "/v1/models")
-        defaults = props.get("default_generation_settings") or {}
         model = first_model(models)
-        n_slots, n_ctx = props.get("total_slots"), defaults.get("n_ctx")
+        meta = model.get("meta") or {}
+        n_slots = props.get("total_slots")
+        n_ctx = (props.get("default_generation_settings") or {}).get("n_ctx")
+        pools = {"true": 1, "false": n_slots}.get(logged(log, r"kv_unified = '(\w+)'") or "")
         return Identity(
             engine=self.name,
             version=props.get("build_info"),
             model=props.get("model_path") or model.get("id"),
             max_model_len=n_ctx,
-            kv_tok=n_slots * n_ctx if n_slots and n_ctx else None,
+            dtype=_DTYPES.get(props.get("model_ftype", ""), props.get("model_ftype")),
+            kv_tok=pools * n_ctx if pools and n_ctx else None,
             kv_bytes=logged_bytes(log, r"KV buffer size = +([\d.]+) MiB", MIB),
-            weight_bytes=logged_bytes(log, r"model buffer size = +([\d.]+) MiB", MIB),
+            weight_bytes=meta.get("size") or logged_bytes(log, r"model buffer size = +([\d.]+) MiB", MIB),
             max_num_seqs=n_slots,
-            vocab_size=(model.get("meta") or {}).get("n_vocab"),
+            vocab_size=meta.get("n_vocab"),
             raw={"props": props, "models": models},
         )
 
@@ -147,21 +174,57 @@ class LlamaCpp(Engine):
 
 
 def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
-    """One event; the last one has the totals, and no text of its own while it streams."""
-    ids = answer.get("tokens") or ()
-    n_before = tally.n_output_ids
+    """One event; its tokens are the growth of the total.
+
+    Not its ids: a token that leaves a character incomplete gets no event, and the next event has only its
+    own id. The last event has no text while it streams, but counts what was held back until then.
+    """
+    before, total = tally.n_output_usage or 0, answer["tokens_predicted"]
+    tally.n_output_usage, tally.n_prompt = total, answer["tokens_evaluated"]
+    n_tok = total - before
     if not answer["stop"]:
-        tally.n_output_ids = (n_before or 0) + len(ids) if ids else n_before
-        return Event(end, Kind.ANSWER, len(ids) or None)
-    tally.n_prompt, tally.n_output_usage = answer["tokens_evaluated"], answer["tokens_predicted"]
-    tally.n_cached = (answer.get("timings") or {}).get("cache_n")
+        return Event(end, Kind.ANSWER, n_tok)
+    timings = answer.get("timings") or {}
+    tally.n_cached = timings.get("cache_n")
     tally.finish_reason = _STOPS.get(answer.get("stop_type", ""))
     tally.terminated = True
-    if answer.get("truncated"):
-        tally.error = "the prompt was truncated to fit the context"
-    if tally.events:
-        return Event(end, Kind.FINISH, 0)
-    return Event(end, Kind.ANSWER, len(ids) or tally.n_output_usage)
+    if "prompt_ms" in timings:
+        tally.times = ServerTimes(prefill_s=timings["prompt_ms"] / 1e3)
+    return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
+
+
+def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Slots, context and connections for the load, and what the user must know of them.
+
+    By default 4 slots share the model's whole context; with `-np` each has an equal part of `-c`, and each
+    connection takes one of slots + 4 threads, unseen in the metrics while it waits for one.
+    """
+    extra, wanted = options.extra_args, options.n_concurrent
+    if wanted is None or option_of(extra, "-np", "--parallel", "--n-parallel"):
+        return (), ()
+    slots = min(wanted, MAX_SLOTS)
+    flags, notes = ["-np", str(slots)], [f"-np {slots}: a slot for each request at a time"]
+    if slots < wanted:
+        notes = [f"-np {slots}: llama.cpp has no more, {wanted - slots} of {wanted} requests wait for a slot"]
+    if options.n_request_tok and not option_of(extra, "-c", "--ctx-size", "--kv-unified-per-slot"):
+        context = -(-options.n_request_tok // _PAD_TOK) * _PAD_TOK
+        flags += ["-c", str(slots * context)]
+        notes.append(f"-c {slots * context}: {context} tokens for each of them")
+    if not option_of(extra, "--threads-http"):
+        flags += ["--threads-http", str(min(wanted, _MAX_HTTP_THREADS) + 4)]
+    return tuple(flags), tuple(notes)
+
+
+def _fixed(name: str, argv: Sequence[str]) -> Identity:
+    """What the command line settles and the server never says."""
+    cache_type = value_of(argv, "-ctk", "--cache-type-k") or "f16"
+    return Identity(
+        engine=name,
+        kv_dtype=_CACHE_TYPES.get(cache_type, cache_type),
+        max_batched_tok=number(value_of(argv, "-b", "--batch-size")) or 2048,
+        prefix_caching="--no-cache-prompt" not in argv,
+        tensor_parallel=1,
+    )
 
 
 def _weights(model: str) -> tuple[str, str]:
@@ -171,8 +234,8 @@ def _weights(model: str) -> tuple[str, str]:
         files = sorted(path.glob("*.gguf"))
         if len(files) != 1:
             raise EngineError(
-                f"{model} holds {len(files)} GGUF files; llama.cpp wants one: name it, or make it with "
-                "llama.cpp's convert_hf_to_gguf.py"
+                f"{model} holds {len(files)} GGUF files, expected one. Name the file, convert the folder "
+                "with llama.cpp's convert_hf_to_gguf.py, or make a model: burstline make-model --format gguf"
             )
         return "-m", str(files[0])
     return ("-m", model) if model.endswith(".gguf") else ("-hf", model)

@@ -1,9 +1,13 @@
-"""SGLang's native API (0.5): facts read in its source."""
+"""SGLang's native API: facts read in the source of 0.5.23 and seen at a server on a CPU."""
 
+import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from servers.engine import (
     Call,
@@ -20,11 +24,22 @@ from servers.engine import (
     Launch,
     LaunchOptions,
     Reply,
+    ServerTimes,
     Sign,
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
-from servers.protocol.introspection import GIB, gauges_in, json_at, opposite, option_of, owned_by, samples
+from servers.protocol.introspection import (
+    GIB,
+    first_model,
+    gauges_in,
+    json_at,
+    logged,
+    opposite,
+    option_of,
+    owned_by,
+    samples,
+)
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
 from workloads.request import Request
@@ -46,6 +61,14 @@ _LATENCIES = {
     "itl": "sglang:inter_token_latency_seconds",
     "e2e": "sglang:e2e_request_latency_seconds",
 }
+_CPU_FLAGS = (
+    (("--device",), "cpu"),
+    (("--attention-backend",), "torch_native"),
+    (("--disable-overlap-schedule",), None),
+)
+_NO_CUDA = Path("lib") / "no-cuda"
+"""Where scripts/install-sglang-cpu.sh puts its libcuda.so.1, below the environment."""
+_CPU_KV_BYTES = 2 * GIB
 _CAUSE = re.compile(
     r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+)$", re.MULTILINE
 )
@@ -71,8 +94,9 @@ class Sglang(Engine):
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
     how_to_get = (
-        "Into an environment of its own: pip install 'sglang==0.5.23', then set "
-        f"{PYTHON_VARIABLE} to its interpreter, or use --container."
+        "On a GPU machine: pip install 'sglang==0.5.23' into an environment of its own. "
+        f"On a CPU: scripts/install-sglang-cpu.sh DIR. Then set {PYTHON_VARIABLE}=DIR/bin/python, "
+        "or use --container."
     )
 
     def installed(self, python: str | None) -> str | None:
@@ -84,23 +108,23 @@ class Sglang(Engine):
         found = None if options.image else _find(options.python)
         if found is None and not options.image:
             raise EngineError(f"SGLang is not installed for {python}. {self.how_to_get}")
+        extra = options.extra_args
+        cpu = found is not None and _is_cpu(found)
         argv = (
-            *(found.python if found else "python3", "-m", "sglang.launch_server"),
+            *_server_command(found),
             *("--model-path", options.model, "--served-model-name", options.served_name),
             *("--host", options.host, "--port", str(options.port)),
             # Metrics are off by default. Events hold all of the text so far by default: its parsing grows
             # with the square of the length, on both sides.
             *("--enable-metrics", "--incremental-streaming-output"),
-            *(
-                ()
-                if option_of(options.extra_args, "--tp-size", "--tensor-parallel-size")
-                else ("--tp-size", "1")
-            ),
-            *(() if option_of(options.extra_args, "--random-seed") else ("--random-seed", "0")),
-            *options.extra_args,
+            *_unless(extra, ("--tp-size", "--tensor-parallel-size"), "1"),
+            *_unless(extra, ("--random-seed",), "0"),
+            *(_cpu_flags(extra, options.model) if cpu else ()),
+            *extra,
         )
+        environment = _cpu_environment(found) if found is not None and cpu else {}
         # A stop drains what runs, looking every 5 s, then grants the schedulers 15 s.
-        return Launch(argv, ready_timeout_s=1200.0, stop_grace_s=60.0)
+        return Launch(argv, environment, ready_timeout_s=1200.0, stop_grace_s=60.0)
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
@@ -123,39 +147,52 @@ class Sglang(Engine):
         return decode_reply(reply, _take)
 
     def identify(self, get: Get, log: str) -> Identity:
-        del log
+        """What it serves with. It says "auto" where it chose a data type; then its log says which.
+
+        Its step limit is the size of a chunk of prefill; only without chunks is it that of a whole prefill.
+        """
         info, model = json_at(get, "/server_info"), json_at(get, "/model_info")
+        served = first_model(json_at(get, "/v1/models"))
         metrics = get("/metrics")
         told = {s.name: s.value for s in samples(metrics.body.decode(errors="replace"), _MEMORY)}
         states = info.get("internal_states") or [{}]
         kv_tok = info.get("max_total_num_tokens") or told.get("sglang:max_total_num_tokens")
+        kv_dtype = logged(log, r"KV Cache is allocated\. dtype: torch\.(\w+)")
+        asked_dtype, asked_kv_dtype = (
+            _unless_auto(info.get("dtype")),
+            _unless_auto(info.get("kv_cache_dtype")),
+        )
+        memory = states[0].get("memory_usage") or {}
+        chunk = info.get("chunked_prefill_size") or 0
         return Identity(
             engine=self.name,
             version=info.get("version"),
             model=model.get("model_path") or info.get("model_path"),
-            max_model_len=info.get("context_length") or info.get("max_context_len"),
-            dtype=_unless_auto(info.get("dtype")),
-            kv_dtype=_unless_auto(info.get("kv_cache_dtype")),
+            max_model_len=served.get("max_model_len") or info.get("context_length"),
+            # The cache is of the model's type unless another was asked for.
+            dtype=asked_dtype or (kv_dtype if not asked_kv_dtype else None),
+            kv_dtype=asked_kv_dtype or kv_dtype or asked_dtype,
             kv_tok=int(kv_tok) if kv_tok else None,
             kv_block_tok=info.get("page_size"),
-            kv_bytes=_from_gib(told.get("sglang:kv_cache_memory_usage_gb")),
-            weight_bytes=_from_gib(told.get("sglang:weight_memory_usage_gb")),
+            kv_bytes=_from_gib(told.get("sglang:kv_cache_memory_usage_gb") or memory.get("kvcache")),
+            weight_bytes=_from_gib(told.get("sglang:weight_memory_usage_gb") or memory.get("weight")),
             max_num_seqs=states[0].get("effective_max_running_requests_per_dp")
             or info.get("max_running_requests"),
-            max_batched_tok=info.get("chunked_prefill_size") or info.get("max_prefill_tokens"),
+            max_batched_tok=chunk if chunk > 0 else info.get("max_prefill_tokens"),
             prefix_caching=opposite(info.get("disable_radix_cache")),
             tensor_parallel=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES)
+        return gauges_in(_without_priorities(metrics), _GAUGES, _LATENCIES)
 
     def root_cause(self, log: str) -> str | None:
         found = _CAUSE.search(log)
         return found[1] if found else None
 
 
+_OF_ONE_PRIORITY = re.compile(r'priority="[^"]')
 _MEMORY = (
     "sglang:max_total_num_tokens",
     "sglang:kv_cache_memory_usage_gb",
@@ -178,8 +215,19 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
         tally.terminated = True
         if finish["type"] == "abort":
             tally.error = finish.get("message")
+        tally.times = _times(meta)
     n_tok = total - before
     return Event(end, Kind.ANSWER if n_tok else Kind.FINISH, n_tok)
+
+
+def _times(meta: Mapping[str, Any]) -> ServerTimes:
+    """The last event has the server's clock for the whole request (observability/req_time_stats.py)."""
+    began, prefilled = meta.get("forward_entry_time"), meta.get("prefill_finished_time")
+    return ServerTimes(
+        queue_s=meta.get("queue_time"),
+        prefill_s=max(0.0, prefilled - began) if began and prefilled else None,
+        first_token_s=meta.get("first_token_latency"),
+    )
 
 
 def _unless_auto(dtype: str | None) -> str | None:
@@ -187,8 +235,54 @@ def _unless_auto(dtype: str | None) -> str | None:
 
 
 def _from_gib(gib: float | None) -> int | None:
-    """SGLang's "gb" are GiB. Backends that do not measure say 0."""
-    return round(gib * GIB) if gib else None
+    """SGLang's "gb" are GiB: differences of free memory, 0 or a little less where nothing was measured."""
+    return round(gib * GIB) if gib and gib > 0 else None
+
+
+def _without_priorities(metrics: str) -> str:
+    """With priority scheduling a gauge is exported once as the total, and once more for each priority."""
+    return "\n".join(line for line in metrics.splitlines() if not _OF_ONE_PRIORITY.search(line))
+
+
+def _server_command(found: Installation | None) -> tuple[str, ...]:
+    """`sglang serve`; the module behind it, deprecated since 0.5, where the command is not installed."""
+    if found is None:
+        return "sglang", "serve"
+    command = found.scripts / "sglang"
+    if command.exists():
+        return found.python, str(command), "serve"
+    return found.python, "-m", "sglang.launch_server"
+
+
+def _is_cpu(found: Installation) -> bool:
+    return (found.scripts.parent / _NO_CUDA).is_dir()
+
+
+def _unless(extra: Sequence[str], flags: tuple[str, ...], value: str | None) -> tuple[str, ...]:
+    """The first of the flags with its value, nothing where the user gave one of them."""
+    if option_of(extra, *flags):
+        return ()
+    return (flags[0],) if value is None else (flags[0], value)
+
+
+def _cpu_flags(extra: Sequence[str], model: str) -> tuple[str, ...]:
+    """What serves on a CPU without Intel's AMX, with a KV cache that leaves the machine its memory.
+
+    `--mem-fraction-static` is the share of all memory for weights and cache together.
+    """
+    weights = sum(file.stat().st_size for file in Path(model).glob("*.safetensors"))
+    share = (weights + _CPU_KV_BYTES) / psutil.virtual_memory().total
+    flags = (*_CPU_FLAGS, (("--mem-fraction-static",), f"{min(share, 0.9):.3f}"))
+    return tuple(word for names, value in flags for word in _unless(extra, names, value))
+
+
+def _cpu_environment(found: Installation) -> dict[str, str]:
+    before = os.environ.get("LD_LIBRARY_PATH")
+    library = str(found.scripts.parent / _NO_CUDA)
+    return {
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "LD_LIBRARY_PATH": f"{library}{os.pathsep}{before}" if before else library,
+    }
 
 
 def _find(python: str | None) -> Installation | None:

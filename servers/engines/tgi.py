@@ -80,6 +80,7 @@ class Tgi(Engine):
     signs: Sequence[Sign] = (Sign("/info", rb'"router": ?"text-generation-router"'),)
     admission = Admission(chunked_prefill=False, reserve_output=True)
     start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
+    needs_weights = True
     load_flags = frozenset({"--max-concurrent-requests"})
     how_to_get = (
         f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
@@ -183,6 +184,11 @@ class Tgi(Engine):
 
     def gauges(self, metrics: str) -> Gauges:
         return gauges_in(metrics, _GAUGES, _LATENCIES)
+
+    def doomed(self, log: str) -> str | None:
+        """A shard that cannot start; the launcher takes the others down before it ends itself."""
+        failed = re.search(r"Shard \d+ (?:failed to start|crashed)|ShardCannotStart|ShardFailed", log)
+        return self.root_cause(log) or failed[0] if failed else None
 
     def root_cause(self, log: str) -> str | None:
         """The last exception of a shard, else a panic, else the first line that is an error."""

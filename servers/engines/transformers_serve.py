@@ -51,6 +51,7 @@ class TransformersServe(Engine):
     metrics_path: str | None = None
     default_port: int | None = 8000
     image: Image | None = None
+    needs_weights = True
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     how_to_get = (
         f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "
@@ -87,6 +88,7 @@ class TransformersServe(Engine):
             {"HF_HUB_OFFLINE": "1"} if offline else {},
             stop_grace_s=15.0,
             notes=() if bounded else (note,),
+            scripts=found.scripts,
             served_name=options.model,
             version=found.versions["transformers"],
         )

@@ -40,7 +40,7 @@ from servers.protocol.introspection import (
     samples,
     short_dtype,
 )
-from servers.protocol.openai import count_tokens, decode_completion, encode_completion
+from servers.protocol.openai import count_tokens, decode_completion, encode_completion, tokenize
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
@@ -122,7 +122,12 @@ class Vllm(Engine):
         )
         note = f"{options.model} holds no weights: vLLM invents them (--load-format dummy)"
         cpu = _is_cpu(found, options.image)
-        return Launch(argv, _environment(options.model, cpu=cpu), notes=(note,) if dummy else ())
+        return Launch(
+            argv,
+            _environment(options.model, cpu=cpu),
+            notes=(note,) if dummy else (),
+            scripts=found.scripts if found else None,
+        )
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
@@ -132,6 +137,9 @@ class Vllm(Engine):
 
     def decode(self, reply: HttpReply) -> Reply:
         return decode_completion(reply)
+
+    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:
+        return tokenize(text, ask, target)
 
     def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
         return count_tokens(text, ask, target)

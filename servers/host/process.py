@@ -120,7 +120,7 @@ def start(launch: Launch, log_path: Path) -> Server:
     """Starts the server; its output goes to `log_path`. EngineError where its command cannot be run."""
     task = {
         "argv": launch.argv,
-        "env": os.environ | launch.env,
+        "env": {**os.environ, "PATH": _path_of(launch), **launch.env},
         "log": str(log_path),
         "stop_grace_s": launch.stop_grace_s,
         "after": launch.after,
@@ -128,6 +128,13 @@ def start(launch: Launch, log_path: Path) -> Server:
         "leftover_id": launch.leftover_id,
     }
     return Server(child.spawn("servers.host.keeper", task), launch, log_path)
+
+
+def _path_of(launch: Launch) -> str:
+    """Our PATH behind the folder of the engine's own scripts: engines run their commands by bare name."""
+    folder = launch.scripts or (Path(launch.argv[0]).parent if os.sep in launch.argv[0] else None)
+    paths = [str(folder)] if folder is not None else []
+    return os.pathsep.join([*paths, *filter(None, [os.environ.get("PATH")])])
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -1,26 +1,47 @@
-"""Waiting for a server, started or found, until it has generated a real token; and asking it by GET."""
+"""Waiting until a server, started here or attached to, has generated a real token; and asking it by GET."""
 
+from __future__ import annotations
+
+import contextlib
 import functools
+import http.client
+import queue
+import re
+import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-import httpx
-
-from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Reply, Target
+from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Reply, Stage, Target
 from servers.host.process import Server
+from servers.protocol.destination import Destination
+from servers.protocol.introspection import log_message
 from servers.protocol.openai import path_under
 
 POLL_S = 0.25
-"""How often a starting server is asked whether it is there."""
+"""How often a starting server is asked whether it is there, and its log whether the start has failed."""
 PROBE_TIMEOUT_S = 5.0
+MOST_OF_A_LOG = 1 << 18
+"""Bytes of a log's end in which the current stage of a start is looked for."""
+MAX_REPLY_BYTES = 64 << 20
+"""No page that is asked for here (metrics, an OpenAPI schema, one completion) comes near it."""
 
 Progress = Callable[[float, str], None]
-"""Called while a server starts, with the seconds so far and what is known: its log's last line, if any."""
+"""Called while a server starts, with the seconds so far and what it does: `loading weights, 40 s`."""
 
 
 class RefusalError(EngineError):
     """The server refuses what it is asked; asking again would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """How long a start took: until the first token, and when each stage began that the log names."""
+
+    ready_s: float
+    stages: tuple[Stage, ...] = ()
 
 
 def wait_ready(
@@ -30,26 +51,106 @@ def wait_ready(
     *,
     timeout_s: float = 600.0,
     progress: Progress | None = None,
-) -> float:
-    """Waits until the server has generated a real token, and returns how many seconds that took.
+) -> Startup:
+    """Wait until the server has generated a real token.
 
-    `server` is None for one that we did not start. Raises EngineError, with the server's own words, as soon
-    as it has ended or refuses the request, and after `timeout_s`.
+    `server` is None for one that was not started here. Raises EngineError, with the server's own cause, as
+    soon as the server has ended, refuses the request, or its log shows that the start has failed although
+    its launcher lives; and after `timeout_s`.
     """
     began = time.monotonic()
-    get = getter(target, timeout_s=PROBE_TIMEOUT_S)
-    state: str | None = "nothing answers yet"
+    attempt = _Attempt(engine, target, timeout_s)
+    stages: list[Stage] = []
+    state = "nothing answers yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
         if server is not None and not server.alive():
             raise EngineError(_why_it_ended(engine, server))
-        state = _state(engine, target, get, timeout_s - waited_s)
-        if state is None:
-            return time.monotonic() - began
+        if server is not None and (cause := engine.doomed(log := server.log())):
+            raise EngineError(f"{engine.title} cannot start: {cause}\nIts whole log: {server.log_path}")
+        outcome = attempt.outcome(POLL_S)
+        if isinstance(outcome, RefusalError):
+            raise outcome
+        if outcome == "":
+            return Startup(time.monotonic() - began, tuple(stages))
+        state = outcome or state
+        if server is not None:
+            _note_stage(stages, engine, log, waited_s)
         if progress is not None:
-            progress(waited_s, (server and server.last_line()) or state)
-        time.sleep(POLL_S)
-    said = f"; its log ends: {server.last_line()}" if server else ""
-    raise EngineError(f"{engine.title} at {target.url} is not ready after {timeout_s:g} s: {state}{said}")
+            progress(waited_s, _doing(stages, server, waited_s) or state)
+    raise EngineError(_why_not_ready(engine, server, target, timeout_s, state, stages))
+
+
+class _Attempt:
+    """Asks for one token again and again, beside the loop that watches the process and its log.
+
+    A hung server may keep one request for minutes, in which its log already says why.
+    """
+
+    def __init__(self, engine: Engine, target: Target, timeout_s: float) -> None:
+        self._engine, self._target = engine, target
+        self._get = getter(target, timeout_s=PROBE_TIMEOUT_S)
+        self._until_s = time.monotonic() + timeout_s
+        self._outcomes: queue.SimpleQueue[str | RefusalError] = queue.SimpleQueue()
+        self._is_asking = False
+
+    def outcome(self, timeout_s: float) -> str | RefusalError | None:
+        """What the latest request brought: "" a token, else what went wrong; None while it is under way."""
+        if not self._is_asking:
+            self._is_asking = True
+            threading.Thread(target=self._ask, daemon=True).start()
+        try:
+            outcome = self._outcomes.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        self._is_asking = False
+        if outcome:
+            time.sleep(POLL_S)
+        return outcome
+
+    def _ask(self) -> None:
+        left_s = max(0.1, self._until_s - time.monotonic())
+        try:
+            state = _state(self._engine, self._target, self._get, left_s)
+            self._outcomes.put(state or "")
+        except RefusalError as refusal:
+            self._outcomes.put(refusal)
+        except Exception as error:
+            self._outcomes.put(f"{type(error).__name__}: {error}")
+
+
+def stage_of(engine: Engine, log: str) -> str | None:
+    """The stage that the last telling line of a log belongs to; None where no line tells."""
+    for line in reversed(log[-MOST_OF_A_LOG:].splitlines()):
+        for pattern, name in engine.stages:
+            if re.search(pattern, line):
+                return name
+    return None
+
+
+def _note_stage(stages: list[Stage], engine: Engine, log: str, at_s: float) -> None:
+    name = stage_of(engine, log)
+    if name is not None and (not stages or stages[-1].name != name):
+        stages.append(Stage(name, at_s))
+
+
+def _doing(stages: list[Stage], server: Server | None, waited_s: float) -> str | None:
+    """The stage and its age, else the last message of the log in whole words."""
+    if stages:
+        return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
+    return log_message(server.last_line()) if server else None
+
+
+def _why_not_ready(
+    engine: Engine, server: Server | None, target: Target, timeout_s: float, state: str, stages: list[Stage]
+) -> str:
+    what = f"{engine.title} at {target.url} is not ready after {timeout_s:g} s"
+    if server is None:
+        return f"{what}: {state}"
+    cause = engine.root_cause(server.log())
+    if cause is not None:
+        return f"{what}: {cause}\nIts whole log: {server.log_path}"
+    doing = f" while {stages[-1].name}" if stages else ""
+    return f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}"
 
 
 def getter(target: Target, *, timeout_s: float = 30.0) -> Get:
@@ -97,29 +198,54 @@ def _why_it_ended(engine: Engine, server: Server) -> str:
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
     if code == -9:
         how += " (often: out of memory)"
-    cause = engine.root_cause(server.log()) or server.last_line() or "it printed nothing"
+    cause = engine.root_cause(server.log()) or log_message(server.last_line()) or "it printed nothing"
     return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
 
 
-@functools.cache
-def _trusted() -> ssl.SSLContext:
-    return ssl.create_default_context()
-
-
-def _certificates(url: str) -> ssl.SSLContext | bool:
-    """Loading certificates takes 20 ms of CPU: once, and only where there is TLS."""
-    return _trusted() if url.startswith("https:") else False
-
-
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
-    """The whole reply to one call; EngineError where nothing answers."""
+    """The whole reply to one call, of at most MAX_REPLY_BYTES; EngineError where none comes in time.
+
+    The standard library's client, because importing httpx would take as long as the rest of a start. The
+    timeout bounds the call as a whole: a server that sends a byte a second does not hold us.
+    """
     url = target.url.rstrip("/") + path_under(target.url, call.path)
-    headers = dict(call.headers)
-    if target.api_key:
-        headers.setdefault("authorization", f"Bearer {target.api_key}")
+    if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
+        call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key}")))
+    destination = Destination.of(target.url)
+    connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
+    until_s = time.monotonic() + timeout_s
+    alarm = threading.Timer(timeout_s, _hang_up, [connection])
+    alarm.daemon = True
     try:
-        with httpx.Client(trust_env=False, timeout=timeout_s, verify=_certificates(url)) as client:
-            reply = client.request(call.method, url, content=call.body, headers=headers)
-    except httpx.HTTPError as error:
-        raise EngineError(f"{call.method} {url}: {error or type(error).__name__}") from error
-    return HttpReply(reply.status_code, {k.lower(): v for k, v in reply.headers.items()}, reply.content)
+        connection.connect()
+        alarm.start()
+        if (tls := _trusted(destination.url.scheme)) is not None:
+            connection.sock = tls.wrap_socket(connection.sock, server_hostname=destination.host)
+        connection.sock.sendall(destination.serialised(replace(call, path=path_under(target.url, call.path))))
+        with http.client.HTTPResponse(connection.sock, method=call.method) as reply:
+            reply.begin()
+            body = reply.read(MAX_REPLY_BYTES + 1)
+            if len(body) <= MAX_REPLY_BYTES and (reply.length or time.monotonic() >= until_s):
+                raise http.client.IncompleteRead(body, reply.length)
+            headers = {name.lower(): value for name, value in reply.getheaders()}
+    except (OSError, http.client.HTTPException) as error:
+        late = time.monotonic() >= until_s
+        why = f"no whole answer within {timeout_s:g} s" if late else error
+        raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error
+    finally:
+        alarm.cancel()
+        connection.close()
+    if len(body) > MAX_REPLY_BYTES:
+        raise EngineError(f"{call.method} {url}: the answer is longer than {MAX_REPLY_BYTES:,} bytes")
+    return HttpReply(reply.status, headers, body)
+
+
+def _hang_up(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+@functools.cache
+def _trusted(scheme: str) -> ssl.SSLContext | None:
+    """Loading certificates takes 20 ms of CPU: once, and only where there is TLS."""
+    return ssl.create_default_context() if scheme == "https" else None

@@ -83,6 +83,34 @@ def short_dtype(name: str | None) -> str | None:
     return _SHORT_DTYPES.get((name or "").lower().removeprefix("torch."))
 
 
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LOG_PREFIX = re.compile(
+    r"^(?:\([\w -]+ pid=\d+\) )?(?:\[[^\]]*\] ?)*(?:(?:DEBUG|INFO|WARNING|WARN|ERROR)\b[: ]*)?"
+    r"(?:\d[\d-]* [\d:.,]+ )?(?:\[[^\]]*\]:? ?)?"
+)
+MOST_OF_A_MESSAGE = 120
+
+
+def log_message(line: str) -> str:
+    """What a line of a log says: the message of a JSON line, else the line without level and time.
+
+    Cut at whole words where it is long.
+    """
+    text = _ANSI.sub("", line)
+    try:
+        row = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        text = _LOG_PREFIX.sub("", text)
+    else:
+        if isinstance(row, dict):
+            fields = row.get("fields")
+            text = str((fields if isinstance(fields, dict) else row).get("message") or text)
+    text = " ".join(text.split())
+    if len(text) <= MOST_OF_A_MESSAGE:
+        return text
+    return text[:MOST_OF_A_MESSAGE].rpartition(" ")[0] + " ..."
+
+
 def number(text: str | None) -> int | None:
     """The whole number that a text is, None where it is none."""
     return int(text) if text and text.isdecimal() else None
@@ -108,3 +136,13 @@ def opposite(flag: object) -> bool | None:
 def option_of(arguments: Sequence[str], *names: str) -> bool:
     """Whether the user chose one of these flags: the adapter's own word for it is then left out."""
     return any(argument.partition("=")[0] in names for argument in arguments)
+
+
+def value_of(arguments: Sequence[str], *names: str) -> str | None:
+    """The value of one of these flags, `--flag value` or `--flag=value`; the last counts, as for engines."""
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        name, has_value, rest = argument.partition("=")
+        if name in names:
+            value = rest if has_value else following
+    return value

@@ -5,13 +5,13 @@ content event, in an event without choices, in every event or nowhere, text may 
 five shapes, also inside a stream that began with 200. It reads `/v1/completions` and `/v1/chat/completions`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
-from servers.engine import Call, Event, HttpReply, Kind, Reply, Target
+from servers.engine import Ask, Call, Event, HttpReply, Kind, Reply, Target
 from servers.protocol.replies import Tally, decode_reply, loads
 from workloads.request import Request
 
@@ -47,7 +47,21 @@ def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
     return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
 
 
-def count_tokens(text: str, ask: Callable[[Call], HttpReply], target: Target) -> int | None:
+def tokenize(text: str, ask: Ask, target: Target) -> list[int] | None:
+    """The ids that the server's `/tokenize` makes of a text; None where it has none, or none like this.
+
+    vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang call the list `tokens`.
+    """
+    fields = {"model": target.model, "prompt": text, "add_special_tokens": False}
+    reply = ask(post(target, "/tokenize", fields))
+    answer = loads(reply.body)
+    tokens = answer.get("tokens") if reply.status == 200 and isinstance(answer, dict) else None
+    if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
+        return None
+    return tokens
+
+
+def count_tokens(text: str, ask: Ask, target: Target) -> int | None:
     """What the server's `/tokenize` counts in a text; None where it has none, or none like this.
 
     In the words of vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from servers.engine import Event, HttpReply, Kind, Reply
+from servers.engine import Event, HttpReply, Kind, Reply, ServerTimes
 from servers.protocol import sse
 
 DONE = b"[DONE]"
@@ -35,6 +35,7 @@ class Tally:
         "n_prompt",
         "terminated",
         "texts",
+        "times",
     )
 
     def __init__(self) -> None:
@@ -48,6 +49,7 @@ class Tally:
         self.error: str | None = None
         self.counting: bool | None = None
         self.texts: list[str] | None = []
+        self.times: ServerTimes | None = None
 
     def reply(self) -> Reply:
         counted = self.n_output_ids is not None or self.n_output_usage is not None
@@ -60,6 +62,7 @@ class Tally:
             finish_reason=self.finish_reason,
             terminated=self.terminated,
             error=self.error,
+            times=self.times,
             text=None if counted else "".join(self.texts or ()) or None,
         )
 

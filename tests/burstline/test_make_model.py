@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -11,8 +12,24 @@ from tokenizers import Tokenizer
 
 from burstline import cli
 from burstline.bench.vocabulary import vocabulary_of_folder
-from burstline.models.model_folder import MARKER, config_like, made_notes, make_model, tokenizer_of
-from burstline.models.random_weights import Tensor, _sharded, n_bytes_of, tensors_of, write_weights
+from burstline.models.model_folder import (
+    GGUF_FILE,
+    MARKER,
+    add_missing_formats,
+    config_like,
+    made_notes,
+    make_model,
+    tokenizer_of,
+)
+from burstline.models.random_weights import (
+    FORMATS,
+    Tensor,
+    _sharded,
+    encoded,
+    n_bytes_of,
+    tensors_of,
+    write_weights,
+)
 from roofline.model.catalog import bundled_models
 from roofline.model.shapes import ModelShape
 from servers.reference.config import ModelConfig
@@ -22,7 +39,7 @@ from workloads.request import WorkloadError
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory) -> Path:
-    return make_model(tmp_path_factory.mktemp("models") / "tiny", "tiny", weights=True, dtype="float32")
+    return make_model(tmp_path_factory.mktemp("models") / "tiny", "tiny", formats=FORMATS, dtype="float32")
 
 
 def test_the_embedded_engine_serves_the_made_weights(tiny):
@@ -48,6 +65,58 @@ def test_prompts_are_drawn_from_all_ids_but_the_special_ones(tiny):
     assert vocabulary is not None
     assert vocabulary.ids[0] == 3
     assert len(vocabulary.ids) == 8192 - 3
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tiny: Path) -> gguf.GGUFReader:
+    return gguf.GGUFReader(tiny / GGUF_FILE)
+
+
+def test_a_gguf_file_holds_the_same_weights_with_the_rows_of_q_and_k_interleaved(tiny, gguf_file):
+    theirs = {tensor.name: np.array(tensor.data) for tensor in gguf_file.tensors}
+    ours = load_file(tiny / "model.safetensors")
+    assert len(theirs) == len(ours)
+    np.testing.assert_array_equal(theirs["token_embd.weight"], ours["model.embed_tokens.weight"])
+    np.testing.assert_array_equal(
+        theirs["blk.3.ffn_down.weight"], ours["model.layers.3.mlp.down_proj.weight"]
+    )
+    # 4 heads of 64: the halves of a head, 32 rows apart, become neighbours.
+    q = ours["model.layers.0.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(theirs["blk.0.attn_q.weight"][[64, 65, 66]], q[[64, 96, 65]])
+    k = ours["model.layers.0.self_attn.k_proj.weight"]
+    np.testing.assert_array_equal(theirs["blk.0.attn_k.weight"][[64, 65]], k[[64, 96]])
+
+
+def test_a_gguf_file_holds_the_shape_and_every_token_in_order(tiny, gguf_file):
+    def value(key: str):
+        return gguf_file.fields[key].contents()
+
+    tokenizer = Tokenizer.from_file(str(tiny / "tokenizer.json"))
+    assert value("tokenizer.ggml.tokens") == [tokenizer.id_to_token(k) for k in range(8192)]
+    assert value("tokenizer.ggml.token_type")[:4] == [3, 3, 3, 1]
+    assert len(value("tokenizer.ggml.merges")) == 8192 - 256 - 3
+    shape = ("block_count", "embedding_length", "attention.head_count_kv", "context_length", "vocab_size")
+    assert [value(f"llama.{key}") for key in shape] == [4, 256, 2, 4096, 8192]
+
+
+def test_vectors_of_a_half_precision_gguf_file_are_float32_as_llama_cpp_needs_them(tmp_path):
+    folder = make_model(tmp_path / "m", "tiny", formats=("gguf",))
+    types = {t.name: t.tensor_type.name for t in gguf.GGUFReader(folder / GGUF_FILE).tensors}
+    assert types["blk.0.attn_norm.weight"] == types["output_norm.weight"] == "F32"
+    assert types["blk.0.attn_q.weight"] == types["token_embd.weight"] == "BF16"
+    assert not list(folder.glob("*.safetensors"))
+
+
+def test_a_made_folder_gets_the_format_that_it_lacks_with_the_same_weights(tiny, tmp_path):
+    folder = make_model(tmp_path / "m", "tiny", dtype="float32")
+    assert add_missing_formats(folder, FORMATS) == FORMATS
+    assert add_missing_formats(folder, FORMATS) == ()
+    for name in ("model.safetensors", GGUF_FILE):
+        assert (folder / name).read_bytes() == (tiny / name).read_bytes()
+    assert "its weights are random" in made_notes(folder)[0]
+    (folder / GGUF_FILE).unlink()
+    (folder / MARKER).unlink()
+    assert add_missing_formats(folder, FORMATS) == ()
 
 
 @pytest.mark.parametrize("n_ids", [300, 8192, 32_000])
@@ -96,10 +165,8 @@ def test_what_is_too_large_for_one_file_is_sharded_with_an_index(tmp_path, monke
 
 
 def test_bfloat16_is_rounded_to_nearest():
-    from burstline.models.random_weights import _encoded
-
     values = np.float32([1.0, 1.00390625, -1.01171875, 0.02])
-    back = (np.frombuffer(_encoded(values, "bfloat16"), "<u2").astype("<u4") << 16).view("<f4")
+    back = (np.frombuffer(encoded(values, "bfloat16"), "<u2").astype("<u4") << 16).view("<f4")
     assert np.abs(back - values).max() <= 2**-8
 
 
@@ -107,7 +174,7 @@ def test_a_disk_without_room_is_refused_with_the_bytes(tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=10_000))
     with pytest.raises(WorkloadError, match=r"the weights take 9,998,848 bytes, .* has 10,000 free"):
-        make_model(tmp_path / "m", "tiny", weights=True)
+        make_model(tmp_path / "m", "tiny", formats=("safetensors",))
     assert not (tmp_path / "m").exists()
 
 
@@ -116,6 +183,7 @@ def test_a_disk_without_room_is_refused_with_the_bytes(tmp_path, monkeypatch):
     [
         (["--like", "lama-2-7b"], "llama-2-7b"),
         (["--like", "opt-6.7b", "--weights"], "leave --weights out"),
+        (["--like", "opt-6.7b", "--format", "gguf"], "only llama, mistral, qwen2, qwen3"),
     ],
 )
 def test_what_cannot_be_made_is_said_in_a_line(tmp_path, capsys, argv, words):

@@ -10,6 +10,7 @@ from burstline.bench.load_options import Load, Wish, checked
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
 from servers.engine import Identity, Target
+from servers.host.ready import Startup
 from servers.registry import ENGINES
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
@@ -43,7 +44,7 @@ def counting(count: object) -> Iterator[Site]:
 
     with answering(answer) as url:
         target = Target(url, "m")
-        yield Site(ENGINE, target, Identity("transformers"), None, None, 0.0, ENGINE.capabilities)
+        yield Site(ENGINE, target, Identity("transformers"), None, None, Startup(0.0), ENGINE.capabilities)
 
 
 def load() -> Load:

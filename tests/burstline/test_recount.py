@@ -19,6 +19,7 @@ from loadgen.record.retokenize import GLANCE, uncounted
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import counts_of, records_of
 from servers.engine import Identity, Target
+from servers.host.ready import Startup
 from servers.protocol.openai import decode_completion
 from servers.registry import ENGINES
 from tests.burstline.answering import answering
@@ -61,7 +62,10 @@ def tokenizing(count: Count) -> Iterator[tuple[Site, list[str]]]:
 
     with answering(answer) as url:
         capabilities = replace(ENGINE.capabilities, token_id_prompts=True)
-        yield Site(ENGINE, Target(url, "m"), Identity("openai"), None, None, 0.0, capabilities), asked
+        yield (
+            Site(ENGINE, Target(url, "m"), Identity("openai"), None, None, Startup(0.0), capabilities),
+            asked,
+        )
 
 
 @pytest.fixture

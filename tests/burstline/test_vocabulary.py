@@ -3,53 +3,71 @@
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from burstline.bench import vocabulary
 from burstline.bench.server_session import Site
-from burstline.bench.vocabulary import LARGEST_VOCABULARY, vocabulary_by_asking, vocabulary_of_folder
+from burstline.bench.vocabulary import vocabulary_for, vocabulary_of_folder
 from servers.engine import HttpReply, Identity, Target
+from servers.host.ready import Startup
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 
 
-@given(st.integers(16, LARGEST_VOCABULARY))
-def test_bisection_finds_the_size_of_any_vocabulary_in_a_few_questions(size):
+def site_of(name: str, **facts: object) -> Site:
+    engine = ENGINES[name]
+    return Site(
+        engine,
+        Target("http://x", "m"),
+        Identity(name, **facts),
+        None,
+        None,
+        Startup(0.0),
+        engine.capabilities,
+    )
+
+
+def test_a_vocabulary_that_nobody_tells_is_the_ids_that_the_server_makes_of_text(monkeypatch):
     asked = []
 
-    def accepts(token_id):
-        asked.append(token_id)
-        return token_id < size
+    def answer(target, call, timeout_s):
+        text = json.loads(call.body)["prompt"]
+        asked.append((call.path, len(call.body)))
+        return HttpReply(
+            200, {}, json.dumps({"tokens": [hash(word) % 5000 for word in text.split()]}).encode()
+        )
 
-    assert vocabulary_by_asking(accepts).ids[-1] == size * 7 // 8 - 1
-    assert len(asked) < 25
-
-
-def test_a_server_that_takes_any_id_is_told_apart():
-    with pytest.raises(WorkloadError, match="--vocab-size"):
-        vocabulary_by_asking(lambda token_id: True)
-
-
-def test_a_server_that_refuses_every_id_is_told_apart():
-    with pytest.raises(WorkloadError, match="refuses every"):
-        vocabulary_by_asking(lambda token_id: False)
+    monkeypatch.setattr(vocabulary, "send", answer)
+    made = vocabulary_for(None, None, None, site_of("vllm"))
+    assert made.source == "the server's /tokenize"
+    assert len(made.ids) > 1000
+    assert made.ids.max() < 5000
+    assert {path for path, _ in asked} == {"/tokenize"}
+    assert max(n for _, n in asked) < 4096
 
 
-@pytest.mark.parametrize(
-    ("body", "accepted"),
-    [
-        (b'data: {"choices":[{"index":0,"text":"x","finish_reason":"length"}]}\n\ndata: [DONE]\n\n', True),
-        (b'data: {"error":{"message":"Token id 4194304 is out of vocabulary"}}\n\ndata: [DONE]\n\n', False),
-    ],
-)
-def test_a_refusal_inside_a_reply_of_status_200_is_a_refusal(monkeypatch, body, accepted):
-    target = Target("http://x", "m")
-    engine = ENGINES["vllm"]
-    site = Site(engine, target, Identity("vllm"), None, None, 0.0, engine.capabilities)
-    headers = {"content-type": "text/event-stream"}
-    monkeypatch.setattr(vocabulary, "send", lambda *_: HttpReply(200, headers, body))
-    assert vocabulary._accepts(site, 4194304) is accepted
+@pytest.mark.parametrize("name", ["vllm", "lightllm", "sglang", "trtllm", "llamacpp"])
+def test_a_server_that_tells_nothing_is_sent_no_ids_and_the_user_is_told_what_to_give(monkeypatch, name):
+    sent = []
+
+    def answer(target, call, timeout_s):
+        sent.append(call)
+        return HttpReply(404, {}, b"{}")
+
+    monkeypatch.setattr(vocabulary, "send", answer)
+    with pytest.raises(WorkloadError, match=r"is not known: .* --tokenizer DIR or --vocab-size N"):
+        vocabulary_for(None, None, None, site_of(name))
+    assert [call.path for call in sent] == ["/tokenize"] * (name == "vllm")
+
+
+def test_the_folder_that_a_server_names_is_read_where_it_is_on_this_machine(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 800}')
+    made = vocabulary_for(None, None, None, site_of("lightllm", model=str(tmp_path)))
+    assert made.ids.tolist() == list(range(100, 700))
+
+
+def test_a_file_of_weights_is_no_folder_and_no_error(tmp_path):
+    (tmp_path / "model.gguf").touch()
+    assert vocabulary_of_folder(tmp_path / "model.gguf") is None
 
 
 def test_a_tokenizer_larger_than_the_model_is_cut_to_the_model(tmp_path):

@@ -95,7 +95,7 @@ TGI = ENGINES["tgi"]
 
 def test_tgi_is_ready_once_huggingfaces_own_client_has_a_token() -> None:
     with replying(said.tgi_stream(1)) as target:
-        assert wait_ready(TGI, None, target, timeout_s=10) < 10
+        assert wait_ready(TGI, None, target, timeout_s=10).ready_s < 10
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,14 @@
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, LaunchOptions, Target
+from servers.engine import EngineError, HttpReply, Identity, Kind, LaunchOptions, Target
 from servers.engines import llamacpp
 from servers.engines.llamacpp import LlamaCpp
-from tests.servers import documented as said
-from tests.servers.golden import http_reply
+from tests.servers.golden import golden_reply
 from workloads.request import Request
 
 ENGINE = LlamaCpp()
@@ -41,11 +41,36 @@ def test_a_request_asks_for_token_ids_and_never_for_the_cache() -> None:
     }
 
 
-def test_tokens_are_counted_by_their_ids_and_totals_by_the_last_event() -> None:
-    reply = ENGINE.decode(http_reply(said.llama_stream(3)))
-    assert [event.n_tok for event in reply.events] == [1, 1, 1, 0]
-    assert (reply.n_output_ids, reply.n_output_usage, reply.n_prompt_tok, reply.n_cached_tok) == (3, 3, 17, 0)
-    assert reply.finish_reason == "length"
+def test_tokens_are_the_growth_of_the_total_also_where_a_character_takes_several() -> None:
+    """Recorded: 12 tokens in 8 events; a token that leaves a character incomplete gets no event."""
+    reply = ENGINE.decode(golden_reply("llamacpp/completion_multibyte.http"))
+    assert [event.n_tok for event in reply.events] == [1, 2, 2, 1, 1, 1, 1, 1, 2]
+    assert [event.kind for event in reply.events] == [Kind.ANSWER] * 9
+    assert (reply.n_output_ids, reply.n_output_usage, reply.n_prompt_tok) == (None, 12, 32)
+
+
+def test_a_recorded_stream_ends_with_its_totals_and_its_own_time_for_the_prompt() -> None:
+    reply = ENGINE.decode(golden_reply("llamacpp/completion_stream.http"))
+    assert [event.n_tok for event in reply.events] == [1] * 8 + [0]
+    assert (reply.n_output_usage, reply.n_prompt_tok, reply.n_cached_tok) == (8, 32, 0)
+    assert (reply.finish_reason, reply.terminated, reply.error) == ("length", True, None)
+    assert reply.times is not None
+    assert reply.times.prefill_s == pytest.approx(0.0398, abs=0.0001)
+
+
+def test_a_reply_that_ran_out_of_context_is_cut_and_no_error() -> None:
+    reply = ENGINE.decode(golden_reply("llamacpp/completion_context_full.http"))
+    assert (reply.n_prompt_tok, reply.n_output_usage) == (700, 68)
+    assert (reply.finish_reason, reply.error) == ("length", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("too_long", "800 tokens.* exceeds the available context"), ("bad_field", "must be number")],
+)
+def test_what_it_refuses_is_read_in_its_own_words(name: str, words: str) -> None:
+    reply = ENGINE.decode(golden_reply(f"llamacpp/completion_{name}.http"))
+    assert re.search(words, reply.error or "")
 
 
 @pytest.mark.usefixtures("installed")
@@ -57,10 +82,35 @@ def test_it_starts_on_one_gguf_file_of_a_folder_with_metrics_and_without_cache(t
         *("/opt/llama-server", "-m", str(file), "--alias", "m", "--host", "127.0.0.1", "--port", "8001"),
         *("--metrics", "-fit", "off", "--no-cache-prompt", "-cram", "0", "-np", "64"),
     )
+    assert launch.fixed == Identity(
+        "llamacpp", kv_dtype="float16", max_batched_tok=2048, prefix_caching=False, tensor_parallel=1
+    )
     assert ENGINE.launch(options("org/model")).argv[1:3] == ("-hf", "org/model")
     (tmp_path / "other.gguf").touch()
     with pytest.raises(EngineError, match="holds 2 GGUF files"):
         ENGINE.launch(options(str(tmp_path)))
+
+
+@pytest.mark.usefixtures("installed")
+def test_slots_context_and_connections_are_sized_to_the_load() -> None:
+    def room(n_at_once: int, *extra: str) -> tuple[str, ...]:
+        asked = replace(options("m.gguf", *extra), n_concurrent=n_at_once, n_request_tok=576)
+        argv = ENGINE.launch(asked).argv
+        return argv[argv.index("0") + 1 :]
+
+    assert room(8) == ("-np", "8", "-c", str(8 * 768), "--threads-http", "12")
+    assert room(1000) == ("-np", "256", "-c", str(256 * 768), "--threads-http", "1004")
+    assert room(8, "-c", "4096") == ("-np", "8", "--threads-http", "12", "-c", "4096")
+    assert room(8, "--parallel", "4") == ("--parallel", "4")
+    asked = replace(options("m.gguf"), n_concurrent=1000, n_request_tok=576)
+    assert "744 of 1000 requests wait for a slot" in ENGINE.launch(asked).notes[1]
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_the_command_settles_is_read_from_it() -> None:
+    fixed = ENGINE.launch(options("m.gguf", "-ctk", "bf16", "--batch-size=512", "--cache-prompt")).fixed
+    assert fixed is not None
+    assert (fixed.kv_dtype, fixed.max_batched_tok, fixed.prefix_caching) == ("bfloat16", 512, True)
 
 
 def test_where_it_is_not_installed_the_user_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,34 +120,48 @@ def test_where_it_is_not_installed_the_user_is_told_how_to_get_it(monkeypatch: p
         ENGINE.launch(options("m.gguf"))
 
 
-def test_it_identifies_a_server_by_its_slots_and_its_buffers() -> None:
-    replies = {
-        "/props": {
-            "total_slots": 4,
-            "default_generation_settings": {"n_ctx": 2048},
-            "model_path": "m.gguf",
-            "build_info": "b9310-e2ef8fe42",
-        },
-        "/v1/models": {"data": [{"id": "m", "meta": {"n_vocab": 32000}}]},
+def recorded(path: str) -> HttpReply:
+    return golden_reply(f"llamacpp/{path.rpartition('/')[2]}.http")
+
+
+@pytest.mark.parametrize(
+    ("log", "kv_tok"),
+    [
+        ("load_model: initializing, n_slots = 2, n_ctx_slot = 768, kv_unified = 'false'", 1536),
+        ("load_model: initializing, n_slots = 2, n_ctx_slot = 768, kv_unified = 'true'", 768),
+        ("", None),
+    ],
+)
+def test_its_cache_is_one_pool_or_one_for_each_slot_as_its_log_says(log: str, kv_tok: int | None) -> None:
+    assert ENGINE.identify(recorded, log).kv_tok == kv_tok
+
+
+def test_it_identifies_a_recorded_server() -> None:
+    identity = asdict(ENGINE.identify(recorded, LOG))
+    del identity["raw"]
+    assert {name: value for name, value in identity.items() if value is not None} == {
+        "engine": "llamacpp",
+        "version": "b1-0c1e570",
+        "model": "/models/tiny/model.gguf",
+        "max_model_len": 768,
+        "dtype": "bfloat16",
+        "kv_bytes": 512 * 2**20,
+        "weight_bytes": 10003456,
+        "max_num_seqs": 2,
+        "vocab_size": 8192,
     }
-    identity = ENGINE.identify(lambda path: HttpReply(200, {}, orjson.dumps(replies[path])), LOG)
-    assert (identity.version, identity.max_model_len, identity.max_num_seqs) == ("b9310-e2ef8fe42", 2048, 4)
-    assert (identity.kv_tok, identity.kv_bytes, identity.vocab_size) == (8192, 512 * 2**20, 32000)
-    assert identity.weight_bytes == 5120.5 * 2**20
 
 
 def test_gauges_that_it_gives_and_those_it_does_not() -> None:
-    text = "".join(
-        f"# TYPE llamacpp:{name} gauge\nllamacpp:{name} {value}\n"
-        for name, value in (
-            ("requests_processing", 3),
-            ("requests_deferred", 9),
-            ("tokens_predicted_total", 50),
-        )
-    )
-    gauges = asdict(ENGINE.gauges(text))
+    gauges = asdict(ENGINE.gauges(recorded("metrics").body.decode()))
     told = {name: value for name, value in gauges.items() if value is not None}
-    assert told == {"running": 3, "waiting": 9, "generation_tokens": 50}
+    assert told == {
+        "running": 0,
+        "waiting": 0,
+        "prompt_tokens": 764,
+        "prefix_hit_tokens": 0,
+        "generation_tokens": 88,
+    }
 
 
 @pytest.mark.parametrize(

@@ -10,42 +10,16 @@ from servers.engines import sglang
 from servers.engines.sglang import Sglang
 from servers.host.installation import Installation
 from tests.servers import documented as said
-from tests.servers.golden import http_reply
+from tests.servers.golden import golden_reply, http_reply
 from workloads.request import Request, Sampling
 
 ENGINE = Sglang()
 TARGET = Target("http://h:1", "m")
-METRICS = """sglang:num_running_reqs{model_name="m",tp_rank="0"} 7.0
-sglang:num_queue_reqs{model_name="m"} 2.0
-sglang:token_usage{model_name="m"} 0.25
-sglang:num_retracted_reqs{pid="4741"} 1.0
-sglang:num_retracted_requests_total{model_name="m"} 48.0
-sglang:cached_tokens_total{cache_source="device"} 10.0
-sglang:cached_tokens_total{cache_source="host"} 5.0
-sglang:prompt_tokens_total{model_name="m"} 100.0
-sglang:generation_tokens_total{model_name="m"} 200.0
-sglang:max_total_num_tokens{model_name="m"} 30764.0
-sglang:kv_cache_memory_usage_gb{model_name="m"} 2.0
-sglang:weight_memory_usage_gb{model_name="m"} 0.0
-"""
 
 
-def server(path: str) -> HttpReply:
-    info = {
-        "version": "0.5.23",
-        "dtype": "auto",
-        "kv_cache_dtype": "fp8_e4m3",
-        "context_length": 4096,
-        "page_size": 1,
-        "chunked_prefill_size": 8192,
-        "disable_radix_cache": True,
-        "tp_size": 2,
-        "internal_states": [{"effective_max_running_requests_per_dp": 512}],
-    }
-    replies = {"/server_info": info, "/model_info": {"model_path": "/m"}}
-    if path == "/metrics":
-        return HttpReply(200, {}, METRICS.encode())
-    return HttpReply(200, {}, orjson.dumps(replies[path]))
+def recorded(path: str) -> HttpReply:
+    """0.5.23 on a CPU, a made model of 5 million parameters."""
+    return golden_reply(f"sglang/{path.rpartition('/')[2]}.http")
 
 
 def test_a_request_sends_ids_and_only_known_sampling_parameters() -> None:
@@ -70,59 +44,118 @@ def test_tokens_of_an_event_are_the_growth_of_the_total_whichever_way_it_streams
     assert (reply.n_output_ids, reply.n_output_usage, reply.n_prompt_tok, reply.n_cached_tok) == (5, 5, 17, 1)
 
 
-def test_it_starts_with_metrics_and_increments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        sglang, "find_installation", lambda *_: Installation("py", {"sglang": "0.5.23"}, Path())
-    )
+def test_a_recorded_stream_brings_the_servers_own_times_of_the_request() -> None:
+    reply = ENGINE.decode(recorded("generate_stream"))
+    assert [event.n_tok for event in reply.events] == [1] * 8
+    assert (reply.n_output_ids, reply.n_output_usage, reply.n_prompt_tok, reply.n_cached_tok) == (8, 8, 32, 0)
+    assert reply.times is not None
+    assert reply.times.queue_s == pytest.approx(0.000275, abs=1e-6)
+    assert reply.times.prefill_s == pytest.approx(0.0145, abs=1e-4)
+    assert reply.times.first_token_s == pytest.approx(0.0170, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("too_long", "reduce the number of tokens"), ("bad_params", "max_new_tokens")]
+)
+def test_an_error_within_a_reply_of_status_200_is_an_error(name: str, words: str) -> None:
+    raw = recorded(f"generate_{name}")
+    assert raw.status == 200
+    assert words in (ENGINE.decode(raw).error or "")
+
+
+def installed_in(monkeypatch: pytest.MonkeyPatch, environment: Path) -> None:
+    """As the install script leaves it: the interpreter and the `sglang` command in one folder."""
+    (environment / "bin").mkdir()
+    (environment / "bin" / "sglang").touch()
+    found = Installation("py", {"sglang": "0.5.23"}, environment / "bin")
+    monkeypatch.setattr(sglang, "find_installation", lambda *_: found)
+
+
+def test_it_starts_with_metrics_and_increments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    installed_in(monkeypatch, tmp_path)
     options = LaunchOptions("/m", "127.0.0.1", 8001, "m", Path(), extra_args=("--disable-radix-cache",))
     launch = ENGINE.launch(options)
     assert launch.argv == (
-        *("py", "-m", "sglang.launch_server", "--model-path", "/m", "--served-model-name", "m"),
+        *("py", str(tmp_path / "bin" / "sglang"), "serve", "--model-path", "/m", "--served-model-name", "m"),
         *("--host", "127.0.0.1", "--port", "8001", "--enable-metrics", "--incremental-streaming-output"),
         *("--tp-size", "1", "--random-seed", "0", "--disable-radix-cache"),
     )
+    assert launch.env == {}
     assert ENGINE.installed(None) == "0.5.23"
 
 
+def test_an_environment_for_cpus_is_started_on_the_cpu_with_its_own_libcuda(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    installed_in(monkeypatch, tmp_path)
+    library = tmp_path / "lib" / "no-cuda"
+    library.mkdir(parents=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    options = LaunchOptions("/m", "127.0.0.1", 8001, "m", Path(), extra_args=("--device", "cpu"))
+    launch = ENGINE.launch(options)
+    assert launch.env == {"SGLANG_USE_CPU_ENGINE": "1", "LD_LIBRARY_PATH": f"{library}:/opt/lib"}
+    own = launch.argv[launch.argv.index("--attention-backend") :]
+    assert own[:4] == (*own[:1], "torch_native", "--disable-overlap-schedule", "--mem-fraction-static")
+    assert 0 < float(own[4]) < 0.9
+    assert own[5:] == ("--device", "cpu")
+    assert launch.argv.count("--device") == 1
+
+
 def test_where_it_is_not_installed_the_user_is_told_how_to_get_it() -> None:
-    with pytest.raises(EngineError, match=r"pip install 'sglang==0\.5\.23'"):
+    with pytest.raises(EngineError, match=r"pip install 'sglang==0\.5\.23'.*install-sglang-cpu\.sh"):
         ENGINE.launch(LaunchOptions("/m", "127.0.0.1", 1, "m", Path(), sys.executable))
 
 
-def test_it_identifies_a_server_and_a_memory_gauge_of_zero_was_not_measured() -> None:
-    identity = asdict(ENGINE.identify(server, ""))
+LOG = "[2026-11-22 03:49:24] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 910926, K size: 0.87 GB"
+
+
+def test_it_identifies_a_recorded_server_and_what_it_chose_itself_from_its_log() -> None:
+    identity = asdict(ENGINE.identify(recorded, LOG))
     del identity["raw"]
     assert identity == {
         "engine": "sglang",
         "version": "0.5.23",
-        "model": "/m",
-        "max_model_len": 4096,
-        "dtype": None,
-        "kv_dtype": "fp8_e4m3",
-        "kv_tok": 30764,
+        "model": "/models/tiny",
+        "max_model_len": 4096,  # `context_length` is null: only /v1/models says it
+        "dtype": "bfloat16",
+        "kv_dtype": "bfloat16",
+        "kv_tok": 1022593,
         "kv_block_tok": 1,
-        "kv_bytes": 2 * 2**30,
-        "weight_bytes": None,
-        "max_num_seqs": 512,
-        "max_batched_tok": 8192,
+        "kv_bytes": 2094272512,
+        "weight_bytes": None,  # the gauge says -1.9e-05: it was not measured
+        "max_num_seqs": 4096,
+        "max_batched_tok": 4096,  # a chunk, not --max-prefill-tokens
         "vocab_size": None,
         "prefix_caching": False,
-        "tensor_parallel": 2,
+        "tensor_parallel": 1,
     }
 
 
-def test_gauges_count_all_retractions_and_hits_of_every_source() -> None:
-    assert asdict(ENGINE.gauges(METRICS)) == {
-        "running": 7,
-        "waiting": 2,
-        "kv_used_fraction": 0.25,
-        "preemptions": 48,
-        "prefix_hit_tokens": 15,
-        "prompt_tokens": 100,
-        "generation_tokens": 200,
-        "latencies": None,
-    }
+def test_of_a_server_found_running_the_data_type_that_it_chose_is_not_known() -> None:
+    identity = ENGINE.identify(recorded, "")
+    assert (identity.dtype, identity.kv_dtype) == (None, None)
+
+
+def test_gauges_count_hits_of_every_source_and_priorities_once() -> None:
+    metrics = """sglang:num_running_reqs{priority=""} 7.0
+sglang:num_running_reqs{priority="1"} 4.0
+sglang:num_running_reqs{priority="None"} 3.0
+sglang:num_retracted_reqs{pid="4741"} 1.0
+sglang:num_retracted_requests_total{model_name="m"} 48.0
+sglang:cached_tokens_total{cache_source="device"} 10.0
+sglang:cached_tokens_total{cache_source="host"} 5.0
+"""
+    gauges = ENGINE.gauges(metrics)
+    assert (gauges.running, gauges.preemptions, gauges.prefix_hit_tokens) == (7, 48, 15)
     assert ENGINE.gauges("").waiting is None
+
+
+def test_gauges_and_histograms_of_a_recorded_server() -> None:
+    gauges = ENGINE.gauges(recorded("metrics").body.decode())
+    assert (gauges.running, gauges.waiting, gauges.kv_used_fraction) == (0, 0, 0)
+    assert (gauges.prompt_tokens, gauges.generation_tokens) == (12955, 1634)
+    assert gauges.latencies is not None
+    assert gauges.latencies["ttft_count"] == 107
 
 
 @pytest.mark.parametrize(

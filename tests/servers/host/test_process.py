@@ -52,7 +52,7 @@ def test_a_server_is_ready_once_it_has_generated_a_token_and_stopping_leaves_not
     target = Target(f"http://127.0.0.1:{port}", "m")
     with process.start(fake("serves", port), tmp_path / "log") as server:
         assert server.alive()
-        assert wait_ready(Vllm(), server, target, timeout_s=30) > 0
+        assert wait_ready(Vllm(), server, target, timeout_s=30).ready_s > 0
         assert getter(target)("/version").body == b'"ok"'
         with pytest.raises(EngineError, match=f"port {port} .* held by pid {server.pid}"):
             process.require_free_port("127.0.0.1", port)

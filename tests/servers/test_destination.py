@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from loadgen.wire.destination import Destination
 from servers.engine import Call, EngineError
+from servers.protocol.destination import Destination
 
 
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:
