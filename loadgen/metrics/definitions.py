@@ -15,18 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.record.columns import Columns, Floats, Ints32
+from loadgen.stats.quantiles import Samples as Samples
 
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """One value per token or gap, ascending; value i counts `weight[i]` times, of request `owner[i]`."""
-
-    value: Floats
-    weight: Ints32
-    owner: Ints32
 
 
 PerRequest = Callable[[Columns], Floats]
@@ -121,6 +113,13 @@ def latencies(metric: Metric, c: Columns) -> Floats:
     assert metric.of is not None
     values = metric.of(c)
     return values if metric.failures == "kept" else np.where(c.ok, values, np.inf)
+
+
+def samples_of(metric: Metric, c: Columns) -> Samples:
+    """What a metric's percentiles are made of: one value a request, or one per token or gap."""
+    if metric.pooled is not None:
+        return metric.pooled(c)
+    return Samples.per_request(latencies(metric, c))
 
 
 def _gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_]]:

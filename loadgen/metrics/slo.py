@@ -15,11 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as sps
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.record.columns import Columns
-from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, order_statistic_ranks
+from loadgen.stats.estimates import Absent, Figure, measured, order_statistic_ranks
 from loadgen.verdict.verdict import State, Verdict
 from workloads.request import WorkloadError
 
@@ -46,6 +45,9 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
     "bytes": {"B": 1.0, "MB": 1e6, "GB": 1e9, "MiB": 2.0**20, "GiB": 2.0**30},
 }
 """By stored unit, the units that a person may write and what each is worth."""
+
+UNKNOWN_NOISE: Final = 2.0
+"""By what factor a single run must meet or miss a target where nothing is known of the noise between runs."""
 
 _GOAL = re.compile(
     r"\s*(?P<metric>[a-z_0-9]+?)(\.(?P<statistic>p[0-9.]+|mean))?\s*(?P<op><=|>=)\s*"
@@ -147,12 +149,8 @@ def good(c: Columns, goals: Sequence[Goal]) -> NDArray[np.bool_]:
 
 
 def attainment(met: NDArray[np.bool_]) -> Figure:
-    """The share of planned requests that are good; the exact binomial interval (Clopper & Pearson 1934)."""
-    n = len(met)
-    if not n:
-        return Absent("nothing was planned")
-    ci = sps.binomtest(int(met.sum()), n).proportion_ci(LEVEL, method="exact")
-    return Estimate(float(met.mean()), float(ci.low), float(ci.high), LEVEL, n, "1")
+    """The share of planned requests that are good."""
+    return measured(float(met.mean()) if len(met) else None, "1", "nothing was planned", len(met))
 
 
 NO_CRITERION: Final = Absent("no request was held against a target (--slo 'ttft<=2s' would)")
@@ -203,8 +201,7 @@ def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:
             return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason
     if figure.level is None:
-        met = figure.point <= goal.bound if goal.op == "<=" else figure.point >= goal.bound
-        return (Result.PASS if met else Result.FAIL), "a plain reading, without an interval"
+        return _by_margin(goal, figure.point)
     near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
     sign = 1 if goal.op == "<=" else -1
     if near is not None and sign * near <= sign * goal.bound:
@@ -214,6 +211,28 @@ def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:
     if near is None:
         return Result.INCONCLUSIVE, figure.note or "the interval has no bound on that side"
     return Result.INCONCLUSIVE, "the interval reaches over it: more requests would tell"
+
+
+def _by_margin(goal: Goal, reading: float) -> tuple[Result, str]:
+    """One run is one observation: it decides where it meets or misses by more than runs of one system differ.
+
+    Without a known noise that is a factor of two: identical bursts have differed by a quarter. Of a share the
+    rest to 1 counts.
+    """
+    met = reading <= goal.bound if goal.op == "<=" else reading >= goal.bound
+    result = Result.PASS if met else Result.FAIL
+    if goal.metric.endswith("_bytes"):
+        return result, "a plain reading, without an interval"
+    ends = (1 - reading, 1 - goal.bound) if goal.metric == "attainment" else (reading, goal.bound)
+    low, high = min(ends), max(ends)
+    if high >= UNKNOWN_NOISE * low and low < high:
+        margin = f"by a factor of {high / low:.3g}" if low > 0 else "entirely"
+        return result, f"1 run: the reading {'meets' if met else 'misses'} it {margin}"
+    margin = f"by {high / low - 1:.0%}" if low > 0 else "barely"
+    return Result.INCONCLUSIVE, (
+        f"1 run: the reading {'meets' if met else 'misses'} it {margin}, and how far runs of this system "
+        "differ is unknown; --repeats 3 measures that"
+    )
 
 
 def _lies_among_failures(goal: Goal, c: Columns) -> bool:

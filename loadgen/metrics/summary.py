@@ -12,52 +12,46 @@ import pyarrow as pa
 
 from loadgen.driver.job import DriveReport
 from loadgen.metrics import throughput
-from loadgen.metrics.definitions import METRICS, Metric, Samples, latencies
+from loadgen.metrics.definitions import METRICS, Metric, latencies, samples_of
 from loadgen.metrics.memory import memory
 from loadgen.metrics.schedule_fidelity import pacing
 from loadgen.metrics.server_histograms import agreement
 from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
+from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, TESTS, Steady, steady_part
+from loadgen.metrics.survival import survival
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.metrics.windowed import goodput_in, throughputs_in
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import SCHEMA, ArrivalFacts, Certificate
 from loadgen.record.rundir import Run
-from loadgen.stats.clustered_bootstrap import pooled_mean, pooled_percentiles
-from loadgen.stats.estimates import (
-    Absent,
-    Estimate,
-    Figure,
-    early_stopping_bound,
-    label,
-    mean,
-    measured,
-    percentile,
-)
-from loadgen.stats.kaplan_meier import survival
+from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_bound, label, measured
+from loadgen.stats.quantiles import mean, percentiles
 from loadgen.stats.serial_correlation import (
-    bound_in_time,
-    mean_in_time,
-    percentile_in_time,
-    share_in_time,
-    timed,
+    OrderedSamples,
+    bound_in_order,
+    mean_in_order,
+    percentile_in_order,
+    share_in_order,
 )
-from loadgen.stats.stationarity import NOT_STEADY, TESTS, Steady, least_block_s, steady_part
 from loadgen.verdict.certificate import certified, errors_of
 from loadgen.verdict.instrument import instrument
 from loadgen.verdict.verdict import Evidence, Reason, judge
 from loadgen.verdict.warnings import caveats
 from servers.engine import Identity
-from workloads.seeds import rng
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
+WINDOW: Final = (
+    *("start_s", "end_s", "warm_up_s", "n_warm_up"),
+    *("start_wave_ttft_p50_s", "start_wave_e2e_p50_s"),
+)
 HEADLINE: Final = ("ttft", "itl", "e2e")
 """Whose percentiles the client's lateness is held against."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a summary needs besides the records. `seed` is for the bootstrap alone.
+    """What a summary needs besides the records. `concurrency` is a closed loop's, None in an open one.
 
     `certificate` says how far off a server of known truth found the client, Absent why nobody asked; None
     where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
@@ -69,8 +63,7 @@ class Context:
     reports: Sequence[DriveReport] = ()
     identity: Identity | None = None
     status: str = "complete"
-    closed_loop: bool = False
-    seed: int = 0
+    concurrency: int | None = None
     certificate: Certificate | Absent | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
@@ -86,7 +79,7 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
         reports=manifest.drivers,
         identity=manifest.identity,
         status=run.status,
-        closed_loop=manifest.concurrency is not None,
+        concurrency=manifest.concurrency,
         certificate=manifest.certificate,
         arrivals=manifest.arrivals,
         goals=tuple(map(parse_goal, manifest.targets)),
@@ -104,14 +97,14 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
     """
     context = context or Context()
     whole = records if isinstance(records, Columns) else columns_of(records)
-    pattern = context.arrivals.pattern if context.arrivals else None
-    steady = steady_part(whole, pattern, closed_loop=context.closed_loop)
+    pattern, closed = context.arrivals.pattern if context.arrivals else None, context.concurrency is not None
+    steady = steady_part(whole, pattern, concurrency=context.concurrency)
     c = whole.due_from(steady.window.start_s) if steady else whole
     ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)
     metrics = {
-        name: figures(metric, c, context.seed, steady) | _instrument_error(errors_s.get(name))
+        name: figures(metric, c, steady) | _instrument_error(errors_s.get(name))
         for name, metric in METRICS.items()
         if metric.of or metric.pooled
     }
@@ -120,20 +113,20 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
         for name, metric in METRICS.items()
         if metric.of and metric.failures == "infinite"
     }
-    client = instrument(whole, context.reports, watched, closed_loop=context.closed_loop)
+    client = instrument(whole, context.reports, watched, closed_loop=closed)
     client |= certified(context.certificate)
     sections: dict[str, Any] = {
         "counts": counts(whole),
         "metrics": metrics,
         "bounds": bounds,
         "survival": survival(whole),
-        "throughput": _throughput(whole, steady, context),
+        "throughput": _throughput(whole, steady),
         "goodput": _goodput(c, steady, context),
         "window": _window(whole, steady),
         "stationarity": dict(steady.figures) if steady else dict.fromkeys(TESTS, NOT_STEADY),
-        "schedule": pacing(whole, context.arrivals, closed_loop=context.closed_loop),
+        "schedule": pacing(whole, context.arrivals, closed_loop=closed),
         "concurrency": throughput.concurrency(whole),
-        "burst": throughput.burst(c, rng(context.seed, "burst")),
+        "burst": throughput.burst(c),
         "stalls": throughput.stalls(c),
         "lengths": lengths(whole),
         "instrument": client,
@@ -149,14 +142,8 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> di
     return {"schema": SCHEMA, "verdict": verdict.to_json(), "targets": targets, **_jsonable(sections)}
 
 
-def _throughput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Figure]:
-    random = rng(context.seed, "throughput")
-    if steady:
-        return throughputs_in(c, steady.window, steady.block_s, random)
-    window = throughput.whole_run(c)
-    if context.closed_loop and window and window.length_s >= (block_s := least_block_s(c)):
-        return throughputs_in(c, window, block_s, random)
-    return throughput.throughputs(c)
+def _throughput(c: Columns, steady: Steady | None) -> dict[str, Figure]:
+    return throughputs_in(c, steady.window, steady.block_s) if steady else throughput.throughputs(c)
 
 
 def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, Any]:
@@ -164,41 +151,30 @@ def _goodput(c: Columns, steady: Steady | None, context: Context) -> dict[str, A
     criteria = [goal for goal in context.goals if goal.per_request]
     if not criteria:
         return {"criteria": [], **dict.fromkeys(("attainment", "requests_per_s", "tok_per_s"), NO_CRITERION)}
-    met, random = good(c, criteria), rng(context.seed, "goodput")
-    rates = (
-        goodput_in(c, steady.window, steady.block_s, met, random) if steady else throughput.goodput(c, met)
-    )
+    met = good(c, criteria)
+    rates = goodput_in(c, steady.window, steady.block_s, met) if steady else throughput.goodput(c, met)
     return {
         "criteria": [goal.text for goal in criteria],
-        "attainment": share_in_time(met, c.due_s) if steady else attainment(met),
+        "attainment": share_in_order(met, c.due_s, steady.least_block) if steady else attainment(met),
         **rates,
     }
 
 
-def figures(metric: Metric, c: Columns, seed: int, steady: Steady | None = None) -> dict[str, Figure]:
+def figures(metric: Metric, c: Columns, steady: Steady | None = None) -> dict[str, Figure]:
     """The metric's percentiles and its mean, by name."""
     if not c.ok.any() and metric.failures == "infinite":
         return dict.fromkeys([*map(label, QUANTILES), "mean"], throughput.NO_SUCCESS)
-    random = rng(seed, metric.title)
-    if metric.pooled is not None:
-        quantiles, average = _pooled(metric.pooled(c), metric.unit, random)
-    else:
-        values = latencies(metric, c)
-        if not np.isfinite(values).any():
-            absent = Absent(f"{metric.title} is defined for no request")
-            return dict.fromkeys([*map(label, QUANTILES), "mean"], absent)
-        quantiles = {p: percentile(values, p, metric.unit) for p in QUANTILES}
-        average = mean(values, metric.unit, random)
+    samples = samples_of(metric, c)
+    if metric.pooled is None and not np.isfinite(samples.value).any():
+        absent = Absent(f"{metric.title} is defined for no request")
+        return dict.fromkeys([*map(label, QUANTILES), "mean"], absent)
+    quantiles = percentiles(samples, QUANTILES, metric.unit)
+    average = mean(samples, metric.unit)
     if steady:
-        in_time = timed(metric, c)
-        quantiles = {p: percentile_in_time(figure, in_time, p) for p, figure in quantiles.items()}
-        average = mean_in_time(average, in_time)
+        in_order = OrderedSamples.of(samples, c.due_s, steady.least_block)
+        quantiles = {p: percentile_in_order(figure, in_order, p) for p, figure in quantiles.items()}
+        average = mean_in_order(average, in_order)
     return {label(p): quantiles[p] for p in QUANTILES} | {"mean": average}
-
-
-def _pooled(samples: Samples, unit: str, random: np.random.Generator) -> tuple[dict[float, Figure], Figure]:
-    of = (samples.value, samples.weight, samples.owner)
-    return pooled_percentiles(*of, QUANTILES, unit, random), pooled_mean(*of, unit, random)
 
 
 def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]:
@@ -208,8 +184,8 @@ def _instrument_error(error_s: Mapping[str, Figure] | None) -> dict[str, Figure]
 
 def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> dict[str, Figure]:
     if steady:
-        in_time = timed(metric, c)
-        return {label(p): bound_in_time(in_time, p, metric.unit) for p in QUANTILES}
+        in_order = OrderedSamples.of(samples_of(metric, c), c.due_s, steady.least_block)
+        return {label(p): bound_in_order(in_order, p, metric.unit) for p in QUANTILES}
     values = latencies(metric, c)
     return {label(p): early_stopping_bound(values, p, metric.unit) for p in QUANTILES}
 
@@ -218,12 +194,14 @@ def _window(c: Columns, steady: Steady | None) -> dict[str, Figure]:
     """From when until when rates count, and what was left out in front as warm-up."""
     window = steady.window if steady else throughput.whole_run(c)
     if window is None:
-        return dict.fromkeys(("start_s", "end_s", "warm_up_s", "n_warm_up"), throughput.NO_SUCCESS)
+        return dict.fromkeys(WINDOW, throughput.NO_SUCCESS)
+    wave = steady.start_wave if steady else dict.fromkeys(("ttft_p50_s", "e2e_p50_s"), NO_START_WAVE)
     return {
         "start_s": measured(window.start_s, "s", ""),
         "end_s": measured(window.end_s, "s", ""),
         "warm_up_s": steady.warm_up if steady else NOT_STEADY,
         "n_warm_up": measured(steady.n_warm_up, "requests", "", len(c)) if steady else NOT_STEADY,
+        **{f"start_wave_{name}": figure for name, figure in wave.items()},
     }
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, icl, ttft
 from loadgen.record.columns import Columns, Floats
-from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, interval, measured, replicates
+from loadgen.stats.estimates import ONE_RUN, Absent, Estimate, Figure, measured
+from loadgen.stats.quantiles import quantile_of
 
 NO_SUCCESS = Absent("no request succeeded")
 NO_LENGTH = Absent("the window has no length")
@@ -20,11 +21,11 @@ BURST = (
     "drain_s",
     "plateau_tok_per_s",
     "ttft_slope_s_per_request",
+    "ttft_residual_s",
     "prefill_requests_per_s",
     "prefill_tok_per_s",
     "fifo",
 )
-ONE_RUN = "one run is one observation of this; repeat it for an interval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +149,13 @@ def stalls(c: Columns) -> dict[str, Figure]:
     }
 
 
-def burst(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
+def burst(c: Columns) -> dict[str, Figure]:
     """What only a burst shows: first wave, drain, plateau, and how TTFT grows along the queue.
 
     A request's place in the queue is the order in which first tokens came. `ttft_slope_s_per_request` is what
-    each place costs, by least squares; its inverse is the rate at which the server takes requests in, pure
-    prefill only as long as no decoding competes with it. `fifo` is Spearman's correlation of the order sent
+    each place costs, by least squares, `ttft_residual_s` how far requests lie from that line; the slope's
+    inverse is the rate at which the server takes requests in, pure prefill only as long as no decoding
+    competes with it. `fifo` is Spearman's correlation of the order sent
     with the order served: 1 is first come, first served.
     """
     spread_s = float(np.ptp(c.due_s)) if len(c) else 0.0
@@ -163,12 +165,13 @@ def burst(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
         return dict.fromkeys(BURST, NO_SUCCESS)
     due_s = float(c.due_s.min())
     n = int(c.ok.sum())
-    slope = _ttft_slope(c, rng)
+    slope, residual = _drain_line(c)
     return {
         "first_wave_s": _once(float(c.first_s[c.ok].min()) - due_s, "s", n),
         "drain_s": _once(float(c.last_s[c.ok].max()) - due_s, "s", n),
         "plateau_tok_per_s": _plateau(c),
         "ttft_slope_s_per_request": slope,
+        "ttft_residual_s": residual,
         "prefill_requests_per_s": _inverse(slope, 1.0, "1/s"),
         "prefill_tok_per_s": _inverse(slope, float(prompt_tok(c)[c.ok].mean()), "tok/s"),
         "fifo": _fifo(c),
@@ -177,7 +180,7 @@ def burst(c: Columns, rng: np.random.Generator) -> dict[str, Figure]:
 
 def _plateau(c: Columns) -> Figure:
     """Tokens per second between the 10th and the 90th percentile of first tokens."""
-    a_s, b_s = np.quantile(c.first_s[c.ok], [0.1, 0.9])
+    a_s, b_s = (quantile_of(c.first_s[c.ok], p) for p in (0.1, 0.9))
     if np.isnan(c.output_tok[c.ok]).any():
         return UNCOUNTED
     if b_s <= a_s:
@@ -185,26 +188,25 @@ def _plateau(c: Columns) -> Figure:
     return _once(tokens_in(c, a_s, b_s) / (b_s - a_s), "tok/s", int(c.ok.sum()))
 
 
-def _ttft_slope(c: Columns, rng: np.random.Generator) -> Figure:
+def _drain_line(c: Columns) -> tuple[Figure, Figure]:
+    """The slope of TTFT along the queue, and how far requests lie from that line (root mean square)."""
     waits_s = np.sort(ttft(c)[c.ok])
     n = len(waits_s)
     if n < 11:
-        return Absent(f"a slope along the queue needs 11 requests that succeeded, there are {n}")
+        absent = Absent(f"a slope along the queue needs 11 requests that succeeded, there are {n}")
+        return absent, absent
     place = np.arange(n) - (n - 1) / 2
-    weights = place / (place**2).sum()
-    draws = np.array([np.sort(waits_s[rng.integers(0, n, n)]) @ weights for _ in range(replicates(n))])
-    low, high = interval(draws)
-    return Estimate(float(waits_s @ weights), low, high, LEVEL, n, "s/request", "bootstrap over requests")
+    slope = float(waits_s @ place / (place**2).sum())
+    residual_s = float(np.sqrt(np.mean((waits_s - waits_s.mean() - slope * place) ** 2)))
+    return _once(slope, "s/request", n), _once(residual_s, "s", n)
 
 
 def _inverse(slope: Figure, factor: float, unit: str) -> Figure:
     if isinstance(slope, Absent):
         return slope
-    if slope.low is None or slope.high is None or slope.low <= 0:
+    if slope.point <= 0:
         return Absent("TTFT does not grow along the queue")
-    return Estimate(
-        factor / slope.point, factor / slope.high, factor / slope.low, LEVEL, slope.n, unit, slope.note
-    )
+    return _once(factor / slope.point, unit, slope.n)
 
 
 def _fifo(c: Columns) -> Figure:

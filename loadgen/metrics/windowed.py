@@ -1,8 +1,4 @@
-"""Rates over a window in which one time is like another, with intervals by moving blocks of time.
-
-Neighbours in time see the same queue: resampled one by one they would pass for independent, and the interval
-for far narrower than it is. Kuensch, Annals of Statistics 17 (1989).
-"""
+"""Rates over a window of steady state, with intervals from blocks of time: neighbours share one queue."""
 
 from __future__ import annotations
 
@@ -15,18 +11,18 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.throughput import UNCOUNTED, Window, prompt_tok
 from loadgen.record.columns import Columns, Floats
-from loadgen.stats.blocks import LEAST_BLOCKS, block_interval, block_length
 from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure
+from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval
 
 BINS_A_BLOCK: Final = 8
 
 
-def throughputs_in(c: Columns, window: Window, block_s: float, rng: np.random.Generator) -> dict[str, Figure]:
+def throughputs_in(c: Columns, window: Window, block_s: float) -> dict[str, Figure]:
     """Rates of work within the window: each token and each completion when it came.
 
     `block_s` is the least time over which neighbours are taken to depend on each other.
     """
-    rate = partial(_rate, window, block_s, rng)
+    rate = partial(_rate, window, block_s)
     prompt, ok, own = prompt_tok(c), c.ok, c.ok[c.owner]
     output_s, output = c.event_s[own], c.event_n[own].astype(np.float64)
     input_s, given = c.first_s[ok], prompt[ok]
@@ -40,11 +36,9 @@ def throughputs_in(c: Columns, window: Window, block_s: float, rng: np.random.Ge
     }
 
 
-def goodput_in(
-    c: Columns, window: Window, block_s: float, met: NDArray[np.bool_], rng: np.random.Generator
-) -> dict[str, Figure]:
+def goodput_in(c: Columns, window: Window, block_s: float, met: NDArray[np.bool_]) -> dict[str, Figure]:
     """Good requests due within the window, and their tokens, per second."""
-    rate = partial(_rate, window, block_s, rng)
+    rate = partial(_rate, window, block_s)
     due_s, tokens = c.due_s[met], c.output_tok[met]
     return {
         "requests_per_s": rate(due_s, np.ones(len(due_s)), "1/s"),
@@ -52,21 +46,18 @@ def goodput_in(
     }
 
 
-def _rate(
-    window: Window, block_s: float, rng: np.random.Generator, at_s: Floats, amount: Floats, unit: str
-) -> Figure:
+def _rate(window: Window, block_s: float, at_s: Floats, amount: Floats, unit: str) -> Figure:
     if window.length_s < block_s:
         return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(block_s)}")
     inside = (at_s >= window.start_s) & (at_s <= window.end_s)
     n_bins = math.floor(window.length_s / block_s * BINS_A_BLOCK)
     edges = np.linspace(window.start_s, window.end_s, n_bins + 1)
     brought = np.histogram(at_s, edges, weights=amount)[0]
-    block = max(BINS_A_BLOCK, block_length(brought))
-    found = block_interval(brought, np.diff(edges), block, rng)
+    interval = rate_interval(brought, np.diff(edges), BINS_A_BLOCK)
     point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
-    if found is None:
-        return Estimate(point, None, None, LEVEL, n, unit, _too_short(block_s * block / BINS_A_BLOCK))
-    return Estimate(point, *found, LEVEL, n, unit, f"moving blocks of {block_s * block / BINS_A_BLOCK:.2g} s")
+    if interval is None:
+        return Estimate(point, None, None, None, n, unit, _too_short(block_s))
+    return Estimate(point, *interval, LEVEL, n, unit, "1 run; from blocks of time")
 
 
 def _too_short(block_s: float) -> str:

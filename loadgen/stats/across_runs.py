@@ -1,94 +1,106 @@
-"""Repeats of one run taken together: how far independent runs differ is part of every number's uncertainty.
+"""Several runs of one system: pooled percentiles, intervals between runs, and the noise of a system (A/A).
 
-Servers are restarted between repeats. What differs between restarts is mostly more than what differs between
-the requests of one run, so that an interval over requests alone is far too narrow.
+Runs of one server mostly differ by more than the requests of one run do. So runs are the units: intervals are
+Student's t on the logarithms of the runs' own numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy import stats as sps
 
-from loadgen.metrics.definitions import Samples
-from loadgen.record.columns import Floats, Ints
-from loadgen.stats.clustered_bootstrap import weighted_quantile
-from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, early_stopping_floor, label, replicates
-from loadgen.stats.significance import LEAST_RUNS
+from loadgen.stats.estimates import (
+    LEVEL,
+    ONE_RUN,
+    Absent,
+    Estimate,
+    Figure,
+    Floats,
+    among_failures,
+    early_stopping_floor,
+    label,
+    students_t,
+)
+from loadgen.stats.quantiles import Samples, quantile
 
-MOST_DRAWS: Final = 500
-"""Only their spread is used, which so many tell to 3 %."""
+LEAST_RUNS: Final = 3
 
 
-def percentile_over(runs: Sequence[Samples], p: float, unit: str, rng: np.random.Generator) -> Figure:
-    """The quantile `p` over the samples of all repeats, by resampling runs, then requests within each.
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How far runs of one system scatter: `spread` is the standard deviation of the logarithm."""
 
-    No average of percentiles; +inf is a failed request. Of k runs a resample shows but (k - 1)/k of the
-    variance between them and draws tell nothing of its tails, so that the error is widened to Student's t
-    with k - 1 degrees of freedom, on the scale of logarithms. Davison & Hinkley, Bootstrap Methods and their
-    Application (1997), 3.8.
+    spread: float
+    n_runs: int
+
+    @property
+    def apart(self) -> float:
+        """The relative difference that two runs of one system exceed once in twenty times."""
+        return math.expm1(students_t(self.n_runs - 1) * self.spread * math.sqrt(2))
+
+
+def noise_of(values: Floats) -> Noise | Absent:
+    """The noise between runs from one number of each run."""
+    if len(values) < LEAST_RUNS:
+        return Absent(f"noise between runs needs {LEAST_RUNS} runs, there are {len(values)}")
+    if not np.isfinite(values).all() or values.min() <= 0:
+        return Absent("noise between runs needs finite values above 0")
+    return Noise(float(np.log(values).std(ddof=1)), len(values))
+
+
+def percentile_over_runs(runs: Sequence[Samples], p: float, unit: str) -> Figure:
+    """The percentile `p` of all requests, every run with equal weight; from 3 runs on with an interval.
+
+    The point is never an average of percentiles. The interval's width comes from how far the runs' own
+    percentiles scatter. +inf is a failed request.
     """
     k, n = len(runs), sum(int(run.weight.sum()) for run in runs)
-    if k < LEAST_RUNS:
-        return Absent(f"an interval over repeats needs {LEAST_RUNS}, there are {k}")
     if any(len(run.value) == 0 for run in runs):
-        return Absent("a repeat has no value at all")
+        return Absent("a run has no value at all")
     if n < early_stopping_floor(p):
         return Absent(f"{label(p)} needs {early_stopping_floor(p):,} samples, there are {n:,}")
-    value, weight, request, sizes = _joined(runs)
-    point = weighted_quantile(value, np.cumsum(weight), n, p)
+    value, cumulated = pooled(runs)
+    point = quantile(value, p, cumulated)
     if not math.isfinite(point):
-        return Absent("so many requests failed, which count as infinitely late, that it lies among them")
-    if point <= 0:
-        return Absent("an interval on the scale of logarithms needs values above 0")
-    draws = np.empty(min(MOST_DRAWS, replicates(len(value))))
-    for i in range(len(draws)):
-        cumulated = np.cumsum(weight * _times_drawn(sizes, rng)[request])
-        draws[i] = weighted_quantile(value, cumulated, float(cumulated[-1]), p)
-    if not np.isfinite(draws).all() or draws.min() <= 0:
-        return Estimate(point, None, None, LEVEL, n, unit, "in some resamples it lies among failed requests")
-    error = float(np.log(draws).std(ddof=1)) * math.sqrt(k / (k - 1))
-    reach = math.exp(_student(k) * error)
-    return Estimate(point, point / reach, point * reach, LEVEL, n, unit, f"two-level bootstrap, {k} repeats")
+        n_failed = sum(float(run.weight[np.isinf(run.value)].sum()) for run in runs)
+        return Absent(among_failures(n_failed, n, p))
+    own = np.array([quantile(run.value, p, np.cumsum(run.weight, dtype=np.float64)) for run in runs])
+    return _with_interval(point, own, n, unit, f"{k} runs pooled with equal weight")
 
 
 def over_runs(values: Floats, unit: str) -> Figure:
-    """One number a repeat: their geometric mean, with Student's interval over the repeats."""
-    k = len(values)
-    if k < LEAST_RUNS:
-        return Absent(f"an interval over repeats needs {LEAST_RUNS}, there are {k}")
-    if not np.isfinite(values).all() or values.min() <= 0:
-        return Absent("an interval over repeats needs finite values above 0")
-    logs = np.log(values)
-    middle = float(logs.mean())
-    half = _student(k) * float(logs.std(ddof=1)) / math.sqrt(k)
-    low, point, high = (math.exp(middle + sign * half) for sign in (-1, 0, 1))
-    note = f"geometric mean and Student's t over {k} repeats"
-    return Estimate(point, low, high, LEVEL, k, unit, note)
+    """One number a run: their geometric mean, from 3 runs on with Student's interval."""
+    if not len(values) or not np.isfinite(values).all() or values.min() < 0:
+        return Absent("a run has no value at all")
+    if values.min() == 0:
+        return Estimate(float(values.mean()), None, None, None, len(values), unit, "some runs have 0")
+    point = math.exp(float(np.log(values).mean()))
+    return _with_interval(point, values, len(values), unit, f"geometric mean of {len(values)} runs")
 
 
-def _joined(runs: Sequence[Samples]) -> tuple[Floats, Floats, Ints, list[int]]:
-    """All samples ascending: value, weight, the request's number over all runs; requests of each run."""
-    owners = [np.unique(run.owner, return_inverse=True)[1] for run in runs]
-    sizes = [int(own.max()) + 1 for own in owners]
-    starts = np.concatenate([[0], np.cumsum(sizes[:-1])])
+def pooled(runs: Sequence[Samples]) -> tuple[Floats, Floats]:
+    """All values ascending with the running totals of their weights; every run weighs as much as another."""
+    totals = [float(run.weight.sum()) for run in runs]
     value = np.concatenate([run.value for run in runs])
-    weight = np.concatenate([run.weight for run in runs]).astype(np.float64)
-    request = np.concatenate([own + start for own, start in zip(owners, starts, strict=True)])
+    weight = np.concatenate(
+        [run.weight * (max(totals) / total) for run, total in zip(runs, totals, strict=True)]
+    )
     order = np.argsort(value, kind="stable")
-    return value[order], weight[order], request[order], sizes
+    return value[order], np.cumsum(weight[order])
 
 
-def _times_drawn(sizes: Sequence[int], rng: np.random.Generator) -> Floats:
-    """How often each request comes when as many runs are drawn, and as many requests of each."""
-    drawn = [np.zeros(size) for size in sizes]
-    for i in rng.integers(0, len(sizes), len(sizes)):
-        drawn[i] += np.bincount(rng.integers(0, sizes[i], sizes[i]), minlength=sizes[i])
-    return np.concatenate(drawn)
-
-
-def _student(k: int) -> float:
-    return float(sps.t.ppf((1 + LEVEL) / 2, k - 1))
+def _with_interval(point: float, own: Floats, n: int, unit: str, note: str) -> Figure:
+    """Student's t on the logarithms of the runs' own numbers, laid around the point."""
+    if len(own) == 1:
+        return Estimate(point, None, None, None, n, unit, ONE_RUN)
+    if len(own) < LEAST_RUNS:
+        return Estimate(point, None, None, None, n, unit, f"{note}; {LEAST_RUNS} runs give an interval")
+    noise = noise_of(own)
+    if isinstance(noise, Absent):
+        return Estimate(point, None, None, None, n, unit, f"{note}; in some runs it lies among failures")
+    reach = math.exp(students_t(len(own) - 1) * noise.spread / math.sqrt(len(own)))
+    return Estimate(point, point / reach, point * reach, LEVEL, n, unit, f"{note}, Student's t between runs")

@@ -1,7 +1,4 @@
-"""Estimates: no number leaves without its interval, its n and its unit, or the reason why it is absent.
-
-A failed request is infinitely late: it enters a percentile as +inf, so that shedding load never looks faster.
-"""
+"""Estimates: a number with its interval, its sample size and its unit, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -21,52 +18,23 @@ LEVEL = 0.95
 EARLY_STOPPING_CONFIDENCE = 0.99
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Ints32 = NDArray[np.int32]
+
+ONE_RUN = "1 run: repeat it (--repeats 3) for an interval"
+"""The note of a number that rests on one observation of the system, however many requests it had."""
 
 
-def percentile(values: Floats, p: float, unit: str) -> Figure:
-    """The quantile `p` (0..1) by linear interpolation, with its distribution-free 95 % interval.
-
-    +inf is a failed request, NaN is left out. The interval is that of order statistics: its coverage is exact
-    binomial whatever the distribution. Below MLPerf's early-stopping floor the percentile is Absent.
-    """
-    kept = np.sort(values[~np.isnan(values)])
-    n = len(kept)
-    floor = early_stopping_floor(p)
-    if n < floor:
-        return Absent(f"{label(p)} needs {floor:,} samples, there are {n:,}")
-    point = _interpolated(kept, p)
-    if not math.isfinite(point):
-        return Absent(_too_many_failed(kept, p))
-    low_rank, high_rank = order_statistic_ranks(n, p)
-    low = float(kept[low_rank - 1]) if low_rank is not None else None
-    high = float(kept[high_rank - 1]) if high_rank is not None else None
-    note = None
-    if high is None:
-        note = f"{n:,} samples give {label(p)} no upper bound"
-    elif math.isinf(high):
-        high, note = None, "the upper bound lies among the failed requests"
-    return Estimate(point, low, high, LEVEL, n, unit, note)
-
-
-def mean(values: Floats, unit: str, rng: np.random.Generator) -> Figure:
-    """The mean with a bootstrap interval over requests; Absent when any of them failed (+inf)."""
-    kept = values[~np.isnan(values)]
-    if len(kept) < 2:
-        return Absent(f"a mean with an interval needs 2 samples, there are {len(kept)}")
-    n_failed = int(np.isinf(kept).sum())
-    if n_failed:
-        return Absent(
-            f"{n_failed:,} of {len(kept):,} failed: a failed request has no finite latency to average"
-        )
-    low, high = interval(resampled_means(kept, rng))
-    return Estimate(float(kept.mean()), low, high, LEVEL, len(kept), unit, "bootstrap over requests")
+def students_t(freedom: float, tail: float = (1 - LEVEL) / 2) -> float:
+    """The quantile of Student's t that leaves `tail` above it: half the width of an interval in errors."""
+    return float(sps.t.isf(tail, freedom))
 
 
 def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
     """Ranks (1-based) of the two order statistics that hold the quantile `p` with at least that probability.
 
-    At most (1 - level)/2 lies beyond either; None where the sample is too small for that side. Binomial(n, p)
-    of the n samples lie below the quantile: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
+    For independent samples only. At most (1 - level)/2 lies beyond either rank; None where the sample is too
+    small for that side. Source: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
     """
     tail = (1 - level) / 2
     low = int(sps.binom.ppf(tail, n, p))
@@ -99,40 +67,25 @@ def early_stopping_floor(p: float) -> int:
     return high
 
 
-def early_stopping_bound(values: Floats, p: float, unit: str, n_worth: float | None = None) -> Figure:
-    """A value the true quantile stays below with 99 % confidence: the t-th largest sample.
+def early_stopping_bound(values: Floats, p: float, unit: str, n_effective: float | None = None) -> Figure:
+    """A value the true quantile stays below with 99% confidence: the t-th largest sample.
 
-    Of samples that depend on each other and are worth `n_worth` independent ones it is that many's t-th
-    largest, the sample with the same share above it.
+    NaN is left out, +inf is a failed request. Dependent samples with the information of `n_effective`
+    independent ones use the sample with the same share above it as the t-th largest of so many.
     """
     kept = np.sort(values[~np.isnan(values)])
     n = len(kept)
-    alone = n if n_worth is None else min(n, int(n_worth))
-    t = early_stopping_discards(alone, p) if alone else 0
+    effective = n if n_effective is None else min(n, int(n_effective))
+    t = early_stopping_discards(effective, p) if effective else 0
     if t < 1:
-        few = f"there are {n:,}" + (f" worth {alone:,} independent ones" if alone < n else "")
+        few = f"there are {n:,}" + (
+            f" with the information of {effective:,} independent ones" if effective < n else ""
+        )
         return Absent(f"a bound on {label(p)} needs {early_stopping_floor(p):,} samples, {few}")
-    bound = float(kept[n - t * n // alone])
+    bound = float(kept[n - t * n // effective])
     if math.isinf(bound):
-        return Absent(_too_many_failed(kept, p))
-    return Estimate(bound, None, bound, EARLY_STOPPING_CONFIDENCE, len(kept), unit, "one-sided upper bound")
-
-
-def resampled_means(values: Floats, rng: np.random.Generator) -> Floats:
-    """Means of bootstrap samples, 200 to 1000 of them (fewer for long samples, whose means hardly vary)."""
-    n = len(values)
-    n_draws = replicates(n)
-    at_once = max(1, 1_000_000 // n)
-    parts = [
-        values[rng.integers(0, n, (min(at_once, n_draws - k), n))].mean(axis=1)
-        for k in range(0, n_draws, at_once)
-    ]
-    return np.concatenate(parts)
-
-
-def replicates(n: int) -> int:
-    """How many bootstrap samples of n observations are drawn: 1000, down to 200 where n is large."""
-    return int(np.clip(20_000_000 // max(n, 1), 200, 1000))
+        return Absent(among_failures(int(np.isinf(kept).sum()), n, p))
+    return Estimate(bound, None, bound, EARLY_STOPPING_CONFIDENCE, n, unit, "one-sided upper bound")
 
 
 def label(p: float) -> str:
@@ -140,26 +93,6 @@ def label(p: float) -> str:
     return f"p{p * 100:g}"
 
 
-def _interpolated(ordered: Floats, p: float) -> float:
-    at = (len(ordered) - 1) * p
-    # A rank that floating point leaves a hair off an integer must not drag in its (infinite) neighbour.
-    below = round(at) if math.isclose(at, round(at), abs_tol=1e-9) else math.floor(at)
-    share = at - below
-    if share < 1e-9:
-        return float(ordered[below])
-    if math.isinf(ordered[below + 1]):
-        return math.inf
-    return float(ordered[below] + share * (ordered[below + 1] - ordered[below]))
-
-
-def _too_many_failed(ordered: Floats, p: float) -> str:
-    n_failed = int(np.isinf(ordered).sum())
-    return (
-        f"{n_failed:,} of {len(ordered):,} failed, which count as infinitely late: {label(p)} lies among them"
-    )
-
-
-def interval(draws: Floats, level: float = LEVEL) -> tuple[float, float]:
-    """The percentile interval of bootstrap draws."""
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
+def among_failures(n_failed: float, n: int, p: float) -> str:
+    """Why a percentile is absent where too many failed."""
+    return f"{n_failed:,.0f} of {n:,} failed and count as infinitely late, so {label(p)} does not exist"

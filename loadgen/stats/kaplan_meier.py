@@ -1,4 +1,4 @@
-"""Latency where requests were cut off: one that was given up after 60 s would have taken 60 s or more."""
+"""Kaplan-Meier: latency where requests were cut off; one given up after 60 s takes at least 60 s."""
 
 from __future__ import annotations
 
@@ -10,14 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats as sps
 
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.record import Outcome
-from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, early_stopping_floor, label
+from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, Floats, early_stopping_floor, label
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
-NOBODY_CUT_OFF: Final = Absent("no request was cut off", "none-cut-off")
-
-_CUT_OFF = (Outcome.TIMEOUT.value, Outcome.CANCELLED.value)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,32 +35,14 @@ class Curve:
         return _first_at_most(self.moments, self.low, 1 - p), _first_at_most(self.moments, self.high, 1 - p)
 
 
-def survival(c: Columns) -> dict[str, dict[str, Figure]]:
-    """TTFT and E2E of all requests that set out, with those cut off counted for as long as they ran.
-
-    By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run, though it
-    never got as far as a connection; a request that failed in another way never ends.
-    """
-    outcome = c.table.column("outcome").to_numpy()
-    cut_off, set_out = np.isin(outcome, _CUT_OFF), outcome != Outcome.NOT_SENT.value
-    if not cut_off.any():
-        return {name: {label(p): NOBODY_CUT_OFF for p in QUANTILES} for name in ("ttft", "e2e")}
-    seen_s = np.where(cut_off, c.closed_s - c.due_s, np.inf)
-    began, ended = ~np.isnan(c.first_s) & (c.ok | cut_off), c.ok
-    return {
-        "ttft": _figures(np.where(began, c.first_s - c.due_s, seen_s)[set_out], began[set_out]),
-        "e2e": _figures(np.where(ended, c.last_s - c.due_s, seen_s)[set_out], ended[set_out]),
-    }
-
-
-def curve(seen_s: Floats, ended: NDArray[np.bool_]) -> Curve:
-    """Kaplan and Meier (1958): `seen_s` is how long each was watched, `ended` whether it ended then.
+def curve(watched_s: Floats, ended: NDArray[np.bool_]) -> Curve:
+    """Kaplan and Meier (1958): `watched_s` is how long each was watched, `ended` whether it ended then.
 
     The band is Greenwood's (1926) on the scale of log(-log), where it stays within 0..1. It has none at 0,
-    when nobody is left: the upper edge stays where it was.
+    where none is left; the upper edge stays where it was.
     """
-    moments, ends = np.unique(seen_s[ended], return_counts=True)
-    at_risk = len(seen_s) - np.searchsorted(np.sort(seen_s), moments, side="left")
+    moments, ends = np.unique(watched_s[ended], return_counts=True)
+    at_risk = len(watched_s) - np.searchsorted(np.sort(watched_s), moments, side="left")
     running = np.cumprod(1 - ends / at_risk, dtype=np.float64)
     some = running > 0
     left = at_risk[some] - ends[some]
@@ -77,19 +54,20 @@ def curve(seen_s: Floats, ended: NDArray[np.bool_]) -> Curve:
     return Curve(moments, running, low, high)
 
 
-def _figures(seen_s: Floats, ended: NDArray[np.bool_]) -> dict[str, Figure]:
-    found = curve(seen_s, ended)
-    return {label(p): _figure(found, p, len(seen_s)) for p in QUANTILES}
+def survival_percentiles(watched_s: Floats, ended: NDArray[np.bool_]) -> dict[str, Figure]:
+    """QUANTILES of how long requests take, in seconds; see `curve`. +inf is one that never ends."""
+    survival = curve(watched_s, ended)
+    return {label(p): _figure(survival, p, len(watched_s)) for p in QUANTILES}
 
 
-def _figure(found: Curve, p: float, n: int) -> Figure:
+def _figure(survival: Curve, p: float, n: int) -> Figure:
     if n < (floor := early_stopping_floor(p)):
         return Absent(f"{label(p)} needs {floor:,} samples, there are {n:,}")
-    point = found.quantile(p)
+    point = survival.quantile(p)
     if point is None:
-        left = float(found.running[-1]) if len(found.running) else 1.0
-        return Absent(f"{math.ceil(left * 1000) / 10:g} % had not ended when they were last seen")
-    low, high = found.interval(p)
+        left = float(survival.running[-1]) if len(survival.running) else 1.0
+        return Absent(f"{math.ceil(left * 1000) / 10:g}% had not ended when they were cut off")
+    low, high = survival.interval(p)
     return Estimate(point, low, high, LEVEL, n, "s", "Kaplan-Meier")
 
 

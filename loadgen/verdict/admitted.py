@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.stats.significance import LEAST_RUNS
+from loadgen.stats.across_runs import LEAST_RUNS
 from loadgen.verdict.served_work import Work
 from loadgen.verdict.verdict import Reason, State
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,15 +11,8 @@ import numpy as np
 
 from loadgen.metrics.definitions import e2e, tpot, ttft
 from loadgen.record.columns import Columns, Floats
-from loadgen.stats.estimates import (
-    LEVEL,
-    Absent,
-    Estimate,
-    Figure,
-    early_stopping_floor,
-    interval,
-    replicates,
-)
+from loadgen.stats.across_runs import over_runs
+from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
 from loadgen.verdict.comparable import Comparability
 from loadgen.verdict.served_work import Work
 
@@ -47,7 +41,7 @@ class Matched:
     covered: float
 
 
-def matched(works: Sequence[Work], gate: Comparability, rng: np.random.Generator) -> Matched | Absent:
+def matched(works: Sequence[Work], gate: Comparability) -> Matched | Absent:
     """The matched-work estimate; Absent, with the reason, where it would not be sound."""
     codes = {reason.code for reason in gate.reasons}
     if "verdict" in codes:
@@ -64,12 +58,12 @@ def matched(works: Sequence[Work], gate: Comparability, rng: np.random.Generator
             f"the servers had {min(loads):,.0f} and {max(loads):,.0f} tokens to work on; beyond "
             f"{LOAD_TOLERANCE:.0%} the lighter load alone makes requests faster"
         )
-    return _over_strata({label: _samples(runs) for label, runs in groups.items()}, rng)
+    return _over_strata({label: [_samples(work) for work in runs] for label, runs in groups.items()})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Samples:
-    """Whole replies of one contender, all its runs together."""
+    """Whole replies of one run."""
 
     output_tok: Floats
     latencies: dict[str, Floats]
@@ -81,19 +75,14 @@ def _load(runs: Sequence[Work]) -> float:
     return float(np.mean(per_run))
 
 
-def _samples(runs: Sequence[Work]) -> _Samples:
-    known = [work.ended & ~np.isnan(work.columns.output_tok) for work in runs]
-    return _Samples(
-        np.concatenate([w.columns.output_tok[k] for w, k in zip(runs, known, strict=True)]),
-        {
-            name: np.concatenate([of(w.columns)[k] for w, k in zip(runs, known, strict=True)])
-            for name, of in METRICS.items()
-        },
-    )
+def _samples(work: Work) -> _Samples:
+    c, known = work.columns, work.ended & ~np.isnan(work.columns.output_tok)
+    return _Samples(c.output_tok[known], {name: of(c)[known] for name, of in METRICS.items()})
 
 
-def _over_strata(samples: dict[str, _Samples], rng: np.random.Generator) -> Matched | Absent:
-    counts = [dict(zip(*np.unique(s.output_tok, return_counts=True), strict=True)) for s in samples.values()]
+def _over_strata(samples: dict[str, list[_Samples]]) -> Matched | Absent:
+    lengths = {label: np.concatenate([s.output_tok for s in runs]) for label, runs in samples.items()}
+    counts = [dict(zip(*np.unique(own, return_counts=True), strict=True)) for own in lengths.values()]
     weights = {
         float(length): int(least)
         for length in counts[0]
@@ -106,24 +95,23 @@ def _over_strata(samples: dict[str, _Samples], rng: np.random.Generator) -> Matc
             f"replies; {LEAST_COVERED:.0%} is needed"
         )
     means = {
-        label: {name: _mean(s.output_tok, values, weights, rng) for name, values in s.latencies.items()}
-        for label, s in samples.items()
+        label: {name: _over_runs([_mean(run, name, weights) for run in runs]) for name in METRICS}
+        for label, runs in samples.items()
     }
     return Matched(means, len(weights), covered)
 
 
-def _mean(lengths: Floats, values: Floats, weights: dict[float, int], rng: np.random.Generator) -> Figure:
-    """The weighted mean of the strata's means, by bootstrap within each stratum."""
-    strata = [(values[(lengths == length) & ~np.isnan(values)], n) for length, n in weights.items()]
-    strata = [(inside, n) for inside, n in strata if len(inside)]
-    if not strata:
-        return Absent("defined for no matched request")
-    total = sum(n for _, n in strata)
-    point = sum(n * float(inside.mean()) for inside, n in strata) / total
-    draws = np.zeros(replicates(sum(len(inside) for inside, _ in strata)))
-    for inside, n in strata:
-        picks = rng.integers(0, len(inside), (len(draws), len(inside)))
-        draws += n / total * inside[picks].mean(axis=1)
-    low, high = interval(draws)
-    n_used = sum(len(inside) for inside, _ in strata)
-    return Estimate(point, low, high, LEVEL, n_used, "s", "bootstrap within strata of equal output length")
+def _mean(run: _Samples, name: str, weights: dict[float, int]) -> float:
+    """The weighted mean of the strata's means in one run; NaN where a run has none of them."""
+    values, total, below = run.latencies[name], 0.0, 0
+    for length, weight in weights.items():
+        inside = values[(run.output_tok == length) & ~np.isnan(values)]
+        if len(inside):
+            total, below = total + weight * float(inside.mean()), below + weight
+    return total / below if below else math.nan
+
+
+def _over_runs(means: Sequence[float]) -> Figure:
+    """Runs are the units: requests of one run share its queue."""
+    known = np.array([value for value in means if not math.isnan(value)])
+    return over_runs(known, "s") if len(known) else Absent("defined for no matched request")

@@ -22,7 +22,6 @@ from reports.compare.pooled_figures import Path, figure_of
 from reports.compare.significance_text import Contrasts, Pair, better, contrasts_of
 from reports.compare.sweep_load import differ_in_load_alone
 from reports.run_view import View, view_of
-from workloads.seeds import rng
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ())
         views=views,
         works=works,
         gate=gate,
-        matched=matched(works, gate, rng(0, "matched work")),
+        matched=matched(works, gate),
         hrefs={member.run.name: member.href for member in members},
         contrasts=contrasts_of(views, repeats) if gate.comparable else {},
         left_out=tuple((member.label, view_of(member.run)) for member in members if member not in kept),

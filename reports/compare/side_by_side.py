@@ -81,9 +81,13 @@ def _against(contrast: Contrast | Absent | None) -> TableCell:
         return TableCell("")
     if isinstance(contrast, Absent):
         return TableCell("–")
-    low, ratio, high = map(_times, (contrast.ratio.low, contrast.ratio.point, contrast.ratio.high))
-    seen = f"; would see {_more(contrast.detectable)}" if contrast.answer == Answer.CANNOT_TELL else ""
-    return TableCell(f"{ratio} {contrast.answer}", detail=f"[{low}, {high}]{seen}")
+    ratio = _times(contrast.ratio.point)
+    if contrast.ratio.low is None or contrast.ratio.high is None:
+        return TableCell(f"{ratio} {contrast.answer}")
+    detail = f"[{_times(contrast.ratio.low)}, {_times(contrast.ratio.high)}]"
+    if contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
+        detail += f"; detects {_more(contrast.detectable)}"
+    return TableCell(f"{ratio} {contrast.answer}", detail=detail)
 
 
 def _more(share: float) -> str:
@@ -91,6 +95,5 @@ def _more(share: float) -> str:
     return f"{share:.0%}" if share < 1 else f"{number(1 + min(share, 999))}×"
 
 
-def _times(ratio: float | None) -> str:
-    assert ratio is not None
+def _times(ratio: float) -> str:
     return number(ratio) if ratio >= 10 else f"{ratio:.3f}"

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
 import numpy as np
 
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.stats.paired_runs import paired_percentiles
+from loadgen.stats.across_runs import LEAST_RUNS
+from loadgen.stats.estimates import Absent
 from loadgen.stats.significance import (
-    ASSUMED_NOISE,
-    LEAST_RUNS,
     MARGIN,
     MOST_RUNS,
     Answer,
     Contrast,
     Difference,
-    between_estimates,
     between_runs,
     judged,
 )
-from reports.compare.pooled_figures import Path, at, points
+from reports.compare.pooled_figures import Path, figure_of, points
 from reports.number_format import number
 from reports.run_view import View
-from workloads.seeds import rng
 
 JUDGED: Final[tuple[Path, ...]] = (
     ("metrics", "ttft", "p50"),
@@ -52,53 +49,30 @@ def contrasts_of(
     empty where nobody knows.
     """
     return {
-        (a, b): _of_pair(
-            views[a], views[b], f"{a} {b}", interleaved=bool(repeats[a]) and repeats[a] == repeats[b]
-        )
+        (a, b): _of_pair(views[a], views[b], interleaved=bool(repeats[a]) and repeats[a] == repeats[b])
         for a, b in combinations(views, 2)
     }
 
 
-def _of_pair(a: Sequence[View], b: Sequence[View], names: str, *, interleaved: bool) -> Contrasts:
-    if len(a) + len(b) > LEAST_RUNS:
-        found = {path: _repeated(a, b, path, interleaved=interleaved) for path in JUDGED}
-    else:
-        found = _single(a[0], b[0], rng(0, f"contrast {names}"))
-    contrasts = judged({"/".join(path): each for path, each in found.items()})
+def _of_pair(a: Sequence[View], b: Sequence[View], *, interleaved: bool) -> Contrasts:
+    differences = {path: _difference(a, b, path, interleaved=interleaved) for path in JUDGED}
+    contrasts = judged({"/".join(path): each for path, each in differences.items()})
     return {path: contrasts["/".join(path)] for path in JUDGED}
 
 
-def _repeated(a: Sequence[View], b: Sequence[View], path: Path, *, interleaved: bool) -> Difference | Absent:
+def _difference(
+    a: Sequence[View], b: Sequence[View], path: Path, *, interleaved: bool
+) -> Difference | Absent:
+    """Of the numbers that the table shows, with the scatter of the runs' own."""
     of_a, of_b = (points(views, path) for views in (a, b))
     for values in (of_a, of_b):
         if isinstance(values, Absent):
             return values
-    return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved)
-
-
-def _single(a: View, b: View, random: np.random.Generator) -> dict[Path, Difference | Absent]:
-    """One run each: percentiles request by request, rates by their own intervals."""
-    metrics: dict[str, list[float]] = {}
-    for path in JUDGED:
-        if path[0] == "metrics":
-            metrics.setdefault(path[1], []).append(float(path[2][1:]) / 100)
-    paired = {
-        metric: paired_percentiles(a.counted(metric), b.counted(metric), ps, random)
-        for metric, ps in metrics.items()
-    }
-    return {
-        path: paired[path[1]][float(path[2][1:]) / 100] if path[0] == "metrics" else _by_intervals(a, b, path)
-        for path in JUDGED
-    }
-
-
-def _by_intervals(a: View, b: View, path: Path) -> Difference | Absent:
-    lacking = points([a, b], path)
-    if isinstance(lacking, Absent):
-        return lacking
-    figures = [at(view.summary, path) for view in (a, b)]
-    keys = ("point", "low", "high", "level", "n", "unit")
-    return between_estimates(*(Estimate(*(figure[key] for key in keys)) for figure in figures))
+    shown_a, shown_b = (figure_of(views, path)["point"] for views in (a, b))
+    if not shown_a or not shown_b:
+        return Absent("a ratio needs values above 0")
+    point = math.log(shown_b / shown_a)
+    return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
 
 
 def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
@@ -115,7 +89,7 @@ def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, s
         "better in": [],
         "worse in": [],
         "the same in": [],
-        "cannot tell them apart in": [],
+        "inconclusive in": [],
     }
     for path, contrast in contrasts.items():
         if isinstance(contrast, Contrast):
@@ -133,7 +107,7 @@ def _said(title: str, contrast: Contrast, is_better: bool | None) -> tuple[str, 
     if contrast.answer == Answer.SAME:
         return "the same in", title
     if is_better is None:
-        return "cannot tell them apart in", title
+        return "inconclusive in", title
     return ("better in" if is_better else "worse in"), times
 
 
@@ -144,27 +118,25 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
         return
     yield (
         f"different: beyond chance, {_n_numbers(contrasts)} numbers allowed for; same: within {MARGIN:.0%}; "
-        "cannot tell: a difference as large as it says it would see, it sees four times out of five."
+        "inconclusive: this comparison has 80% power to detect the difference shown."
     )
     if any(c.noise is None for c in found):
         yield (
-            "One run each: how far two runs of one system lie apart is not known. "
-            f"{ASSUMED_NOISE:.0%} is assumed, and nothing is called the same; {LEAST_RUNS} runs of each "
-            "would measure it."
+            "The noise between runs of one system is unknown, so nothing is called different or the same: "
+            f"{LEAST_RUNS} runs of each measure it (`burstline run --repeats {LEAST_RUNS}`)."
         )
         return
-    more = [c.more_runs for c in found if c.answer == Answer.CANNOT_TELL]
+    more = [c.more_runs for c in found if c.answer == Answer.INCONCLUSIVE]
     if more:
         known = max((n for n in more if n is not None), default=0)
         many = f"more than {MOST_RUNS}" if None in more else f"about {known} more"
-        yield f"{many[0].upper()}{many[1:]} runs of each would tell all that cannot be told now."
+        yield f"{many[0].upper()}{many[1:]} runs of each would decide what is inconclusive now."
 
 
 def _n_numbers(contrasts: Sequence[Contrasts]) -> int:
     """In how many numbers a pair is compared that vary at all, at most."""
     return max(
-        sum(isinstance(c, Contrast) and c.ratio.low != c.ratio.high for c in each.values())
-        for each in contrasts
+        sum(isinstance(c, Contrast) and c.ratio.low is not None for c in each.values()) for each in contrasts
     )
 
 

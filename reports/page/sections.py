@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.metrics.survival import NONE_CUT_OFF
 from loadgen.record.columns import Floats
-from loadgen.stats.kaplan_meier import NOBODY_CUT_OFF
 from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
 from reports.estimate_tables import (
     HEADLINE,
@@ -93,7 +93,7 @@ def _bounds(bounds: Mapping[str, Any]) -> Table:
 def _cut_off(survival: Mapping[str, Any]) -> Table | None:
     """None where no request was cut off."""
     if all(
-        figure.get("absent") == NOBODY_CUT_OFF.reason for row in survival.values() for figure in row.values()
+        figure.get("absent") == NONE_CUT_OFF.reason for row in survival.values() for figure in row.values()
     ):
         return None
     caption = "Requests that we cut off count for as long as they ran, not as lost (Kaplan and Meier)"

@@ -173,7 +173,7 @@ def test_repeats_that_agree_tell_who_is_faster_with_the_ratio_and_its_interval(r
         assert cell["best"][title] == "vllm"
         assert 0 < found[title]["noise"] < 0.15
     assert found["TTFT p99"] == {"answer": None, "absent": "p99 needs 662 samples, there are 60"}
-    assert "two-level bootstrap, 4 repeats" in cell["numbers"]["TTFT p50"]["vllm"]["note"]
+    assert "Student's t between runs" in cell["numbers"]["TTFT p50"]["vllm"]["note"]
 
 
 def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
@@ -182,16 +182,16 @@ def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
         run = RunDir(folder)
         run.save_manifest(replace(run.manifest, engine="tgi"))
     cell, found = numbers(capsys, folders)
-    assert {found[title]["answer"] for title in ("TTFT p50", "E2E p50", "Output")} == {"cannot tell"}
+    assert {found[title]["answer"] for title in ("TTFT p50", "E2E p50", "Output")} == {"inconclusive"}
     assert not any(cell["best"].values())
     assert found["TTFT p50"]["more_runs"] > 0
 
 
-def test_one_run_each_says_that_it_assumes_how_far_runs_lie_apart(repeated, capsys):
+def test_one_run_each_is_inconclusive_and_says_how_to_decide(repeated, capsys):
     code, out, _ = compare(capsys, [repeated["vllm"][0], repeated["tgi"][0]])
     assert code == 0
-    assert "tgi against vllm: worse in TTFT p50 (1.2" in out
-    assert "10% is assumed" in out
+    assert "tgi against vllm: inconclusive in TTFT p50" in out
+    assert "--repeats 3" in out
     assert "A/A noise" not in out
 
 

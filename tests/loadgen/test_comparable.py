@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from loadgen.record import tables
 from loadgen.record.columns import columns_of
 from loadgen.record.record import Record
-from loadgen.stats.estimates import Absent, Estimate, percentile
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.quantiles import percentile
 from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
 from loadgen.verdict.equal_length import matched
 from loadgen.verdict.served_work import Work, quantization_in, settings_of
@@ -142,10 +143,6 @@ def test_differences_found_elsewhere_come_first():
 # ---- matched work
 
 
-def rng():
-    return np.random.default_rng(0)
-
-
 def mixed(n_short: int, step_s: float) -> list[Record]:
     records = served(100 - n_short, 8, step_s=step_s) + served(n_short, 6, step_s=step_s)
     return [replace(record, index=k) for k, record in enumerate(records)]
@@ -155,7 +152,7 @@ def test_replies_of_equal_length_are_compared_where_the_load_is_nearly_the_same(
     works = [work("A", mixed(0, 0.01) + mixed(60, 0.01)), work("B", mixed(30, 0.02) + mixed(60, 0.02))]
     gate = comparability(works)
     assert set(codes(gate)) == {"output-tokens", "finish-reasons"}
-    estimate = matched(works, gate, rng())
+    estimate = matched(works, gate)
     assert not isinstance(estimate, Absent)
     assert estimate.n_strata == 2
     assert estimate.covered == 1.0
@@ -167,7 +164,7 @@ def test_replies_of_equal_length_are_compared_where_the_load_is_nearly_the_same(
 
 def test_matching_lengths_does_not_mend_a_refusal():
     works = [work("A", served()), work("B", served(70) + refused(30, 70))]
-    estimate = matched(works, comparability(works), rng())
+    estimate = matched(works, comparability(works))
     assert isinstance(estimate, Absent)
     assert "failures" in estimate.reason
 
@@ -175,14 +172,14 @@ def test_matching_lengths_does_not_mend_a_refusal():
 def test_a_server_with_much_less_to_do_is_not_matched():
     few = {"prompt_tok": 8, "planned_prompt_tok": 8}
     works = [work("A", served(**few)), work("B", served(n_tok=2, **few))]
-    estimate = matched(works, comparability(works), rng())
+    estimate = matched(works, comparability(works))
     assert isinstance(estimate, Absent)
     assert "lighter load" in estimate.reason
 
 
 def test_lengths_that_do_not_overlap_are_not_matched():
     works = [work("A", served()), work("B", served(n_tok=7))]
-    estimate = matched(works, comparability(works), rng())
+    estimate = matched(works, comparability(works))
     assert isinstance(estimate, Absent)
     assert "cover 0%" in estimate.reason
 

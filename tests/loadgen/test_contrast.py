@@ -1,20 +1,20 @@
-"""Different, the same, or nobody can tell: how often each is said of systems whose difference is known."""
+"""Different, the same or inconclusive: how often each answer comes for systems whose difference is known."""
 
 import math
 
 import numpy as np
 import pytest
 
-from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.across_runs import Noise
+from loadgen.stats.estimates import Absent
 from loadgen.stats.significance import (
-    ASSUMED_NOISE,
     Answer,
     Contrast,
     Difference,
-    between_estimates,
     between_runs,
     holm,
     judged,
+    with_noise,
 )
 
 N_NUMBERS = 6
@@ -79,9 +79,9 @@ def test_a_difference_of_one_percent_is_the_same_however_sure_it_is():
     assert found.answer == Answer.SAME
 
 
-def test_where_runs_scatter_nobody_can_tell_and_it_says_what_would_be_found_and_how_many_runs_would_tell():
+def test_where_runs_scatter_it_is_inconclusive_and_it_says_what_would_be_found_and_how_many_runs_would_tell():
     found = judged({"x": between_runs(np.array([1.0, 1.1, 0.9]), np.array([1.1, 1.25, 1.0]))})["x"]
-    assert found.answer == Answer.CANNOT_TELL
+    assert found.answer == Answer.INCONCLUSIVE
     assert found.detectable > 0.3
     assert found.more_runs > 3
     assert found.noise > 0.3
@@ -100,7 +100,8 @@ def test_as_many_runs_as_were_said_to_tell_do_tell_four_times_out_of_five():
 
 @pytest.mark.parametrize(("n_a", "n_b"), [(1, 1), (1, 2), (2, 1)])
 def test_too_few_runs_say_nothing_of_how_runs_scatter(n_a, n_b):
-    assert isinstance(between_runs(np.ones(n_a), np.ones(n_b)), Absent)
+    found = between_runs(np.ones(n_a), np.ones(n_b))
+    assert (found.error, found.p) == (None, 1.0)
 
 
 @pytest.mark.parametrize(("n_a", "n_b", "freedom"), [(3, 1, 2), (2, 2, 2), (4, 2, 4)])
@@ -144,28 +145,37 @@ def test_values_of_zero_have_no_ratio():
 # ---- one run each
 
 
-def single(ratio, error=0.001):
-    a = Estimate(1.0, math.exp(-1.96 * error), math.exp(1.96 * error), 0.95, 100, "s")
-    b = Estimate(ratio, ratio * math.exp(-1.96 * error), ratio * math.exp(1.96 * error), 0.95, 100, "s")
-    return judged({"x": between_estimates(a, b)})["x"]
+def single(ratio, noise=None):
+    found = between_runs(np.array([1.0]), np.array([ratio]))
+    return judged({"x": found if noise is None else with_noise(found, noise)})["x"]
 
 
-def test_one_run_each_is_different_only_beyond_what_runs_are_assumed_to_differ_by():
-    assert single(1 + ASSUMED_NOISE + 0.02).answer == Answer.DIFFERENT
-    assert single(1 / (1 + ASSUMED_NOISE + 0.02)).answer == Answer.DIFFERENT
-    near = single(1 + ASSUMED_NOISE - 0.01)
-    assert near.answer == Answer.CANNOT_TELL
-    assert near.more_runs == 2
-    assert near.noise is None
-    assert near.detectable > ASSUMED_NOISE
+@pytest.mark.parametrize("ratio", [1.0, 1.3, 5.0])
+def test_one_run_each_is_never_different_nor_the_same_without_known_noise(ratio):
+    found = single(ratio)
+    assert found.answer == Answer.INCONCLUSIVE
+    assert found.ratio.point == pytest.approx(ratio)
+    assert (found.ratio.low, found.detectable, found.more_runs) == (None, None, 2)
 
 
-def test_one_run_each_is_never_the_same_however_much_they_agree():
-    assert single(1.0, error=1e-6).answer == Answer.CANNOT_TELL
+def test_one_run_each_has_no_error_at_all():
+    try:
+        found = between_runs(np.array([1.0]), np.array([5.0]))
+    except ZeroDivisionError:
+        raise AssertionError("it looked for a scatter where there is none") from None
+    assert found.error is None
 
 
-def test_a_number_without_an_interval_proves_nothing_by_itself():
-    assert isinstance(between_estimates(*[Estimate(1.0, None, None, None, 1, "bytes")] * 2), Absent)
+def test_with_stored_noise_one_run_each_is_different_beyond_it_alone():
+    noise = Noise(0.05, 5)
+    assert single(1.0 + 2 * noise.apart, noise).answer == Answer.DIFFERENT
+    assert single(1.0 + 0.8 * noise.apart, noise).answer == Answer.INCONCLUSIVE
+    assert single(1.3, noise).ratio.low is not None
+
+
+def test_readings_without_any_scatter_have_no_interval_of_no_width():
+    found = judged({"x": between_runs(np.full(3, 7.0), np.full(3, 7.0))})["x"]
+    assert (found.answer, found.ratio.low) == (Answer.SAME, None)
 
 
 # ---- several numbers

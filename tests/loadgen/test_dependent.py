@@ -1,32 +1,54 @@
 """Intervals in an open loop: requests that wait in the same queue say less than their number."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.definitions import METRICS, samples_of
 from loadgen.record.columns import columns_of
-from loadgen.stats.estimates import Absent, Estimate, early_stopping_bound, percentile
+from loadgen.stats.estimates import Absent, Estimate, early_stopping_bound, order_statistic_ranks
+from loadgen.stats.quantiles import percentile
 from loadgen.stats.serial_correlation import (
-    Timed,
-    bound_in_time,
-    mean_in_time,
-    percentile_in_time,
-    share_in_time,
-    timed,
-    worth,
+    OrderedSamples,
+    block_length,
+    bound_in_order,
+    effective_size,
+    mean_in_order,
+    percentile_in_order,
+    rate_interval,
+    share_in_order,
 )
 from tests.loadgen.queueing import queued
-from tests.loadgen.test_blocks import series
 
 PS = (0.5, 0.9, 0.95, 0.99)
 
 
+def series(phi, n, random):
+    """Log-normal, sigma 0.5, its logarithms an autoregression of first order."""
+    logs = np.empty(n)
+    shocks = random.normal(size=n) * math.sqrt(1 - phi**2)
+    logs[0] = random.normal()
+    for k in range(1, n):
+        logs[k] = phi * logs[k - 1] + shocks[k]
+    return np.exp(0.5 * logs)
+
+
+def ordered(metric, c):
+    return OrderedSamples.of(samples_of(metric, c), c.due_s)
+
+
+def by_ranks(values, p):
+    """The interval of order statistics, which takes requests for independent."""
+    low, high = order_statistic_ranks(len(values), p)
+    return replace(percentile(values, p, "s"), low=np.sort(values)[low - 1], high=np.sort(values)[high - 1])
+
+
 def in_time(values):
-    """Values in the order of time, one a request, as `timed` would give them."""
+    """Values in the order of time, one a request."""
     order = np.argsort(values, kind="stable")
-    return Timed(values[order], np.ones(len(values)), order, len(values))
+    return OrderedSamples(values[order], np.ones(len(values)), order, len(values))
 
 
 def mm1(load, n, random):
@@ -52,8 +74,8 @@ def coverage(load, n_runs, n=1000):
     for _ in range(n_runs):
         values = mm1(load, n, random)
         samples = in_time(values)
-        found = {p: percentile_in_time(bare(np.quantile(values, p), n), samples, p) for p in PS}
-        for name, figure in {"mean": mean_in_time(bare(values.mean(), n), samples), **found}.items():
+        found = {p: percentile_in_order(bare(np.quantile(values, p), n), samples, p) for p in PS}
+        for name, figure in {"mean": mean_in_order(bare(values.mean(), n), samples), **found}.items():
             quantile = 1.0 if name == "mean" else -math.log(1 - name)
             hits[name] += holds(figure, quantile / (1 - load))
             ends[name] += figure.high is not None
@@ -62,8 +84,8 @@ def coverage(load, n_runs, n=1000):
 
 def test_independent_values_are_worth_their_number_and_a_queue_far_less():
     random = np.random.default_rng(0)
-    alone = worth(in_time(random.lognormal(0, 0.5, 1000)), 0.9)
-    queue = worth(in_time(mm1(0.7, 1000, random)), 0.9)
+    alone = effective_size(in_time(random.lognormal(0, 0.5, 1000)), 0.9)
+    queue = effective_size(in_time(mm1(0.7, 1000, random)), 0.9)
     assert 600 < alone <= 1000
     assert queue < 150
 
@@ -71,8 +93,8 @@ def test_independent_values_are_worth_their_number_and_a_queue_far_less():
 def test_without_dependence_the_interval_is_near_the_order_statistics_own():
     values = np.random.default_rng(1).lognormal(0, 0.5, 1000)
     for p in (0.5, 0.9, 0.95):
-        exact = percentile(values, p, "s")
-        found = percentile_in_time(exact, in_time(values), p)
+        exact = by_ranks(values, p)
+        found = percentile_in_order(exact, in_time(values), p)
         assert found.point == exact.point
         assert found.high - found.low == pytest.approx(exact.high - exact.low, rel=0.35)
 
@@ -80,15 +102,15 @@ def test_without_dependence_the_interval_is_near_the_order_statistics_own():
 def test_a_queues_percentile_says_what_its_requests_are_worth_and_a_p99_of_1000_has_no_upper_end():
     values = mm1(0.7, 1000, np.random.default_rng(2))
     for p in PS:
-        found = percentile_in_time(percentile(values, p, "s"), in_time(values), p)
+        found = percentile_in_order(percentile(values, p, "s"), in_time(values), p)
         assert found.low < found.point
-        assert "1,000 requests are worth" in found.note
+        assert "of 1,000" in found.note
     assert (found.high, found.note.endswith("p99 has no upper bound")) == (None, True)
 
 
 def test_where_the_error_is_as_large_as_the_mean_there_is_no_upper_end():
     values = np.r_[np.full(90, 1.0), np.full(10, 200.0)]
-    found = mean_in_time(bare(values.mean(), 100), in_time(values))
+    found = mean_in_order(bare(values.mean(), 100), in_time(values))
     assert found.high is None
     assert 0 < found.low < found.point
     assert "no upper bound" in found.note
@@ -97,15 +119,15 @@ def test_where_the_error_is_as_large_as_the_mean_there_is_no_upper_end():
 @pytest.mark.parametrize("value", [0.0, 2.0])
 def test_values_that_never_vary_have_an_interval_without_width(value):
     values = np.full(100, value)
-    assert mean_in_time(bare(value, 100), in_time(values)).high == value
-    found = percentile_in_time(bare(value, 100), in_time(values), 0.5)
+    assert mean_in_order(bare(value, 100), in_time(values)).high == value
+    found = percentile_in_order(bare(value, 100), in_time(values), 0.5)
     assert (found.low, found.high) == (value, value)
 
 
 def test_failures_lie_above_every_bound():
     values = np.r_[np.random.default_rng(0).lognormal(0, 0.5, 905), np.full(95, np.inf)]
     np.random.default_rng(1).shuffle(values)
-    found = percentile_in_time(percentile(values, 0.9, "s"), in_time(values), 0.9)
+    found = percentile_in_order(percentile(values, 0.9, "s"), in_time(values), 0.9)
     assert found.high is None
     assert math.isfinite(found.low)
 
@@ -113,8 +135,8 @@ def test_failures_lie_above_every_bound():
 def test_what_is_absent_stays_absent():
     gone = Absent("why")
     samples = in_time(np.ones(20))
-    assert mean_in_time(gone, samples) is gone
-    assert percentile_in_time(gone, samples, 0.5) is gone
+    assert mean_in_order(gone, samples) is gone
+    assert percentile_in_order(gone, samples, 0.5) is gone
 
 
 def test_a_bound_with_99_percent_confidence_needs_662_independent_requests():
@@ -123,7 +145,7 @@ def test_a_bound_with_99_percent_confidence_needs_662_independent_requests():
     assert early_stopping_bound(alone, 0.99, "s", 1000) == early_stopping_bound(alone, 0.99, "s")
     wider = early_stopping_bound(alone, 0.9, "s", 200)
     assert wider.point > early_stopping_bound(alone, 0.9, "s").point
-    lost = bound_in_time(in_time(queue), 0.99, "s")
+    lost = bound_in_order(in_time(queue), 0.99, "s")
     assert isinstance(lost, Absent)
     assert "662" in lost.reason
     assert "independent" in lost.reason
@@ -131,7 +153,7 @@ def test_a_bound_with_99_percent_confidence_needs_662_independent_requests():
 
 def test_one_token_replies_have_no_time_per_token_and_no_bound_on_it():
     c = columns_of(queued(0.5, 100, 0, tokens=1))
-    assert bound_in_time(timed(METRICS["tpot"], c), 0.5, "s") == Absent(
+    assert bound_in_order(ordered(METRICS["tpot"], c), 0.5, "s") == Absent(
         "a bound on p50 needs 11 samples, there are 0"
     )
 
@@ -141,15 +163,15 @@ def test_a_share_over_requests_that_fail_in_crowds_is_known_less_well():
     crowded, scattered = np.ones(1000, bool), np.ones(1000, bool)
     crowded[400:500] = False
     scattered[::10] = False
-    found = [share_in_time(met, due_s) for met in (crowded, scattered)]
+    found = [share_in_order(met, due_s) for met in (crowded, scattered)]
     assert [figure.point for figure in found] == [0.9, 0.9]
     assert found[0].high - found[0].low > 2 * (found[1].high - found[1].low)
-    assert isinstance(share_in_time(np.empty(0, bool), np.empty(0)), Absent)
+    assert isinstance(share_in_order(np.empty(0, bool), np.empty(0)), Absent)
 
 
 def test_samples_are_numbered_by_when_their_requests_were_due_and_those_of_a_token_count_as_often():
     c = columns_of(queued(0.7, 50, 0, tokens=4))
-    samples = timed(METRICS["itl"], c)
+    samples = ordered(METRICS["itl"], c)
     assert samples.n_requests == 50
     assert (np.diff(samples.value) >= 0).all()
     assert np.bincount(samples.owner, samples.weight).tolist() == [3.0] * 50
@@ -160,7 +182,7 @@ def test_intervals_of_a_queue_hold_the_truth_where_those_of_single_requests_do_n
     assert min(covered.values()) >= 0.85
     random, naive = np.random.default_rng(4), 0
     for _ in range(120):
-        naive += holds(percentile(mm1(0.7, 1000, random), 0.9, "s"), -math.log(0.1) / 0.3)
+        naive += holds(by_ranks(mm1(0.7, 1000, random), 0.9), -math.log(0.1) / 0.3)
     assert naive / 120 < 0.5
 
 
@@ -184,8 +206,53 @@ def test_2000_series_are_covered_with_and_without_dependence(phi):
     for _ in range(2000):
         values = series(phi, 1000, random)
         samples = in_time(values)
-        hits["mean"] += holds(mean_in_time(bare(values.mean(), 1000), samples), truth["mean"])
+        hits["mean"] += holds(mean_in_order(bare(values.mean(), 1000), samples), truth["mean"])
         for p in (0.5, 0.9):
-            hits[p] += holds(percentile_in_time(bare(np.quantile(values, p), 1000), samples, p), truth[p])
+            hits[p] += holds(percentile_in_order(bare(np.quantile(values, p), 1000), samples, p), truth[p])
     print(f"autocorrelation {phi}: {hits}")
     assert all(0.93 <= hit / 2000 <= 0.995 for hit in hits.values())
+
+
+# ---- blocks and rates
+
+
+def rate_coverage(phi, n, n_runs):
+    random = np.random.default_rng(11)
+    hits = 0
+    for _ in range(n_runs):
+        low, high = rate_interval(series(phi, n, random), np.ones(n), 1)
+        hits += low <= math.exp(0.125) <= high
+    return hits / n_runs
+
+
+def test_blocks_grow_with_dependence_and_are_short_without():
+    random = np.random.default_rng(0)
+    lengths = [
+        np.median([block_length(series(phi, 1000, random)) for _ in range(20)]) for phi in (0, 0.5, 0.8)
+    ]
+    assert lengths[0] <= 4
+    assert lengths[0] < lengths[1] < lengths[2]
+
+
+@pytest.mark.parametrize("values", [np.ones(100), np.ones(1), np.empty(0), np.tile([1.0, 2.0], 50)])
+def test_a_series_without_noise_has_a_block_too(values):
+    assert 1 <= block_length(values) <= max(1, len(values))
+
+
+def test_too_few_blocks_give_no_interval_of_a_rate():
+    assert rate_interval(np.ones(26), np.ones(26), 9) is None
+    assert rate_interval(np.arange(1.0, 46), np.ones(45), 9) is not None
+
+
+def test_a_rate_that_may_be_zero_still_has_an_interval():
+    low, high = rate_interval(np.r_[np.zeros(95), np.ones(5)], np.ones(100), 10)
+    assert low < 0.05 < high
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("phi", [0.0, 0.5, 0.8])
+def test_two_thousand_rates_are_covered_with_and_without_dependence(phi):
+    share = rate_coverage(phi, 2000, 2000)
+    print(f"autocorrelation {phi}: {share:.1%}")
+    assert 0.93 <= share <= 0.985

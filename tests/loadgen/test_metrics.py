@@ -18,8 +18,8 @@ from loadgen.metrics.definitions import (
 )
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
-from loadgen.stats.clustered_bootstrap import pooled_percentiles
 from loadgen.stats.estimates import Absent
+from loadgen.stats.quantiles import percentiles
 from tests.loadgen.making import DONE, chat, event, failed, ok, recorded, request, usage
 
 
@@ -105,10 +105,7 @@ def test_half_of_all_tokens_lost_leaves_no_median_itl():
         *(failed(i, planned_output_tok=16) for i in range(20, 40)),
     )
     samples = itl(c)
-    found = pooled_percentiles(
-        samples.value, samples.weight, samples.owner, [0.5], "s", np.random.default_rng(0)
-    )
-    assert isinstance(found[0.5], Absent)
+    assert isinstance(percentiles(samples, [0.5], "s")[0.5], Absent)
 
 
 def test_a_connection_opened_ahead_of_the_run_has_no_connect_time():

@@ -61,7 +61,7 @@ def test_every_figure_is_an_estimate_with_a_unit_or_absent_with_a_reason(records
     assert set(summary) == SECTIONS
     for path, figure in figures(summary):
         if figure["point"] is None:
-            assert set(figure) == {"point", "absent"}, path
+            assert {"point", "absent"} <= set(figure), path
             assert figure["absent"], path
         else:
             assert {"low", "high", "level", "n", "unit"} <= set(figure), path
@@ -85,7 +85,8 @@ def test_metrics_have_all_their_percentiles_and_definitions():
     assert all(set(row) == {"p50", "p90", "p95", "p99", "mean"} for row in metrics.values())
     ttft = metrics["ttft"]
     assert ttft["p50"]["point"] == pytest.approx(0.2 + 0.005 * 349.5)
-    assert ttft["p50"]["low"] < ttft["p50"]["point"] < ttft["p50"]["high"]
+    assert ttft["p50"]["low"] is None
+    assert "1 run" in ttft["p50"]["note"]
 
 
 def test_failures_take_the_p99_and_every_mean():
@@ -102,7 +103,7 @@ def test_a_run_without_success_is_insufficient_and_still_complete():
     summary = summarize(RUNS["none succeeded"])
     assert summary["verdict"]["state"] == "INSUFFICIENT"
     assert summary["counts"] == {"planned": 12, "ok": 0, "timeout": 12}
-    assert summary["throughput"]["output_tok_per_s"] == {"point": None, "absent": "no request succeeded"}
+    assert summary["throughput"]["output_tok_per_s"]["absent"] == "no request succeeded"
 
 
 def test_a_run_that_was_cut_off_says_so():

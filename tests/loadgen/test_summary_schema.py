@@ -79,7 +79,7 @@ SUMMARIES = {
     "none succeeded": summarize(record_table(list(map(failed, range(12)))), Context(goals=GOALS)),
     "nothing planned": summarize(RECORDS.empty_table(), Context(goals=GOALS)),
     "overloaded": summarize(queued(1.4, 400, 0), Context(arrivals=ArrivalFacts("poisson", 56.0))),
-    "a closed loop": summarize(queued(0.5, 100, 0), Context(closed_loop=True)),
+    "a closed loop": summarize(queued(0.5, 100, 0), Context(concurrency=8)),
 }
 
 

@@ -3,10 +3,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from loadgen.metrics.survival import NONE_CUT_OFF, survival
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import Absent, Estimate
-from loadgen.stats.kaplan_meier import NOBODY_CUT_OFF, curve, survival
+from loadgen.stats.kaplan_meier import curve
 from tests.loadgen.making import failed, ok
 
 
@@ -51,7 +52,7 @@ def test_what_was_cut_off_counts_for_as_long_as_it_ran_and_other_failures_for_ev
     assert isinstance(found["p50"], Estimate)
     assert (found["p50"].point, found["p50"].n) == (1.0, 100)
     # 40 run on after 1 s, 30 of them after 2 s, and 20 of those end at 3 s: 0.4 / 3 of all never do.
-    assert found["p90"] == Absent("13.4 % had not ended when they were last seen")
+    assert found["p90"] == Absent("13.4% had not ended when they were cut off")
 
 
 def test_who_waited_in_vain_for_a_connection_waited_too_and_who_never_set_out_did_not():
@@ -61,7 +62,7 @@ def test_who_waited_in_vain_for_a_connection_waited_too_and_who_never_set_out_di
     found = survival(
         columns_of(record_table([*waited, *stayed, *refused, *(ok(k, 1.0, []) for k in range(61, 90))]))
     )
-    assert found["e2e"]["p50"] == Absent("58.6 % had not ended when they were last seen")
+    assert found["e2e"]["p50"] == Absent("58.6% had not ended when they were cut off")
 
 
 def test_a_first_token_that_came_before_the_cut_is_known():
@@ -72,4 +73,4 @@ def test_a_first_token_that_came_before_the_cut_is_known():
 
 
 def test_without_a_cut_there_is_nothing_to_say():
-    assert survival(columns_of(record_table([ok(0, 1.0, [])])))["e2e"]["p50"] is NOBODY_CUT_OFF
+    assert survival(columns_of(record_table([ok(0, 1.0, [])])))["e2e"]["p50"] is NONE_CUT_OFF

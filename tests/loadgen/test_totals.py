@@ -94,7 +94,7 @@ def test_a_stall_is_longer_than_200_ms_and_than_five_median_gaps():
 
 def test_ttft_grows_along_the_queue_by_the_time_one_prefill_takes():
     c = columns(*(ok(i, 0.5 + 0.02 * i, []) for i in range(100)))
-    found = burst(c, rng())
+    found = burst(c)
     assert found["ttft_slope_s_per_request"].point == pytest.approx(0.02)
     assert found["prefill_requests_per_s"].point == pytest.approx(50)
     assert found["prefill_tok_per_s"].point == pytest.approx(200)
@@ -105,25 +105,23 @@ def test_ttft_grows_along_the_queue_by_the_time_one_prefill_takes():
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():
     c = columns(*(ok(i, 0.01 * (i + 1), []) for i in range(101)))
     # First tokens from 0.01 to 1.01 s, one each 10 ms: 81 of them between 0.11 and 0.91 s.
-    assert burst(c, rng())["plateau_tok_per_s"].point == pytest.approx(81 / 0.8, rel=0.02)
+    assert burst(c)["plateau_tok_per_s"].point == pytest.approx(81 / 0.8, rel=0.02)
 
 
 def test_tokens_of_a_failed_request_are_no_part_of_the_plateau():
     good = [ok(i, 0.01 * (i + 1), []) for i in range(101)]
     cut = replace(ok(101, 0.4, [0.001] * 50), outcome="reset")
-    alone, together = (
-        burst(columns(*records), rng())["plateau_tok_per_s"] for records in (good, [*good, cut])
-    )
+    alone, together = (burst(columns(*records))["plateau_tok_per_s"] for records in (good, [*good, cut]))
     assert together == alone
 
 
 def test_fifo_tells_first_come_first_served_from_the_reverse():
     served = [replace(ok(i, 0.1 + 0.01 * i, []), sent_ns=i) for i in range(20)]
     reverse = [replace(record, sent_ns=20 - i) for i, record in enumerate(served)]
-    assert burst(columns(*served), rng())["fifo"].point == pytest.approx(1)
-    assert burst(columns(*reverse), rng())["fifo"].point == pytest.approx(-1)
+    assert burst(columns(*served))["fifo"].point == pytest.approx(1)
+    assert burst(columns(*reverse))["fifo"].point == pytest.approx(-1)
 
 
 def test_what_is_no_burst_has_no_burst_figures():
     spread = [replace(ok(i, 1.0, []), due_ns=i * 10_000_000) for i in range(20)]
-    assert all(isinstance(figure, Absent) for figure in burst(columns(*spread), rng()).values())
+    assert all(isinstance(figure, Absent) for figure in burst(columns(*spread)).values())

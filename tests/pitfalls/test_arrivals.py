@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.stats.trend import mann_kendall, warm_up_end
+from loadgen.stats.stationarity import mann_kendall, warm_up_end
 from servers.truth.queue import Queue, departures, service_times
 from servers.truth.rig import truth_server
 from servers.truth.router import House

@@ -17,9 +17,9 @@ from types import FunctionType
 import pytest
 
 from loadgen.driver import drive
-from loadgen.metrics import definitions, server_histograms, telemetry_query, throughput
+from loadgen.metrics import definitions, server_histograms, steady_state, telemetry_query, throughput
 from loadgen.record import record
-from loadgen.stats import estimates
+from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
 from loadgen.verdict import verdict
 from loadgen.wire import clock
 from servers.protocol import openai, sse
@@ -154,21 +154,42 @@ MUTATIONS = (
     ),
     Mutation(
         "the mean of the survivors",
-        estimates.mean,
-        "kept = values[~np.isnan(values)]",
-        "kept = values[np.isfinite(values)]",
+        quantiles.mean,
+        "failed = np.isinf(samples.value)",
+        "failed = np.zeros(0, bool)",
         LOADGEN + "test_stats.test_a_mean_is_absent_when_any_failed",
     ),
     Mutation(
-        "what is missing counts as zero",
-        estimates.mean,
-        "values[~np.isnan(values)]",
-        "np.where(np.isnan(values), 0, values)",
-        LOADGEN + "test_stats.test_what_is_undefined_is_left_out_and_not_counted",
+        "of two repeats the longer one counts more",
+        across_runs.pooled,
+        "(max(totals) / total)",
+        "1.0",
+        LOADGEN + "test_repeats.test_two_runs_are_pooled_with_equal_weight_and_have_no_interval",
+    ),
+    Mutation(
+        "one run each tells a difference",
+        significance.between_runs,
+        "if n < LEAST_RUNS + 1:",
+        "if n < 0:",
+        LOADGEN + "test_contrast.test_one_run_each_has_no_error_at_all",
+    ),
+    Mutation(
+        "requests of a closed loop pass for independent",
+        serial_correlation.standard_error,
+        "max(LENGTHENED * block_length(residuals), least_block)",
+        "1",
+        LOADGEN + "test_closed_loop.test_intervals_of_a_closed_loop_cover_where_requests_alone_do_not",
+    ),
+    Mutation(
+        "the start wave of a closed loop counts",
+        steady_state.plateau,
+        "ends_s[concurrency - 1]",
+        "ends_s[0] * 0",
+        LOADGEN + "test_closed_loop.test_the_plateau_is_from_a_whole_wave_done_to_the_last_dispatch",
     ),
     Mutation(
         "a percentile takes what is missing for zero",
-        estimates.percentile,
+        quantiles.quantile_of,
         "values[~np.isnan(values)]",
         "np.where(np.isnan(values), 0, values)",
         LOADGEN + "test_stats.test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound",

@@ -42,7 +42,8 @@ def finished_run(
     due_ns = (np.arange(n) * 1e9 / rate).astype(int).tolist() if rate else [0] * n
     rows = _records(n - n_failed, due_ns, concurrency or n, speed, output_tok, seed)
     lost = synthetic.records(n, PROMPT_TOK, OUTPUT_TOK, n_failed)[n - n_failed :]
-    rows += [replace(row, due_ns=due_ns[row.index]) for row in lost]
+    last_ns = max(row.due_ns for row in rows)  # in a closed loop their turn comes after the others'
+    rows += [replace(row, due_ns=last_ns if concurrency else due_ns[row.index]) for row in lost]
     asked = {"prompt_tokens": "128", "output_tokens": str(OUTPUT_TOK), "requests": n}
     load = f"{concurrency} at a time" if concurrency else f"{rate:g}/s" if rate else "all at once"
     manifest = Manifest(

@@ -11,7 +11,7 @@ from loadgen.stats.significance import Answer, Contrast
 from loadgen.verdict.comparable import COMPARABLE, Comparability
 from reports.compare.comparison import HEADLINES, Cell, Comparison, Headline
 from reports.compare.page import banner, render
-from reports.compare.pooled_figures import envelope
+from reports.compare.pooled_figures import figure_of
 from reports.compare.side_by_side import side_by_side
 from reports.compare.significance_text import finding, remarks
 from reports.figures.overlay import overlay
@@ -23,26 +23,17 @@ def figure(point: float, low: float | None = None, high: float | None = None, le
 
 
 def test_one_run_is_its_own_estimate():
-    assert envelope([figure(2, 1, 3)]) == figure(2, 1, 3)
+    assert figure_of([View(figure(2, 1, 3))], ("x",)) == figure(2, 1, 3)
 
 
-def test_two_runs_are_the_lower_one_with_the_intervals_of_both():
-    shown = envelope([figure(5, 4, 6), figure(1, 0.5, 2)])
-    assert (shown["point"], shown["low"], shown["high"], shown["n"]) == (1, 0.5, 6, 2)
-
-
-def test_a_bound_that_one_run_lacks_is_lacking():
-    assert envelope([figure(5, 4, None), figure(1, 0.5, 2)])["high"] is None
-
-
-def test_plain_readings_have_their_range_for_an_interval():
-    shown = envelope([figure(5, level=None), figure(1, level=None)])
-    assert (shown["point"], shown["low"], shown["high"]) == (1, 1, 5)
+def test_two_runs_are_their_geometric_mean_without_an_interval():
+    shown = figure_of([View(figure(4, 3, 5)), View(figure(1, 0.5, 2))], ("x",))
+    assert (shown["point"], shown["low"], shown["high"], shown["n"]) == (pytest.approx(2), None, None, 2)
 
 
 def test_what_one_run_lacks_all_lack():
     lacking = {"point": None, "absent": "not said"}
-    assert envelope([figure(1), lacking]) is lacking
+    assert figure_of([View(figure(1)), View(lacking)], ("x",))["absent"] == "not said"
 
 
 class View:
@@ -67,16 +58,16 @@ def test_three_runs_and_more_are_their_geometric_mean_with_an_interval_that_know
     assert shown["point"] == pytest.approx(120 ** (1 / 3))
     assert shown["low"] < 4
     assert shown["high"] > 6
-    assert "over 3 repeats" in shown["note"]
+    assert "of 3 runs" in shown["note"]
 
 
 def contrast(ratio: float, answer: Answer = Answer.DIFFERENT) -> dict:
     estimate = Estimate(ratio, ratio / 1.05, ratio * 1.05, 0.95, 6, "1")
-    more = 4 if answer == Answer.CANNOT_TELL else None
+    more = 4 if answer == Answer.INCONCLUSIVE else None
     return {("x",): Contrast(answer, estimate, 0.01, 0.07, 0.02, more)}
 
 
-UNTOLD = Answer.CANNOT_TELL
+UNTOLD = Answer.INCONCLUSIVE
 
 
 @pytest.mark.parametrize(
@@ -110,22 +101,22 @@ def test_a_pair_is_told_in_one_sentence():
     found = {(n,): contrast(1.25, answer)[("x",)] for n, answer in zip(names, answers, strict=True)}
     titles = {(n,): (n, "lower" if n == "t" else "higher") for n in names}
     assert finding(("A", "B"), found, titles) == (
-        "B against A: better in g (1.25×); worse in t (1.25×); the same in same; cannot tell them apart in f."
+        "B against A: better in g (1.25×); worse in t (1.25×); the same in same; inconclusive in f."
     )
     assert "nothing can be compared" in finding(("A", "B"), {("t",): Absent("")}, titles)
 
 
 @pytest.mark.parametrize(
-    ("found", "shown"), [(0.07, "would see 7%"), (4.0, "would see 5.00×"), (1e20, "would see 1,000×")]
+    ("found", "shown"), [(0.07, "detects 7%"), (4.0, "detects 5.00×"), (1e20, "detects 1,000×")]
 )
-def test_what_nobody_can_tell_says_how_large_a_difference_would_have_been_found(found, shown):
+def test_what_is_inconclusive_says_how_large_a_difference_it_would_detect(found, shown):
     (untold,) = contrast(1.1, UNTOLD).values()
     numbers = {"A": [figure(1)], "B": [figure(1)]}
     compared = cell(numbers, {("A", "B"): {HEADLINES[0].path: replace(untold, detectable=found)}})
     for views in compared.views.values():
         views[0].summary = {"metrics": {"ttft": {"p50": figure(1)}}}
     (row,) = side_by_side(compared).rows
-    assert row.cells[4].text == "1.100 cannot tell"
+    assert row.cells[4].text == "1.100 inconclusive"
     assert shown in row.cells[4].detail
 
 
@@ -136,7 +127,7 @@ def test_what_the_words_rest_on_is_said_beside_them():
     assert "assumed" not in known
     (single,) = contrast(2, UNTOLD).values()
     unknown = " ".join(remarks([{("x",): replace(single, noise=None)}]))
-    assert "10% is assumed" in unknown
+    assert "nothing is called different" in unknown
     assert not list(remarks([{("x",): Absent("")}]))
 
 
