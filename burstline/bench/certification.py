@@ -143,11 +143,11 @@ def fired(drill: Drill, on_pids: OnPids = lambda _: None) -> Fired:
             _pin(pids, cores[1:])
             on_pids(pids)
 
-        reports, interrupted = fire(job, load.n_workers, started, lambda _: None)
-        if interrupted:
+        fired = fire(job, load.n_workers, started, lambda _: None)
+        if fired.interrupted:
             raise KeyboardInterrupt
         others = before.others_fraction(_Cpu.now(truth))
-        return Fired(columns_of(_records(job.captures, drill.plan)), truth.log(), reports, others)
+        return Fired(columns_of(_records(job.captures, drill.plan)), truth.log(), fired.reports, others)
 
 
 @dataclass(frozen=True, slots=True)

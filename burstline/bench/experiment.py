@@ -9,15 +9,17 @@ import platform
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from burstline import __version__, exit_codes
-from burstline.bench.fire import fire
+from burstline.bench.fire import Drivers, fire
 from burstline.bench.hints import Hints
 from burstline.bench.interrupt import terminable
 from burstline.bench.load_options import Load, Wish, checked, job_of
@@ -51,6 +53,9 @@ from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
 
+if TYPE_CHECKING:
+    from burstline.cluster.workers import RayOptions
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -65,6 +70,7 @@ class Settings:
     certify: bool = True
     targets: tuple[str, ...] = ()
     hints: Hints = field(default_factory=Hints)
+    ray: RayOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +80,12 @@ class Fired:
     reports: list[DriveReport]
     interrupted: bool
     engine_error: str | None
+    started_ns: int | None = None
+    lost: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def t0_ns(self) -> int:
-        return next((report.t0_ns for report in self.reports if report.t0_ns is not None), 0)
+        return self.started_ns or 0
 
     @property
     def status(self) -> Status:
@@ -171,7 +179,8 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
-        fired = _watched(run, site, plan, load, vocabulary, progress)
+        with _drivers(settings.ray, site, progress) as drivers:
+            fired = _watched(run, site, plan, load, vocabulary, progress, drivers)
         recount(
             run,
             site,
@@ -185,8 +194,28 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
     return fired
 
 
+@contextmanager
+def _drivers(ray: RayOptions | None, site: Site, progress: Progress) -> Iterator[Drivers | None]:
+    """Who drives the load: workers on a cluster, or None for processes of this machine."""
+    if ray is None:
+        yield None
+        return
+    from burstline.cluster.workers import fleet_of, ray_session
+
+    with ray_session(ray) as session, fleet_of(session, ray, site.target.url) as fleet:
+        for driver in fleet.drivers:
+            progress.phase(f"{driver.name}: clock {driver.before.describe()}")
+        yield fleet.connected
+
+
 def _watched(
-    run: RunDir, site: Site, plan: Plan, load: Load, vocabulary: Vocabulary, progress: Progress
+    run: RunDir,
+    site: Site,
+    plan: Plan,
+    load: Load,
+    vocabulary: Vocabulary,
+    progress: Progress,
+    drivers: Drivers | None,
 ) -> Fired:
     telemetry = run.path / "telemetry.jsonl"
     live = Live(telemetry)
@@ -207,8 +236,8 @@ def _watched(
     with start_watcher(
         telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
     ) as watcher:
-        reports, interrupted = fire(job, load.n_workers, watcher.add_clients, on_tick)
-    fired = Fired(reports, interrupted, _why_the_server_ended(site))
+        done = fire(job, load.n_workers, watcher.add_clients, on_tick, drivers)
+    fired = Fired(done.reports, done.interrupted, _why_the_server_ended(site), done.t0_ns, done.lost)
     _keep_telemetry(run, telemetry, fired.t0_ns)
     job.counters.unlink()
     return fired

@@ -75,11 +75,11 @@ def _burst_log(folder: Path, vocab_size: int, threads: int, burst: Wish) -> Log:
     with serving(engine, where, folder, lambda _: None) as site:
         place = {"captures": folder / "captures", "counters": folder / "counters"}
         job = job_of(plan, load, engine=ENGINE, target=site.target, vocabulary=vocabulary, **place)
-        reports, interrupted = fire(job, 1, lambda _: None, lambda _: None)
-    if interrupted:
+        fired = fire(job, 1, lambda _: None, lambda _: None)
+    if fired.interrupted:
         raise KeyboardInterrupt
     _, log = load_steps(folder / "steps.jsonl")
-    first = int(np.searchsorted(log.get("start_ns", ()), reports[0].t0_ns or 0))
+    first = int(np.searchsorted(log.get("start_ns", ()), fired.reports[0].t0_ns or 0))
     log = {name: column[first:] for name, column in log.items()}
     if sum(log.get("n_logits", ())) < sum(request.n_output_tok for request in plan.requests):
         raise EngineError(f"not all of the burst was answered within {burst.deadline_s:g} s")

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -23,30 +23,48 @@ from loadgen.record.rundir import Run, open_run
 from workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
+OUT: Final = "{out}"
+"""Stands in a command for the folder of its runs, which a node puts elsewhere."""
 
 
-def run_suite(path: Path, out: Path, *, certify: bool = True, dry_run: bool = False) -> int:
+Call = Callable[[Sequence[str], Slot], int]
+"""Runs `burstline ARGV` for a slot, here or on a node; gives its exit code."""
+
+
+def run_suite(
+    path: Path, out: Path, *, certify: bool = True, dry_run: bool = False, ray: str | None = None
+) -> int:
     """Run what of the suite is not done yet, then write the report over all of it; the exit code.
 
     The suite's folder is `out/<name>-<first 8 of its hash>`: another word in the file is another suite.
+    `ray` is the address of a cluster: then each run goes to a node of its platform.
     """
     suite = load_suite(path)
+    if suite.platforms and ray is None and not dry_run:
+        names = ", ".join(platform.name for platform in suite.platforms)
+        raise WorkloadError(f"{path} has platforms ({names}), which are nodes of a Ray cluster: add --ray")
     folder = out / suite.folder_name
     slots = schedule(suite)
     if dry_run:
         print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
-    for model in suite.models:
-        make_where_missing(model)
+    if ray is None:
+        for model in suite.models:
+            make_where_missing(model)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
         _keep(suite, slots, path, folder)
         try:
-            codes = [
-                _carry_out(slot, len(slots), folder, environments[slot.engine.name], lock, certify=certify)
-                for slot in slots
-            ]
+            if ray is None:
+
+                def here(argv: Sequence[str], slot: Slot) -> int:
+                    words = [word.replace(OUT, str(folder / slot.id)) for word in argv]
+                    return _called(words, environments[slot.engine.name], lock)
+
+                codes = [_carry_out(slot, len(slots), folder, here, certify=certify) for slot in slots]
+            else:
+                codes = _over_cluster(ray, slots, folder, environments, certify=certify)
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
         comparable = _report(folder)
@@ -121,9 +139,31 @@ def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None
     write_json(folder / MANIFEST, {**facts, "repeats": suite.repeats, "slots": rows})
 
 
-def _carry_out(
-    slot: Slot, n_slots: int, folder: Path, environment: dict[str, str], lock: int, *, certify: bool
-) -> int:
+def _over_cluster(
+    address: str,
+    slots: Sequence[Slot],
+    folder: Path,
+    environments: Mapping[str, dict[str, str]],
+    *,
+    certify: bool,
+) -> list[int]:
+    """Each platform's runs one after another, the platforms side by side."""
+    from burstline.cluster.platforms import run_by_platform
+    from burstline.cluster.workers import RayOptions, ray_session
+
+    with ray_session(RayOptions(address)) as ray:
+
+        def carry_out(slot: Slot, call: Call) -> int:
+            return _carry_out(slot, len(slots), folder, call, certify=certify)
+
+        keys = {
+            name: {API_KEY_VARIABLE: env[API_KEY_VARIABLE]} if API_KEY_VARIABLE in env else {}
+            for name, env in environments.items()
+        }
+        return run_by_platform(ray, slots, folder, keys, carry_out)
+
+
+def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, certify: bool) -> int:
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     said = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
@@ -131,10 +171,10 @@ def _carry_out(
         print(f"{said}: done before", file=sys.stderr)
         return exit_codes.DONE
     print(said, file=sys.stderr)
-    argv = slot.argv(folder / slot.id)
+    argv = slot.argv(Path(OUT))
     if not certify:
         argv = (argv[0], "--no-certify", *argv[1:])
-    code = _called(argv, environment, lock)
+    code = call(argv, slot)
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):

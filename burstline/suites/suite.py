@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
+import itertools
 import json
 import tomllib
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any, Final
 from burstline.bench.load_options import checked
 from burstline.models.random_weights import FORMATS
 from burstline.suites.expansion import expanded
+from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import Table
 from burstline.verbs.run import add_arrivals, add_engine, add_load, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
@@ -69,6 +71,7 @@ class Suite:
     models: tuple[Model, ...]
     workloads: tuple[Workload, ...]
     sha256: str
+    platforms: tuple[Platform, ...] = ()
 
     @property
     def folder_name(self) -> str:
@@ -84,16 +87,19 @@ class Slot:
     model: Model
     workload: Workload
     repeat: int
+    platform: Platform | None = None
 
     @property
     def id(self) -> str:
-        words = (f"{self.place:03d}", self.engine.name, self.model.name, self.workload.name)
+        platform = self.platform.name if self.platform else ""
+        words = (f"{self.place:03d}", self.engine.name, self.model.name, self.workload.name, platform)
         return "-".join(word for word in words if word)
 
     @property
     def cell(self) -> str:
         """What is held equal where engines are compared."""
-        return ", ".join(word for word in (self.model.name, self.workload.name) if word)
+        platform = self.platform.name if self.platform else ""
+        return ", ".join(word for word in (self.model.name, self.workload.name, platform) if word)
 
     def argv(self, out: Path) -> tuple[str, ...]:
         """What `burstline` is called with for this run."""
@@ -108,13 +114,14 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
 
     A B C C B A: what drifts with time (heat, a neighbour) falls on all engines alike.
     """
-    forwards = [(m, w, e) for m in suite.models for w in suite.workloads for e in suite.engines]
+    platforms: tuple[Platform | None, ...] = suite.platforms or (None,)
+    forwards = list(itertools.product(platforms, suite.models, suite.workloads, suite.engines))
     order = [
-        (model, workload, engine, repeat)
+        (*one, repeat)
         for repeat in range(1, suite.repeats + 1)
-        for model, workload, engine in (forwards if repeat % 2 else reversed(forwards))
+        for one in (forwards if repeat % 2 else reversed(forwards))
     ]
-    return tuple(Slot(k, e, m, w, repeat) for k, (m, w, e, repeat) in enumerate(order, 1))
+    return tuple(Slot(k, e, m, w, repeat, p) for k, (p, m, w, e, repeat) in enumerate(order, 1))
 
 
 def load_suite(path: Path) -> Suite:
@@ -134,7 +141,7 @@ def load_suite(path: Path) -> Suite:
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     """The suite that a parsed TOML document describes."""
     top = Table(raw, source)
-    top.only("name", "description", "repeats", "engine", "model", "workload")
+    top.only("name", "description", "repeats", "engine", "model", "workload", "platform")
     suite = Suite(
         name=_slug(top.need("name", str), top),
         description=top.get("description", str, ""),
@@ -147,6 +154,7 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
             for one in expanded(table)
         ),
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest(),
+        platforms=tuple(map(platform_of, top.tables("platform"))),
     )
     if suite.repeats < 1:
         raise WorkloadError(f"{source}: repeats = {suite.repeats}: expected at least 1")
@@ -154,6 +162,7 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         ("engine", [e.name for e in suite.engines]),
         ("model", [m.name for m in suite.models]),
         ("workload", [w.name for w in suite.workloads]),
+        ("platform", [p.name for p in suite.platforms]),
     ):
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from burstline.bench.hints import Hints
     from burstline.bench.load_options import Wish
+    from burstline.cluster.workers import RayOptions
 
 API_KEY_VARIABLE = "BURSTLINE_API_KEY"
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_arrivals(parser.add_argument_group("when requests are due"))
     add_targets(parser.add_argument_group("what it must reach"))
     add_hints(parser.add_argument_group("how far from the metal"))
+    add_cluster(parser.add_argument_group("from many machines"))
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
@@ -51,6 +53,21 @@ def add_engine(group: argparse._ArgumentGroup) -> None:
         const="",
         metavar="IMAGE",
         help="start the engine in a container, of its own pinned image or this one (docker or podman)",
+    )
+
+
+def add_cluster(group: argparse._ActionsContainer) -> None:
+    """Load drivers, or a suite's runs, on the nodes of a Ray cluster."""
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const="auto",
+        metavar="ADDRESS",
+        help="drive the load from --workers on a Ray cluster, or spread a suite over it (HOST:PORT; the one "
+        "that runs here)",
+    )
+    group.add_argument(
+        "--worker-resources", metavar="NAME=N,...", help="what each worker takes of its node (CPU=1)"
     )
 
 
@@ -189,11 +206,31 @@ def run(args: argparse.Namespace) -> int:
             certify=not args.no_certify,
             hints=hints_of(args),
             targets=tuple(args.slo),
+            ray=_ray_of(args),
         )
     )
 
 
-OF_A_SUITE = ("suite", "out", "no_certify", "dry_run")
+def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
+    from workloads.request import WorkloadError
+
+    if args.ray is None:
+        if args.worker_resources is not None:
+            raise WorkloadError("--worker-resources says what a worker takes of a Ray node: add --ray")
+        return None
+    from burstline.cluster.workers import RayOptions, parse_resources
+
+    if args.ray.endswith(".toml"):
+        raise WorkloadError(
+            f"--ray {args.ray}: expected HOST:PORT; put the suite first: run {args.ray} --ray"
+        )
+    if args.workers == "auto":
+        raise WorkloadError("--ray needs a number of --workers, e.g. one for each node")
+    resources = parse_resources(args.worker_resources) if args.worker_resources else {}
+    return RayOptions(args.ray, args.workers, resources)
+
+
+OF_A_SUITE = ("suite", "out", "no_certify", "dry_run", "ray")
 
 
 def _run_suite(args: argparse.Namespace) -> int:
@@ -209,7 +246,7 @@ def _run_suite(args: argparse.Namespace) -> int:
     if beside:
         flags = ", ".join("--" + name.replace("_", "-") for name in beside)
         raise WorkloadError(f"{args.suite} says what is run; {flags} would be ignored: put it into the file")
-    return run_suite(args.suite, args.out, certify=not args.no_certify, dry_run=args.dry_run)
+    return run_suite(args.suite, args.out, certify=not args.no_certify, dry_run=args.dry_run, ray=args.ray)
 
 
 def wish_of(args: argparse.Namespace) -> "Wish":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loadgen.driver.clock_offset import ClockMap
 from loadgen.driver.duration_histogram import Spread
 from servers.engine import Target
 from workloads.prompts import Vocabulary
@@ -62,7 +63,8 @@ class DriveReport:
     it had moved at the end. `failures` counts captures by failure; `n_resent` requests were written twice
     because the server closed an idle connection just then. CPU, wall time and context switches run from the
     start to the last capture written. `t0_ns` is None where the run never began. `reader` is which of the two
-    read the replies, "compiled" or "python".
+    read the replies, "compiled" or "python". `host` and `clock` are a remote driver's: where it ran, and how
+    its clock was mapped to ours (its captures are in our clock's terms already).
     """
 
     worker: int
@@ -86,3 +88,5 @@ class DriveReport:
     n_voluntary_switches: int
     n_involuntary_switches: int
     reader: str = "python"
+    host: str | None = None
+    clock: ClockMap | None = None

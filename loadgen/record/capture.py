@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -79,3 +79,28 @@ class Capture:
     reads: Sequence[Read]
     failure: str | None = None
     detail: str | None = None
+
+    def in_clock(self, shift_ns: float, factor: float) -> Capture:
+        """The same on another clock, on which t ns reads `shift_ns + factor * t`.
+
+        A due time of the plan stays; that of a closed loop is the moment of dispatch and moves with it.
+        """
+
+        def moved(at_ns: int | None) -> int | None:
+            return None if at_ns is None else round(shift_ns + factor * at_ns)
+
+        reads = Reads.of(self.reads)
+        # A float64 counts nanoseconds exactly for 104 days.
+        at_ns = np.rint(shift_ns + factor * reads.at_ns).astype(np.int64)
+        lag_ns = reads.at_ns - reads.kernel_ns
+        kernel_ns = np.where(reads.kernel_ns == NO_STAMP, NO_STAMP, at_ns - lag_ns)
+        is_dispatch = self.due_ns == self.dispatched_ns
+        return replace(
+            self,
+            due_ns=round(shift_ns + factor * self.due_ns) if is_dispatch else self.due_ns,
+            dispatched_ns=moved(self.dispatched_ns),
+            connected_ns=moved(self.connected_ns),
+            sent_ns=moved(self.sent_ns),
+            closed_ns=moved(self.closed_ns),
+            reads=replace(reads, at_ns=at_ns, kernel_ns=kernel_ns),
+        )

@@ -41,7 +41,7 @@ class Spool:
         # Unbuffered: what has been put is on its way to the disk, whoever kills us next.
         self._file = self._partial.open("wb", buffering=0)
         self._compress = zstandard.ZstdCompressor(level=1).compress
-        self._queue: queue.SimpleQueue[Callable[[], Capture] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], Capture] | threading.Event | None] = queue.SimpleQueue()
         self._on_error = on_error
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
@@ -50,6 +50,12 @@ class Spool:
     def put(self, capture: Callable[[], Capture]) -> None:
         """Have a capture made and written, both in the spool's own thread."""
         self._queue.put(capture)
+
+    def drain(self) -> None:
+        """Wait until all that was put so far is written."""
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait()
 
     def close(self) -> None:
         """Wait until all is written and give the file its name. Raises OSError where writing failed."""
@@ -62,6 +68,9 @@ class Spool:
 
     def _run(self) -> None:
         while (make := self._queue.get()) is not None:
+            if isinstance(make, threading.Event):
+                make.set()
+                continue
             if self._error is not None:
                 continue
             try:

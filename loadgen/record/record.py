@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
     token at all; `error_event` an error inside the reply; `aborted` the server says it gave up; `truncated`
     the reply stops before its end; `timeout`, `connect`, `reset` the wire failed; `cancelled` we gave up;
-    `not_sent` it never left.
+    `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
     """
 
     OK = "ok"
@@ -44,6 +44,7 @@ class Outcome(StrEnum):
     ABORTED = "aborted"
     CANCELLED = "cancelled"
     NOT_SENT = "not_sent"
+    DRIVER_LOST = "driver_lost"
 
 
 STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})

@@ -99,7 +99,7 @@ def fired(n_streams: int, rate_per_s: float, seconds: float) -> tuple[float, Pai
         target = Target(f"http://127.0.0.1:{port}", "truth")
         due_ns = array("q", bytes(8 * n_streams))
         job = Job(requests, due_ns, "vllm", target, folder / "captures", folder / "counters")
-        (report,), _ = fire(job, 1, pinned, lambda _: None)
+        (report,) = fire(job, 1, pinned, lambda _: None).reports
         captures = list(read_captures(job.captures))
     batches = decoded_batches(captures, list(requests), one_token_each)
     table = pa.concat_tables([record_table(records) for records in batches])

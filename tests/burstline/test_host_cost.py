@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from burstline.bench.fire import Load
 from burstline.bench.load_options import Wish
 from burstline.machine import host_overhead
 from burstline.machine.host_overhead import add_host, fit_of, host_fit
@@ -79,7 +80,7 @@ def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
     faked = {
         "serving": lambda *_: nullcontext(SimpleNamespace(target=None)),
         "job_of": lambda *_, **__: None,
-        "fire": lambda *_: ([SimpleNamespace(t0_ns=0)], False),
+        "fire": lambda *_: Load([SimpleNamespace(t0_ns=0)], False),
         "load_steps": lambda _: ({}, {}),
     }
     for name, fake in faked.items():

@@ -1,0 +1,534 @@
+"""Load drivers on the nodes of a Ray cluster, seen from here as if they were local ones.
+
+An actor on each node starts an ordinary driver as a child process and passes its messages on; nothing of Ray
+runs in the process that sends and stamps. On this side each actor looks like a process and a connection, so
+that `burstline.bench.fire` fires a load over a cluster as over local processes.
+
+    fire <-> pipe <-> relay thread here <-> Ray <-> actor <-> socket <-> driver process
+
+Ray is imported by `ray_session` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from burstline import __version__
+from loadgen.driver.clock_offset import ClockClient, ClockError, ClockMap, ClockServer, ClockWatch, Offset
+from loadgen.driver.counters import NAMES, Counters
+from loadgen.driver.job import DriveReport, Job
+from loadgen.record.capture_store import Spool, read_captures
+from servers.engine import EngineError
+from workloads.request import WorkloadError
+
+PIECE_BYTES: Final = 8 << 20
+"""Captures travel in pieces of this size, two at a time."""
+PLACE_TIMEOUT_S: Final = 30.0
+START_TIMEOUT_S: Final = 60.0
+CALL_TIMEOUT_S: Final = 15.0
+MAP_TIMEOUT_S: Final = 600.0
+POLL_S: Final = 0.25
+HOW_TO_START: Final = "start one with `ray start --head`, or pass --ray HOST:PORT"
+_PACKAGES: Final = ("burstline", "loadgen", "servers", "workloads", "roofline", "reports")
+
+
+@dataclass(frozen=True, slots=True)
+class RayOptions:
+    """Where the cluster is and what each worker takes of it; `address` "auto" is the one that runs here."""
+
+    address: str = "auto"
+    n_workers: int = 1
+    resources: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": 1.0, **self.resources}
+
+
+def parse_resources(text: str) -> dict[str, float]:
+    """`CPU=2,client=1` as a dict; WorkloadError where it is not NAME=NUMBER,..."""
+    resources: dict[str, float] = {}
+    for item in text.split(","):
+        name, equals, number = item.partition("=")
+        try:
+            amount = float(number)
+        except ValueError:
+            amount = -1.0
+        if not (name.strip() and equals and amount > 0):
+            raise WorkloadError(
+                f"--worker-resources {text!r}: expected NAME=NUMBER,..., e.g. CPU=2,loadgen=1"
+            )
+        resources[name.strip()] = amount
+    return resources
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself before it gets work."""
+
+    host: str
+    address: str
+    node_id: str
+    version: str
+    python: str
+    n_cpus: int
+    clock_port: int
+
+
+class NodeFolder:
+    """A folder on a node, whose files come home in pieces. Base of the actors."""
+
+    def __init__(self, prefix: str) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix))
+
+    def files(self, below: str) -> list[tuple[str, int]]:
+        """Path within `below` and size in bytes of each file there."""
+        top = self._folder / below
+        paths = sorted(path for path in top.rglob("*") if path.is_file() and not path.is_symlink())
+        return [(str(path.relative_to(top)), path.stat().st_size) for path in paths]
+
+    def piece(self, path: str, at: int, n_bytes: int) -> bytes:
+        with (self._folder / path).open("rb") as file:
+            file.seek(at)
+            return file.read(n_bytes)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def fetch(ray: Any, actor: Any, below: str, into: Path) -> None:
+    """Copy every file that the actor has in its folder `below` into ours; whole files only get their name."""
+    into.mkdir(parents=True, exist_ok=True)
+    for name, size in ray.get(actor.files.remote(below), timeout=CALL_TIMEOUT_S):
+        path = into / name
+        if not path.resolve().is_relative_to(into.resolve()):
+            raise EngineError(f"a worker names a file outside its folder: {name!r}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        incoming = path.with_name(f"{path.name}.incoming")
+        with incoming.open("wb") as file:
+            for piece in _pieces(ray, actor, f"{below}/{name}", size):
+                file.write(piece)
+        incoming.rename(path)
+
+
+def _pieces(ray: Any, actor: Any, path: str, size: int) -> Iterator[bytes]:
+    ahead: deque[Any] = deque()
+    for at in range(0, size, PIECE_BYTES):
+        ahead.append(actor.piece.remote(path, at, min(PIECE_BYTES, size - at)))
+        if len(ahead) == 2:
+            yield ray.get(ahead.popleft(), timeout=4 * CALL_TIMEOUT_S)
+    while ahead:
+        yield ray.get(ahead.popleft(), timeout=4 * CALL_TIMEOUT_S)
+
+
+class WorkerActor(NodeFolder):
+    """The far side: one driver process, its messages, its counters, its captures and its clock."""
+
+    def __init__(self) -> None:
+        super().__init__("burstline-worker-")
+        self._clock = ClockServer()
+        self._conn: Connection | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._counters: Counters | None = None
+
+    def facts(self) -> WorkerFacts:
+        import ray
+
+        context = ray.get_runtime_context()
+        return WorkerFacts(
+            host=socket.gethostname(),
+            address=str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
+            node_id=context.get_node_id(),
+            version=__version__,
+            python=platform.python_version(),
+            n_cpus=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+            clock_port=self._clock.port,
+        )
+
+    def reach(self, url: str) -> str | None:
+        """Why this node cannot open a connection to the server, None where it can."""
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=5.0).close()
+        except OSError as error:
+            return str(error)
+        return None
+
+    def start(self, job: Job) -> None:
+        """Start the driver; its captures and counters stay on this node until they are asked for."""
+        row = job.worker
+        job = replace(job, captures=self._folder / "captures", counters=self._folder / "counters")
+        self._counters = Counters.create(job.counters, row + 1)
+        self._cells = self._counters.row(row)
+        key = secrets.token_bytes(16)
+        with Listener(str(self._folder / "driver"), authkey=key) as listener:
+            self._log = (self._folder / "driver.log").open("wb")
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "burstline.cluster.driver", str(self._folder / "driver")],
+                env={
+                    **os.environ,
+                    "BURSTLINE_DRIVER_KEY": key.hex(),
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+            listener._listener._socket.settimeout(START_TIMEOUT_S)  # type: ignore[attr-defined]
+            self._conn = listener.accept()
+        self._conn.send(job)
+
+    def receive(self, timeout_s: float) -> tuple[tuple[Any, ...] | None, tuple[int, ...]]:
+        """The driver's next message, None where none came in time, and its progress counters."""
+        assert self._conn is not None
+        message = None
+        if self._conn.poll(timeout_s):
+            try:
+                message = self._conn.recv()
+            except (EOFError, OSError):
+                message = ("ended", self._last_words())
+        return message, tuple(self._cells)
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        if self._conn is not None:
+            with contextlib.suppress(OSError):
+                self._conn.send(message)
+
+    def map_clock(self, worker: int, shift_ns: float, factor: float) -> None:
+        """Write the captures once more, in the clock of the machine that asked, and drop the originals."""
+        spool = Spool(self._folder / "mapped", worker)
+        for k, capture in enumerate(read_captures(self._folder / "captures")):
+            spool.put(partial(capture.in_clock, shift_ns, factor))
+            if k % 256 == 0:
+                spool.drain()  # what waits to be written is held in memory
+        spool.close()
+        shutil.rmtree(self._folder / "captures")
+
+    def close(self) -> None:
+        """End the driver and leave nothing on this node."""
+        if self._conn is not None:
+            self._conn.close()
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=3.0)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(timeout=3.0)
+            self._log.close()
+        self._clock.close()
+        self.remove()
+
+    def _last_words(self) -> str:
+        code = self._process.wait(timeout=5.0) if self._process else None
+        log = (self._folder / "driver.log").read_text("utf-8", errors="replace").strip().splitlines()
+        return f"the driver process ended with exit code {code}" + (f": {log[-1][:200]}" if log else "")
+
+
+@dataclass(slots=True)
+class RemoteDriver:
+    """One worker as `fire` sees it. `lost` says why it is gone, None while it lives."""
+
+    name: str
+    facts: WorkerFacts
+    actor: Any
+    clock: ClockClient
+    before: Offset
+    lost: str | None = None
+    pid: int | None = None
+    t0_ns: int = 0
+
+
+class Fleet:
+    """The workers of one run, between `ray_session` and the end of its load."""
+
+    def __init__(self, ray: Any, drivers: list[RemoteDriver]) -> None:
+        self._ray, self.drivers = ray, drivers
+
+    @contextmanager
+    def connected(
+        self, jobs: Sequence[Job], counters: Counters
+    ) -> Iterator[list[tuple[RemoteDriver, Connection]]]:
+        """Start one driver for each job; yields each with the connection over which `fire` talks to it."""
+        pairs: list[tuple[RemoteDriver, Connection]] = []
+        relays: list[_Relay] = []
+        ends: list[Connection] = []
+        starts = [d.actor.start.remote(job) for d, job in zip(self.drivers, jobs, strict=True)]
+        for driver, start in zip(self.drivers, starts, strict=True):
+            self._get(start, driver, START_TIMEOUT_S)
+        for driver, job in zip(self.drivers, jobs, strict=True):
+            ours, theirs = Pipe()
+            relay = _Relay(self._ray, driver, theirs, counters.row(job.worker), job.captures)
+            relays.append(relay)
+            ends.append(ours)
+            pairs.append((driver, ours))
+        silent = "did not answer for 6 s: the node, or the network to it, is gone"
+        with ClockWatch([driver.clock for driver in self.drivers], lambda k: relays[k].lose(silent)) as watch:
+            for relay, offsets in zip(relays, watch.offsets, strict=True):
+                relay.start(offsets)
+            try:
+                yield pairs
+            finally:
+                for end in ends:
+                    end.close()
+                for relay in relays:
+                    relay.join()
+
+    def _get(self, ref: Any, driver: RemoteDriver, timeout_s: float) -> Any:
+        try:
+            return self._ray.get(ref, timeout=timeout_s)
+        except self._ray.exceptions.RayError as error:
+            raise EngineError(f"{driver.name} failed: {first_line(error)}") from None
+
+
+class _Relay:
+    """Passes messages between `fire` and one actor, from two threads, until the driver is done or lost."""
+
+    def __init__(
+        self, ray: Any, driver: RemoteDriver, conn: Connection, row: memoryview, captures: Path
+    ) -> None:
+        self._ray, self._driver, self._conn, self._row = ray, driver, conn, row
+        self._captures, self._offsets = captures, list[Offset]()
+        self._over = threading.Event()
+        self._up = threading.Thread(target=self._upwards, name=f"from {driver.name}", daemon=True)
+        self._down = threading.Thread(target=self._downwards, name=f"to {driver.name}", daemon=True)
+
+    def start(self, offsets: list[Offset]) -> None:
+        self._offsets = offsets
+        self._up.start()
+        self._down.start()
+
+    def join(self) -> None:
+        self._over.set()
+        self._up.join(timeout=CALL_TIMEOUT_S)
+        self._down.join(timeout=1.0)
+        self._row.release()
+
+    def lose(self, why: str) -> None:
+        """The worker is gone: `fire` sees its connection end."""
+        if not self._over.is_set():
+            self._driver.lost = f"{self._driver.name} {why}"
+            self._over.set()
+            self._conn.close()
+
+    def _downwards(self) -> None:
+        while not self._over.is_set():
+            try:
+                if not self._conn.poll(0.1):
+                    continue
+                message = self._conn.recv()
+            except (EOFError, OSError):
+                break
+            if message[0] == "go":
+                self._driver.t0_ns = message[1]
+                # The latest offset, so that drift since the workers were made does not matter.
+                offset = self._offsets[-1] if self._offsets else self._driver.before
+                message = ("go", message[1] + offset.ns)
+            self._driver.actor.send.remote(message)
+
+    def _upwards(self) -> None:
+        try:
+            while not self._over.is_set():
+                # In small waits: a dead node must not hold this thread longer than its silence is tolerated.
+                message, counters = self._ray.get(
+                    self._driver.actor.receive.remote(POLL_S), timeout=CALL_TIMEOUT_S
+                )
+                self._row[:] = memoryview(_cells(counters)).cast("q")
+                if message is None:
+                    continue
+                if message[0] == "ended":
+                    self.lose(message[1])
+                elif message[0] == "done":
+                    self._conn.send(("done", self._brought_home(message[1])))
+                    self._over.set()
+                else:
+                    self._conn.send(message)
+        except self._ray.exceptions.RayError as error:
+            self.lose(f"is lost: {first_line(error)}")
+        except (OSError, ValueError):
+            self._over.set()  # the other side has closed
+
+    def _brought_home(self, report: DriveReport) -> DriveReport:
+        """Fetch the captures, note the clock, and give the report in our clock's terms."""
+        driver = self._driver
+        if report.t0_ns is None:
+            fetch(self._ray, driver.actor, "captures", self._captures)
+            return replace(report, host=driver.facts.host)
+        try:
+            after = driver.clock.offset()
+        except ClockError:
+            after = self._offsets[-1] if self._offsets else driver.before
+        clock = ClockMap.of(driver.before, after, self._offsets)
+        shift, factor = clock.since_start(driver.t0_ns, report.t0_ns)
+        mapped = driver.actor.map_clock.remote(report.worker, shift, factor)
+        self._ray.get(mapped, timeout=MAP_TIMEOUT_S)
+        fetch(self._ray, driver.actor, "mapped", self._captures)
+        return replace(report, t0_ns=driver.t0_ns, host=driver.facts.host, clock=clock)
+
+
+def _cells(counters: Sequence[int]) -> bytes:
+    return b"".join(int(n).to_bytes(8, "little", signed=True) for n in counters[: len(NAMES)])
+
+
+@contextmanager
+def ray_session(options: RayOptions) -> Iterator[Any]:
+    """The connected `ray` module; on the way out nothing of ours is left on the cluster.
+
+    WorkloadError where Ray is not installed; EngineError where no cluster answers or its versions differ.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise WorkloadError("--ray needs Ray: pip install 'burstline[ray]'") from None
+    root = Path(__file__).parents[2]
+    try:
+        with _quiet_stderr():
+            ray.init(
+                address=options.address,
+                namespace=f"burstline-{secrets.token_hex(4)}",
+                runtime_env={"py_modules": [str(root / name) for name in _PACKAGES]},
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        where = "" if options.address == "auto" else f" at {options.address}"
+        raise EngineError(f"no Ray cluster{where}: {first_line(error)}; {HOW_TO_START}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def fleet_of(ray: Any, options: RayOptions, url: str) -> Iterator[Fleet]:
+    """Actors spread over the nodes, which can reach the server at `url` and have our version."""
+    group = _placed(ray, options)
+    actor_class = ray.remote(WorkerActor)
+    wants: dict[str, Any] = {
+        "num_cpus": options.bundle["CPU"],
+        "resources": {k: v for k, v in options.bundle.items() if k not in ("CPU", "GPU")},
+        "max_concurrency": 4,
+        "max_restarts": 0,
+    }
+    actors, clocks = [], list[ClockClient]()
+    try:
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        actors = [
+            actor_class.options(
+                **wants, scheduling_strategy=strategy(placement_group=group, placement_group_bundle_index=k)
+            ).remote()
+            for k in range(options.n_workers)
+        ]
+        facts = _facts(ray, actors)
+        _check(ray, actors, facts, url)
+        drivers = []
+        for k, (actor, fact) in enumerate(zip(actors, facts, strict=True)):
+            name = f"worker {k} on {fact.host} ({fact.address})"
+            clock = ClockClient((fact.address, fact.clock_port))
+            clocks.append(clock)
+            try:
+                drivers.append(RemoteDriver(name, fact, actor, clock, clock.offset()))
+            except ClockError as error:
+                raise EngineError(f"{name}: its clock cannot be read: {error}") from None
+        yield Fleet(ray, drivers)
+    finally:
+        for clock in clocks:
+            clock.close()
+        _dismiss(ray, actors, group)
+
+
+def _placed(ray: Any, options: RayOptions) -> Any:
+    group = ray.util.placement_group([options.bundle] * options.n_workers, strategy="SPREAD")
+    if not group.wait(PLACE_TIMEOUT_S):
+        ray.util.remove_placement_group(group)
+        wanted = ", ".join(f"{name} {n:g}" for name, n in options.bundle.items())
+        free = ray.available_resources()
+        has = ", ".join(f"{name} {n:g}" for name, n in sorted(free.items()) if name in options.bundle)
+        raise WorkloadError(
+            f"the cluster has no room for {options.n_workers} workers of {wanted}; "
+            f"free: {has or 'none of that'} on {_n_nodes(ray)} nodes; use fewer --workers or more nodes"
+        )
+    return group
+
+
+def _n_nodes(ray: Any) -> int:
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
+def _facts(ray: Any, actors: Sequence[Any]) -> list[WorkerFacts]:
+    try:
+        return list(ray.get([actor.facts.remote() for actor in actors], timeout=START_TIMEOUT_S))
+    except ray.exceptions.GetTimeoutError:
+        raise EngineError(f"the workers did not start within {START_TIMEOUT_S:.0f} s") from None
+    except ray.exceptions.RayError as error:
+        raise EngineError(
+            f"a worker could not start: {first_line(error)}; each node needs "
+            f"pip install 'burstline[ray]=={__version__}'"
+        ) from None
+
+
+def _check(ray: Any, actors: Sequence[Any], facts: Sequence[WorkerFacts], url: str) -> None:
+    for fact in facts:
+        if fact.version != __version__:
+            raise WorkloadError(
+                f"{fact.host} has Burstline {fact.version}, this machine {__version__}; "
+                "install the same version on every node"
+            )
+    refusals = ray.get([actor.reach.remote(url) for actor in actors], timeout=START_TIMEOUT_S)
+    for fact, refusal in zip(facts, refusals, strict=True):
+        if refusal:
+            raise EngineError(
+                f"{fact.host} ({fact.address}) cannot reach {url}: {refusal}; "
+                "pass a --url that every node can reach"
+            )
+
+
+def _dismiss(ray: Any, actors: Sequence[Any], group: Any) -> None:
+    refs = [actor.close.remote() for actor in actors]
+    with contextlib.suppress(Exception):
+        ray.wait(refs, num_returns=len(refs), timeout=4.0)
+    for actor in actors:
+        with contextlib.suppress(Exception):
+            ray.kill(actor)
+    with contextlib.suppress(Exception):
+        ray.util.remove_placement_group(group)
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Ray's own errors carry a remote traceback; what went wrong is its last line.
+    return (lines[-1] if lines and "Traceback" in str(error) else lines[0] if lines else repr(error))[:300]
+
+
+@contextmanager
+def _quiet_stderr() -> Iterator[None]:
+    """Ray's start-up chatter on file descriptor 2 would break the one-line error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -1,0 +1,130 @@
+"""The offset of a worker's clock: within its stated bound, whatever the network does."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.driver.clock_offset import (
+    MAX_DRIFT,
+    ClockClient,
+    ClockError,
+    ClockMap,
+    ClockServer,
+    ClockWatch,
+    Exchange,
+    Offset,
+)
+
+delays = st.lists(
+    st.tuples(st.integers(1_000, 50_000_000), st.integers(1_000, 50_000_000)), min_size=1, max_size=40
+)
+
+
+def volley(offset_ns, ways, at_ns=0, drift=0.0):
+    """Exchanges at a clock that is `offset_ns` ahead at our time 0 and runs faster by `drift`."""
+    theirs = lambda ours: ours + offset_ns + round(drift * ours)  # noqa: E731
+    exchanges, t = [], at_ns
+    for out, back in ways:
+        t2 = t + out
+        t4 = t2 + 500 + back
+        exchanges.append(Exchange(t, theirs(t2), theirs(t2 + 500), t4))
+        t = t4 + 1000
+    return exchanges
+
+
+@given(offset=st.integers(-(10**15), 10**15), ways=delays)
+def test_the_true_offset_is_within_the_bound_however_unequal_the_ways_are(offset, ways):
+    measured = Offset.of(volley(offset, ways))
+    assert abs(measured.ns - offset) <= measured.bound_ns
+    assert measured.bound_ns <= measured.rtt_ns / 2 + 1 + 4e9 * MAX_DRIFT
+
+
+@given(
+    offset=st.integers(-(10**15), 10**15),
+    ppm=st.floats(-100, 100),
+    ways=delays,
+    seconds=st.integers(5, 3600),
+    share=st.floats(0, 1),
+)
+def test_a_steady_drift_is_taken_out(offset, ppm, ways, seconds, share):
+    drift, end = ppm / 1e6, seconds * 10**9
+    ways = [(out // 1000 + 1, back // 1000 + 1) for out, back in ways]  # short against the drift
+    clock = ClockMap.of(
+        Offset.of(volley(offset, ways, 0, drift)), Offset.of(volley(offset, ways, end, drift))
+    )
+    at = round(share * end)
+    true = at + offset + round(drift * at)
+    assert abs(clock.theirs(at) - true) <= clock.bound_ns + 5_000
+    t0_theirs = clock.theirs(10**6)
+    shift, factor = clock.since_start(10**6, t0_theirs)
+    assert abs(shift + factor * (true - t0_theirs) - (at - 10**6)) <= 2 * clock.bound_ns + 5_000
+
+
+def test_a_clock_that_was_set_during_the_volley_is_an_error():
+    before, after = volley(0, [(1000, 1000)]), volley(10**9, [(1000, 1000)], at_ns=10_000)
+    with pytest.raises(ClockError, match="the clock moved"):
+        Offset.of(before + after)
+
+
+def test_a_clock_that_does_not_drift_evenly_widens_the_bound():
+    flat = [(1000, 1000)] * 4
+    ends = Offset.of(volley(0, flat)), Offset.of(volley(0, flat, 10**10))
+    middle = Offset.of(volley(3_000_000, flat, 5 * 10**9))
+    assert ClockMap.of(*ends, [middle]).bound_ns >= 2_990_000
+    assert ClockMap.of(*ends).bound_ns <= 2_100
+
+
+def test_the_same_clock_is_not_apart_by_more_than_the_bound():
+    server = ClockServer("127.0.0.1")
+    client = ClockClient(("127.0.0.1", server.port))
+    try:
+        offset = client.offset()
+        assert client.transport == "udp"
+        assert abs(offset.ns) <= offset.bound_ns
+        assert offset.n == 64
+    finally:
+        client.close()
+        server.close()
+
+
+class MuteByDatagram(ClockServer):
+    """As behind a firewall that lets no datagram through."""
+
+    def _serve_udp(self):
+        pass
+
+
+def test_tcp_is_used_where_no_datagram_comes_through():
+    server = MuteByDatagram("127.0.0.1")
+    client = ClockClient(("127.0.0.1", server.port), timeout_s=0.02)
+    try:
+        offset = client.offset(16)
+        assert client.transport == "tcp"
+        assert abs(offset.ns) <= offset.bound_ns
+        assert offset.n > 0
+    finally:
+        client.close()
+        server.close()
+
+
+def test_a_worker_that_falls_silent_is_told_once():
+    server = ClockServer("127.0.0.1")
+    clients = [ClockClient(("127.0.0.1", server.port), timeout_s=0.01) for _ in range(2)]
+    clients[1]._address = ("127.0.0.1", 1)  # nothing listens there
+    clients[1]._sock.close()
+    heard, silent = [], threading.Event()
+
+    def tell(k):
+        heard.append(k)
+        silent.set()
+
+    with ClockWatch(clients, tell, period_s=0.01, patience_s=0.05) as watch:
+        assert silent.wait(10)
+        time.sleep(0.1)
+        assert watch.offsets[0]
+    assert heard == [1]
+    for one in (*clients, server):
+        one.close()
