@@ -1,6 +1,7 @@
 """One run, told as a paragraph: choose, serve, plan, watch, fire, decode, summarise, report.
 
-What only the end of a run needs (figures, statistics: a second of imports) is imported there.
+What only a later part of a run needs is imported there: before the first request numpy alone, tables
+(pyarrow) while the drivers prepare, figures and statistics once the last token is here.
 """
 
 from __future__ import annotations
@@ -16,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from burstline import __version__, exit_codes
 from burstline.bench.fire import Drivers, fire
 from burstline.bench.hints import Hints
@@ -25,12 +24,10 @@ from burstline.bench.interrupt import terminable
 from burstline.bench.load_options import Load, Wish, checked, job_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
-from burstline.bench.retokenize import recount
 from burstline.bench.server_session import Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.telemetry_tail import Live
 from burstline.bench.vocabulary import ASSUMED
 from burstline.machine import host_facts
-from burstline.models.model_folder import made_notes
 from loadgen.driver.job import DriveReport
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
@@ -48,7 +45,6 @@ from loadgen.stats.figure import Absent
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
-from servers.reference.steplog import load_steps
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
@@ -170,17 +166,18 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with serving(engine, where, run.path, progress.phase) as site:
-        server = _server_facts(site, settings.where.model)
-        run.save_manifest(replace(run.manifest, identity=site.identity, server=server))
         load.check_fits(site.identity)
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )
-        run.save_plan(plan)
-        run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
+        server = _server_facts(site, settings.where.model)
+        begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
+        run.save_manifest(begun)
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
         with _drivers(settings.ray, site, progress) as drivers:
             fired = _watched(run, site, plan, load, vocabulary, progress, drivers)
+        from burstline.bench.retokenize import recount
+
         recount(
             run,
             site,
@@ -236,7 +233,13 @@ def _watched(
     with start_watcher(
         telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
     ) as watcher:
-        done = fire(job, load.n_workers, watcher.add_clients, on_tick, drivers)
+
+        def while_drivers_prepare(pids: list[int]) -> None:
+            watcher.add_clients(pids)
+            run.save_plan(plan)
+            run.save_manifest(replace(run.manifest, **_software_and_devices()))
+
+        done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
     fired = Fired(done.reports, done.interrupted, _why_the_server_ended(site), done.t0_ns, done.lost)
     _keep_telemetry(run, telemetry, fired.t0_ns)
     job.counters.unlink()
@@ -260,6 +263,10 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
     """The engine's own step log, where it wrote one, on the run's clock."""
     if launch is None or launch.step_log is None or not launch.step_log.exists():
         return
+    import pyarrow as pa
+
+    from servers.reference.steplog import load_steps
+
     header, columns = load_steps(launch.step_log)
     for name in ("start_ns", "end_ns"):
         columns[name] = [at_ns - t0_ns for at_ns in columns.get(name, [])]
@@ -272,7 +279,7 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
 def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
     """A record, "not_sent", of every request that was planned for a server that never got one."""
     why = str(error) or "interrupted before the load began"
-    run.save_manifest(replace(run.manifest, error=why))
+    run.save_manifest(replace(run.manifest, error=why, **_software_and_devices()))
     if not (run.path / "plan.parquet").exists():
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
@@ -307,12 +314,9 @@ def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
         engine=engine.name,
         workload=load.name,
         version=__version__,
-        commit=host_facts.commit(),
         argv=("burstline", *sys.argv[1:]),
         python=platform.python_version(),
-        libraries=host_facts.libraries(),
         host=host_facts.host(),
-        devices=host_facts.devices(),
         title=load.title,
         asked={name: str(value) if isinstance(value, Path) else value for name, value in asked.items()},
         concurrency=load.concurrency,
@@ -322,6 +326,15 @@ def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
         salt=load.salt,
         repeat=_command_to_repeat(load.salt),
     )
+
+
+def _software_and_devices() -> dict[str, Any]:
+    """What the manifest says of where it was made that takes a while to find out."""
+    return {
+        "commit": host_facts.commit(),
+        "libraries": host_facts.libraries(),
+        "devices": host_facts.devices(),
+    }
 
 
 def _command_to_repeat(salt: str) -> str:
@@ -334,6 +347,11 @@ def _command_to_repeat(salt: str) -> str:
 
 
 def _server_facts(site: Site, model: str | None) -> ServerFacts:
+    made: tuple[str, ...] = ()
+    if model and Path(model).is_dir():
+        from burstline.models.model_folder import made_notes
+
+        made = made_notes(Path(model))
     launch = site.launch
     return ServerFacts(
         url=site.target.url,
@@ -344,7 +362,7 @@ def _server_facts(site: Site, model: str | None) -> ServerFacts:
         env=dict(launch.env) if launch else None,
         image=launch.image if launch else None,
         image_digest=launch.image_digest if launch else None,
-        notes=(*site.notes, *(made_notes(Path(model)) if model else ())),
+        notes=(*site.notes, *made),
         ready_s=site.startup.ready_s,
         startup_stages=site.startup.stages,
         capabilities=site.capabilities,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING
 
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
@@ -15,6 +14,9 @@ from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import Request, WorkloadError
 from workloads.text_prompts import Words, as_text, make_texts, words_of
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 PROBES_TOK = (64, 96)
 """Two lengths: what a server adds to both alike, a chat template say, is known; anything else is not."""
@@ -39,6 +41,8 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
         if where is not None and (where / "tokenizer.json").is_file():
+            from tokenizers import Tokenizer
+
             return Tokenizer.from_file(str(where / "tokenizer.json"))
     return None
 

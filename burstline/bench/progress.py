@@ -1,14 +1,16 @@
 """What a person sees while a run goes on; drawn in the main process, never in the one that measures."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
-from rich.console import Console
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+if TYPE_CHECKING:  # imported where it draws: a run in a pipe draws nothing
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
 
 PLAIN_EVERY_S = 5.0
 
@@ -79,6 +81,8 @@ class Rich:
         self._console.print(f"[bold]›[/bold] {text}", highlight=False)
 
     def update(self, snapshot: Snapshot) -> None:
+        from rich.live import Live
+
         line = _live_line(snapshot)
         if self._live is None:
             self._live = Live(line, console=self._console, auto_refresh=False, transient=False)
@@ -95,7 +99,11 @@ def progress_for(quiet: bool, stream: TextIO = sys.stderr) -> Progress:
     """The display that suits the stream: live on a terminal, plain lines elsewhere."""
     if quiet:
         return Quiet()
-    return Rich(Console(file=stream)) if stream.isatty() else Plain(stream)
+    if not stream.isatty():
+        return Plain(stream)
+    from rich.console import Console
+
+    return Rich(Console(file=stream))
 
 
 def describe(snapshot: Snapshot) -> str:
@@ -119,6 +127,9 @@ def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _live_line(snapshot: Snapshot) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
     line = Table.grid(padding=(0, 2))
     bar = ProgressBar(total=snapshot.planned, completed=snapshot.done + snapshot.failed, width=24)
     line.add_row("  ", bar, describe(snapshot))

@@ -1,7 +1,8 @@
 """A run on disk: one folder that holds what was asked, what came back and what was made of it.
 
 `RunDir` writes it, file by file, each as `*.partial` first and renamed when whole; `Run` reads it, also where
-the run was killed half-way. Not for the process that drives the load: this imports pyarrow.
+the run was killed half-way. pyarrow is imported where a table is first written or read: a run begins
+without it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import psutil
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from loadgen.record import tables
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.decode import decode_run
 from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
 from loadgen.record.manifest import SCHEMA, Clock, Manifest, Status
 from loadgen.record.redact import without_secrets
@@ -35,7 +31,10 @@ from workloads.plan import Plan
 from workloads.request import Request, WorkloadError
 
 if TYPE_CHECKING:
-    import pandas as pd  # pyarrow imports it where a frame is asked for: a run that begins asks for none
+    import pandas as pd
+    import pyarrow as pa
+
+    from loadgen.record.columns import Columns
 
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
@@ -93,7 +92,9 @@ class RunDir:
         return self.path / "report.html"
 
     def save_plan(self, plan: Plan) -> None:
-        self._save("plan.parquet", tables.plan_tables(plan))
+        from loadgen.record.tables import plan_tables
+
+        self._save("plan.parquet", plan_tables(plan))
 
     def save_counts(self, counts: pa.Table) -> None:
         self._save("counts.parquet", [counts])
@@ -103,7 +104,9 @@ class RunDir:
 
     def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
         """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
-        self._save("telemetry.parquet", [tables.telemetry_table(rows, t0_ns)])
+        from loadgen.record.tables import telemetry_table
+
+        self._save("telemetry.parquet", [telemetry_table(rows, t0_ns)])
 
     def save_steps(self, steps: pa.Table) -> None:
         self._save("steps.parquet", [steps])
@@ -115,6 +118,8 @@ class RunDir:
         write_bytes(self.report, html.encode())
 
     def _save(self, name: str, parts: Iterable[pa.Table]) -> None:
+        import pyarrow.parquet as pq
+
         with disk_errors(self.path / name), renamed(self.path / name) as partial:
             parts = iter(parts)
             first = next(parts)
@@ -145,15 +150,19 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
+        from loadgen.record.tables import plan_of
+
         self._need_plan()
-        return tables.plan_of(self._read("plan.parquet"))
+        return plan_of(self._read("plan.parquet"))
 
     @cached_property
     def asked(self) -> list[Request]:
         """The plan's requests, empty `prompt_ids` standing for ids: a large plan is mostly those."""
+        from loadgen.record.tables import PLAN, requests_without_prompts
+
         self._need_plan()
-        names = [name for name in tables.PLAN.names if name != "prompt_ids"]
-        return tables.requests_without_prompts(self._read("plan.parquet", names))
+        names = [name for name in PLAN.names if name != "prompt_ids"]
+        return requests_without_prompts(self._read("plan.parquet", names))
 
     @property
     def record_table(self) -> pa.Table:
@@ -172,12 +181,18 @@ class Run:
     @cached_property
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
-        table = self._read("records.parquet", tables.PER_REQUEST)
-        return self._decoded.select(tables.PER_REQUEST) if table is None else table
+        from loadgen.record.tables import PER_REQUEST
+
+        table = self._read("records.parquet", PER_REQUEST)
+        return self._decoded.select(PER_REQUEST) if table is None else table
 
     @cached_property
     def columns(self) -> Columns:
         """The same as arrays, in seconds."""
+        import pyarrow as pa
+
+        from loadgen.record.columns import columns_of
+
         columns = columns_of(self.record_table)
         pa.default_memory_pool().release_unused()  # a large run's token times, and what decoding took
         return columns
@@ -216,6 +231,8 @@ class Run:
             raise WorkloadError(
                 f"{self.path} was made with engine {engine!r}; known are {', '.join(ENGINES)}"
             )
+        from loadgen.record.decode import decode_run
+
         return decode_run(self.path, ENGINES[engine].decode)
 
     def _need_plan(self) -> None:
@@ -223,6 +240,9 @@ class Run:
             raise WorkloadError(f"{self.path} has no plan.parquet: the run ended before its plan was written")
 
     def _read(self, name: str, columns: list[str] | None = None) -> pa.Table | None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
         path = self.path / name
         if not path.exists():
             return None
