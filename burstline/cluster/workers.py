@@ -350,9 +350,12 @@ class _Relay:
         try:
             while not self._over.is_set():
                 # In small waits: a dead node must not hold this thread longer than its silence is tolerated.
-                message, counters = self._ray.get(
-                    self._driver.actor.receive.remote(POLL_S), timeout=CALL_TIMEOUT_S
-                )
+                ref = self._driver.actor.receive.remote(POLL_S)
+                while not self._over.is_set() and not self._ray.wait([ref], timeout=POLL_S)[0]:
+                    pass
+                if self._over.is_set():
+                    return
+                message, counters = self._ray.get(ref)
                 self._row[:] = memoryview(_cells(counters)).cast("q")
                 if message is None:
                     continue
@@ -506,7 +509,7 @@ def _check(ray: Any, actors: Sequence[Any], facts: Sequence[WorkerFacts], url: s
 def _dismiss(ray: Any, actors: Sequence[Any], group: Any) -> None:
     refs = [actor.close.remote() for actor in actors]
     with contextlib.suppress(Exception):
-        ray.wait(refs, num_returns=len(refs), timeout=4.0)
+        ray.wait(refs, num_returns=len(refs), timeout=3.0)
     for actor in actors:
         with contextlib.suppress(Exception):
             ray.kill(actor)

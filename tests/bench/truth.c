@@ -1,6 +1,6 @@
 /* A server that knows the truth: one thread, epoll, an absolute schedule.
  *
- *   truth PORT N_TOKENS TTFT_US GAP_US [LOG PROMPT_TOKENS]
+ *   truth PORT N_TOKENS TTFT_US GAP_US [LOG PROMPT_TOKENS [ADDRESS]]
  *
  * Answers every POST with an event stream of N_TOKENS events (fewer where its "max_tokens" says so), the first
  * TTFT_US after the request arrived whole, the others GAP_US apart, each carrying "t", the monotonic ns just
@@ -186,7 +186,7 @@ int main(int argc, char **argv) {
     int one = 1, listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
     setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
     setsockopt(listener, SOL_SOCKET, SO_TIMESTAMPNS, &one, sizeof one); /* its connections inherit it */
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1])), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_port = htons(atoi(argv[1])), .sin_addr.s_addr = argc > 7 ? inet_addr(argv[7]) : htonl(INADDR_LOOPBACK)};
     if (bind(listener, (void *)&at, sizeof at) || listen(listener, 4096)) { perror("truth"); return 1; }
     socklen_t size = sizeof at;
     getsockname(listener, (void *)&at, &size);

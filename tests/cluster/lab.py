@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
 NET = "10.97.0"
@@ -87,10 +88,10 @@ class Lab:
             argv += ["--temp-dir", str(self.folder / "ray")]
         if shifted:
             argv = ["unshare", "-T", "--monotonic", str(SHIFT_S), "--fork", *argv]
-        log = (self.folder / f"{host}.log").open("wb")
-        self.raylets[host] = subprocess.Popen(
-            self.command(host, argv), env=self.env(), stdout=log, stderr=log, start_new_session=True
-        )
+        with (self.folder / f"{host}.log").open("wb") as log:
+            self.raylets[host] = subprocess.Popen(
+                self.command(host, argv), env=self.env(), stdout=log, stderr=log, start_new_session=True
+            )
 
     def wait_for_nodes(self, n: int, timeout_s: float = 90) -> None:
         code = (
@@ -123,18 +124,27 @@ def _pids_in(host: str) -> list[int]:
 
 
 @contextmanager
-def lab(folder: Path, n_hosts: int = 3, tag: str = "bl") -> Iterator[Lab]:
-    """The namespaces, without raylets; everything in them is ended on the way out."""
+def lab(
+    folder: Path, n_hosts: int = 3, tag: str = "bl", late_ms: Mapping[int, float] = MappingProxyType({})
+) -> Iterator[Lab]:
+    """The namespaces, without raylets; everything in them is ended on the way out.
+
+    What host k sends is `late_ms[k]` late, what it receives is not.
+    """
     hosts = tuple(f"{tag}{k}" for k in range(n_hosts))
     bridge = f"{tag}br"
     sh(f"ip link add {bridge} type bridge")
     sh(f"ip link set {bridge} up")
     made = Lab(hosts, folder)
+    relays: list[subprocess.Popen[str]] = []
     try:
         for k, host in enumerate(hosts):
             sh(f"ip netns add {host}")
-            sh(f"ip link add {host}v type veth peer name eth0 netns {host}")
-            sh(f"ip link set {host}v master {bridge} up")
+            if k in late_ms:
+                relays.append(_relay(host, late_ms[k], bridge))
+            else:
+                sh(f"ip link add {host}v type veth peer name eth0 netns {host}")
+                sh(f"ip link set {host}v master {bridge} up")
             sh(f"ip -n {host} addr add {NET}.{k + 1}/24 dev eth0")
             sh(f"ip -n {host} link set eth0 up")
             sh(f"ip -n {host} link set lo up")
@@ -142,12 +152,28 @@ def lab(folder: Path, n_hosts: int = 3, tag: str = "bl") -> Iterator[Lab]:
     finally:
         for host in list(made.raylets):
             made.kill_raylet(host)
+        for relay in relays:
+            relay.communicate(timeout=10)
         for host in hosts:
             for pid in _pids_in(host):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", host], capture_output=True, check=False)
+            # The namespace goes when its last process has; its link must not wait for that.
+            for command in (f"ip link del {host}v", f"ip netns del {host}"):
+                subprocess.run(command.split(), capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+
+
+def _relay(host: str, late_ms: float, bridge: str) -> subprocess.Popen[str]:
+    relay = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("relay.py")), host, str(late_ms), bridge],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert relay.stdout is not None
+    assert relay.stdout.readline().strip() == "ready"
+    return relay
 
 
 def sh(command: str) -> None:

@@ -1,0 +1,329 @@
+"""A real Ray cluster in namespaces of this machine: one burst from three nodes, faults, a suite.
+
+Needs root, iproute2, time namespaces and Ray; skipped elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loadgen.record.capture import Reads
+from loadgen.record.capture_store import read_captures
+from loadgen.record.rundir import open_run
+from tests.bench.wire import build
+from tests.cluster.lab import SHIFT_S, Lab, can_make_namespaces, lab
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not can_make_namespaces(), reason="no root, no namespaces or no Ray here"),
+    pytest.mark.timeout(600),
+]
+LATE_MS = 5.0
+N_TOKENS = 32
+RAY = ("--ray", "10.97.0.1:6380")
+QUIET = ("--no-certify", "--no-calibrate", "-q")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """Three raylets: the head, one whose sending is 5 ms late, one whose clock is 1,000 s ahead."""
+    folder = Path("/tmp") / f"bl-ray-{os.getpid()}"  # Ray's socket paths must be short
+    folder.mkdir()
+    with lab(folder, late_ms={1: LATE_MS}) as made:
+        for k, host in enumerate(made.hosts):
+            start(made, k, host)
+        yield made
+
+
+def start(made: Lab, k: int, host: str) -> None:
+    made.start_raylet(host, {f"place{k}": 4, "client": 1}, shifted=k == 2)
+    made.wait_for_nodes(k + 1)
+
+
+class Truth:
+    """The truth server in C, on the head's address."""
+
+    def __init__(self, made: Lab, folder: Path, ttft_ms: float, gap_ms: float) -> None:
+        self.log_path = folder / "truth.log"
+        argv = [build("truth"), "0", str(N_TOKENS), str(int(ttft_ms * 1000)), str(int(gap_ms * 1000))]
+        self._process = subprocess.Popen(
+            made.command(made.hosts[0], [*argv, str(self.log_path), "64", made.address(made.hosts[0])]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._process.stdout is not None
+        self.url = f"http://{made.address(made.hosts[0])}:{self._process.stdout.readline().strip()}"
+
+    def log(self) -> np.ndarray:
+        """A row per request, ns: first byte, arrived whole, n events, then when each event was written."""
+        self._process.communicate(timeout=30)
+        return np.fromfile(self.log_path, dtype=np.int64).reshape(-1, 3 + N_TOKENS)
+
+
+def burst(made: Lab, url: str, out: Path, *argv: str, n: int = 900) -> list[str]:
+    load = ("--requests", str(n), "--prompt-tokens", "64", "--output-tokens", str(N_TOKENS))
+    where = ("--url", url, "--engine", "vllm", "--vocab-size", "1000")
+    words = [sys.executable, "-m", "burstline", "run", *where, *load, *RAY, "--out", str(out), *QUIET, *argv]
+    return made.command(made.hosts[0], words)
+
+
+def finished(made: Lab, argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(argv, capture_output=True, text=True, env=made.env(), timeout=180, check=False)
+
+
+def only_run(out: Path):
+    (folder,) = (path for path in out.iterdir() if (path / "manifest.json").exists())
+    return open_run(folder)
+
+
+def test_one_burst_from_three_nodes_with_one_clock(cluster, tmp_path):
+    truth = Truth(cluster, tmp_path, ttft_ms=300, gap_ms=20)
+    out = tmp_path / "runs"
+    done = subprocess.run(
+        burst(cluster, truth.url, out, "--workers", "3"),
+        capture_output=True,
+        text=True,
+        env=cluster.env(),
+        check=False,
+    )
+    log = truth.log()[1:]  # the first row asks whether the server is ready
+    assert done.returncode in (0, 4), done.stderr
+    run = only_run(out)
+    records = run.records
+    assert len(records) == 900
+    assert (records["outcome"] == "ok").all(), Counter(records["outcome"])
+    assert len(log) == 900
+
+    drivers = run.manifest.drivers
+    shifts = sorted((driver.clock.before for driver in drivers), key=lambda offset: offset.ns)
+    for offset, true_ns in zip(shifts, (0, 0, SHIFT_S * 10**9), strict=True):
+        assert abs(offset.ns - true_ns) <= offset.bound_ns, offset
+    bound_ns = max(driver.clock.bound_ns for driver in drivers)
+    assert bound_ns >= 1e6 * LATE_MS / 2 * 0.99, "a link that is late one way must widen the bound"
+
+    late_worker = next(k for k, driver in enumerate(drivers) if driver.clock.before.bound_ns > 2e6)
+    reported_ms, true_ms = ttfts(run, lambda index: index % 3 != late_worker)
+    spread_ms = np.ptp(records["sent_ns"]) / 1e6
+    true_spread_ms = np.ptp(log[:, 1]) / 1e6
+    print(f"\nclock bounds, us: {[round(driver.clock.bound_ns / 1e3, 1) for driver in drivers]}")
+    for p in (50, 99):
+        reported, true = np.percentile(reported_ms, p), np.percentile(true_ms, p)
+        print(f"TTFT p{p} of both undelayed workers: reported {reported:.3f}, true {true:.3f} ms")
+        assert abs(reported - true) <= 1.0
+    delayed_ms, undelayed_ms = ttfts(run, lambda index: index % 3 == late_worker)
+    share_ms = np.median(delayed_ms - undelayed_ms)
+    print(f"TTFT of the late link's worker: network share {share_ms:.2f} ms, of which the link {LATE_MS}")
+    assert share_ms >= LATE_MS - 0.5
+    print(f"spread: sent {spread_ms:.2f}, arrived {true_spread_ms:.2f} ms, bound {bound_ns / 1e6:.2f} ms")
+    assert abs(spread_ms - true_spread_ms) <= bound_ns / 1e6 + LATE_MS + 1.0
+
+
+STAMPS = re.compile(rb'"t":(\d+),"a":(\d+)')
+
+
+def ttfts(run, chosen) -> tuple[np.ndarray, np.ndarray]:
+    """TTFT in ms of the chosen requests, as recorded and as each first event tells by the server's clock."""
+    first = {i: ns[0] for i, ns in zip(run.records["index"], run.records["token_ns"], strict=True)}
+    rows = [
+        ((first[c.index] - c.sent_ns) / 1e6, (int(told[1]) - int(told[2])) / 1e6)
+        for c in read_captures(run.path / "captures")
+        if chosen(c.index) and (told := STAMPS.search(Reads.of(c.reads).data))
+    ]
+    return tuple(np.array(rows).T)
+
+
+def interrupted(made: Lab, argv: list[str], after_s: float, what) -> tuple[int, float, str]:
+    """Start, wait for the load, do `what`; exit code, seconds until the end, what was printed."""
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=made.env(),
+        start_new_session=True,
+    )
+    out = Path(argv[argv.index("--out") + 1])
+    end = time.monotonic() + 90
+    while not list(out.glob("*/counters")) or not any(_sent(path) for path in out.glob("*/counters")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(after_s)
+    began = time.monotonic()
+    what(process)
+    printed, _ = process.communicate(timeout=120)
+    return process.returncode, time.monotonic() - began, printed
+
+
+def _sent(path: Path) -> bool:
+    try:
+        return bool(np.fromfile(path, dtype=np.int64)[2::8].sum())
+    except OSError:
+        return False
+
+
+def pids(pattern: str) -> list[int]:
+    done = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in done.stdout.split()]
+
+
+LONG = ("--arrival", "constant", "--rate", "30", "--duration-s", "8")
+
+
+def long_run(made: Lab, url: str, out: Path) -> list[str]:
+    words = burst(made, url, out, "--workers", "3", *LONG)
+    at = words.index("--requests")
+    return words[:at] + words[at + 2 :]
+
+
+def kill_one(pattern: str):
+    def kill(_: object) -> None:
+        os.kill(pids(pattern)[0], signal.SIGKILL)
+
+    return kill
+
+
+@pytest.mark.parametrize("victim", ["driver", "actor"])
+def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
+    pattern = {"driver": "burstline.cluster.driver", "actor": "ray::WorkerActor"}[victim]
+    argv = long_run(cluster, truth.url, tmp_path / "runs")
+    code, took_s, printed = interrupted(cluster, argv, 2.0, kill_one(pattern))
+    truth.log()
+    outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
+    print(f"\n{victim} killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
+    assert sum(outcomes.values()) == 240
+    assert outcomes["driver_lost"] > 0
+    assert outcomes["ok"] >= 150
+    assert code == 4, printed
+    assert took_s < 8 + 10
+    assert not pids("burstline.cluster.driver")
+
+
+def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
+    argv = long_run(cluster, truth.url, tmp_path / "runs")
+    code, took_s, printed = interrupted(
+        cluster, argv, 2.0, lambda process: os.killpg(process.pid, signal.SIGINT)
+    )
+    truth.log()
+    run = only_run(tmp_path / "runs")
+    outcomes = Counter(run.records["outcome"])
+    print(f"\nCtrl-C: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
+    assert code == 130, printed
+    assert sum(outcomes.values()) == 240
+    assert (run.path / "report.html").exists()
+    assert took_s < 15
+    assert not pids("burstline.cluster.driver")
+    assert not pids("ray::WorkerActor")
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--workers", "40"), "the cluster has no room for 40 workers"),
+        (("--workers", "1", "--worker-resources", "tpu=1"), "the cluster has no room for 1 workers"),
+        (("--workers", "1", "--worker-resources", "tpu"), "expected NAME=NUMBER"),
+        (("--workers", "auto"), "--ray needs a number of --workers"),
+    ],
+)
+def test_a_cluster_that_cannot_do_it_is_one_line(cluster, tmp_path, flags, said):
+    truth = Truth(cluster, tmp_path, ttft_ms=20, gap_ms=2)
+    done = subprocess.run(
+        burst(cluster, truth.url, tmp_path / "runs", *flags, n=9),
+        capture_output=True,
+        text=True,
+        env=cluster.env(),
+        check=False,
+    )
+    truth.log()
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len([line for line in done.stderr.splitlines() if line.startswith("burstline:")]) == 1
+
+
+def test_a_server_that_a_worker_cannot_reach_is_told_before_anything_is_sent(cluster, tmp_path):
+    here = subprocess.Popen(
+        cluster.command(cluster.hosts[0], [build("truth"), "8177", "4", "20000", "2000"]),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    argv = burst(cluster, "http://127.0.0.1:8177", tmp_path / "runs", "--workers", "3", n=9)
+    done = finished(cluster, argv)
+    here.communicate()
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "cannot reach http://127.0.0.1:8177" in done.stderr
+
+
+SUITE = """
+name = "two-platforms"
+[[platform]]
+name = "one"
+resources = { place1 = 1 }
+[[platform]]
+name = "two"
+resources = { place2 = 1 }
+[[engine]]
+engine = "reference"
+[[workload]]
+name = "small"
+requests = 20
+prompt_tokens = 16
+output_tokens = 4
+"""
+
+
+def test_a_suite_of_two_platforms_runs_side_by_side_and_only_once(cluster, tmp_path):
+    suite = tmp_path / "two.toml"
+    suite.write_text(SUITE)
+    argv = [
+        sys.executable,
+        "-m",
+        "burstline",
+        "run",
+        str(suite),
+        *RAY,
+        "--out",
+        str(tmp_path / "out"),
+        "--no-certify",
+    ]
+    first = cluster.run(cluster.hosts[0], argv, timeout_s=300)
+    assert first.returncode in (0, 4), first.stdout + first.stderr
+    (folder,) = (tmp_path / "out").iterdir()
+    runs = sorted(folder.glob("*/*/manifest.json"))
+    assert len(runs) == 2
+    assert (folder / "report.html").exists()
+    before = [path.stat().st_mtime_ns for path in runs]
+    again = cluster.run(cluster.hosts[0], argv, timeout_s=120)
+    assert again.stderr.count("done before") == 2
+    assert [path.stat().st_mtime_ns for path in runs] == before
+
+
+def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
+    """Last in this file: the cluster has one node less afterwards."""
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
+    argv = long_run(cluster, truth.url, tmp_path / "runs")
+
+    def part(_: object) -> None:
+        subprocess.run(["ip", "link", "set", "bl2v", "down"], check=True)
+
+    code, took_s, printed = interrupted(cluster, argv, 2.0, part)
+    truth.log()
+    outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
+    print(f"\nlink down: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
+    assert sum(outcomes.values()) == 240
+    assert outcomes["driver_lost"] == 80
+    assert code == 4, printed
+    assert took_s < 8 + 10
