@@ -9,13 +9,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run
+from loadgen.record.telemetry import Telemetry
 from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
 from reports.request_sample import Shown, shown_of
@@ -23,18 +23,19 @@ from reports.request_sample import Shown, shown_of
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows.
-
-    `records` lacks the lists of tokens, which `columns` has.
-    """
+    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows."""
 
     name: str
     status: str
     manifest: Manifest
     summary: Mapping[str, Any]
-    records: pd.DataFrame
-    telemetry: pd.DataFrame
+    telemetry: Telemetry
     columns: Columns
+
+    def words(self, column: str) -> list[str | None]:
+        """A column of text of the records, one entry per request."""
+        found: list[str | None] = self.columns.table.column(column).to_pylist()
+        return found
 
     def latency(self, metric: str) -> Floats:
         """One value per record in seconds: +inf where it failed, NaN where it is undefined."""
@@ -49,7 +50,7 @@ class View:
     def shown(self) -> Shown:
         """Which requests the page shows one by one."""
         slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
-        _, first_of_each_kind = np.unique(self.records["outcome"].to_numpy(dtype=str), return_index=True)
+        _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
         at_quantiles = (
             nearest(self.counted(key), p)
             for key in HEADLINE
@@ -74,15 +75,11 @@ def summary_of(run: Run) -> Mapping[str, Any]:
 
 
 def view_of(run: Run) -> View:
-    telemetry = run.telemetry
-    if telemetry is None:
-        telemetry = pd.DataFrame({"at_ns": [], "source": [], "name": [], "value": []})
     return View(
         name=run.name,
         status=run.status,
         manifest=run.manifest,
         summary=summary_of(run),
-        records=run.request_table.to_pandas(),
-        telemetry=telemetry,
+        telemetry=run.watched,
         columns=run.columns,
     )

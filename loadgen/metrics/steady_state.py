@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Final
 
 import numpy as np
-from scipy import stats as sps
 
 from loadgen.metrics.definitions import e2e, e2e_service, tpot, ttft
 from loadgen.metrics.throughput import Window
 from loadgen.record.columns import Columns, Floats
+from loadgen.stats import distributions
 from loadgen.stats.estimates import Absent, Figure, measured
 from loadgen.stats.quantiles import quantile_of
 from loadgen.stats.stationarity import Trend, mann_kendall, warm_up_end
@@ -185,7 +185,7 @@ def _test(name: str, series: Floats) -> _Test:
     trend, median = mann_kendall(series), float(np.median(series))
     if trend is None or median <= 0:
         return _Test(name)
-    return _Test(name, trend, float(sps.theilslopes(series).slope) * len(series) / median, median)
+    return _Test(name, trend, float(distributions.theil_slope(series)) * len(series) / median, median)
 
 
 def _medians(c: Columns, values: Floats, edges: Floats) -> Floats:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from loadgen.driver.job import DriveReport
@@ -25,6 +24,7 @@ from loadgen.metrics.windowed import goodput_in, throughputs_in
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import SCHEMA, ArrivalFacts, Certificate
 from loadgen.record.rundir import Run
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_bound, label, measured
 from loadgen.stats.quantiles import mean, percentiles
 from loadgen.stats.serial_correlation import (
@@ -59,7 +59,7 @@ class Context:
     knows: then no part of the run is taken for steady.
     """
 
-    telemetry: pd.DataFrame | None = None
+    telemetry: Telemetry = field(default_factory=Telemetry.empty)
     reports: Sequence[DriveReport] = ()
     identity: Identity | None = None
     status: str = "complete"
@@ -75,7 +75,7 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
     """The summary of a run on disk, from its files alone; `more` are further fields of `Context`."""
     manifest = run.manifest
     context = Context(
-        telemetry=run.telemetry,
+        telemetry=run.watched,
         reports=manifest.drivers,
         identity=manifest.identity,
         status=run.status,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from loadgen.record.columns import Floats
+from loadgen.record.telemetry import Series, Telemetry
 from loadgen.stats.estimates import Absent, Figure, measured
 
 
@@ -15,24 +14,16 @@ from loadgen.stats.estimates import Absent, Figure, measured
 class Watched:
     """The watcher's rows, at_ns from the run's start; `length_s` is how long the load ran."""
 
-    rows: pd.DataFrame | None
+    rows: Telemetry
     length_s: float
 
-    def series(self, source: str, name: str) -> tuple[Floats, Floats]:
+    def series(self, source: str, name: str) -> Series:
         """When (s) and what, in the order of time, without what was missing; empty where never seen."""
-        if self.rows is None or self.rows.empty:
-            return np.empty(0), np.empty(0)
-        mine = self.rows[(self.rows["source"] == source) & (self.rows["name"] == name)]
-        mine = mine[mine["value"].notna()]
-        return mine["at_ns"].to_numpy() / 1e9, mine["value"].to_numpy(dtype=np.float64)
+        return self.rows.series(source, name)
 
     def why_missing(self, source: str, name: str) -> str:
         """The watcher's own words on why there is no such value."""
-        if self.rows is None or self.rows.empty:
-            return "nothing was watched on this run"
-        mine = self.rows[(self.rows["source"] == source) & self.rows["name"].isin((name, "*"))]
-        notes = mine["note"].dropna() if "note" in mine else pd.Series(dtype=object)
-        return str(notes.iloc[-1]) if len(notes) else f"{source} gave no {name}"
+        return self.rows.why_missing(source, name)
 
     def peak(self, source: str, name: str, unit: str) -> Figure:
         """The largest value while the load ran."""
@@ -59,19 +50,21 @@ class Watched:
 
         They are taken from the same two readings: the last before the load and the last after it.
         """
-        if self.rows is None or self.rows.empty:
+        if not len(self.rows):
             return Absent("nothing was watched on this run")
-        mine = self.rows[(self.rows["source"] == source) & self.rows["name"].str.startswith(prefix)]
-        before, after = mine[mine["at_ns"] <= 0], mine[mine["at_ns"] >= self.length_s * 1e9]
-        if before.empty or after.empty:
-            why = (
-                f"{source} gave no {prefix.rstrip('_')}" if mine.empty else "it was not read before and after"
-            )
-            return Absent(why)
-        first, last = (
-            part[part["at_ns"] == part["at_ns"].max()].set_index("name")["value"] for part in (before, after)
-        )
-        return {str(name).removeprefix(prefix): float(n) for name, n in (last - first).dropna().items()}
+        counters = {name: self.series(source, name) for name in self.rows.names(source, prefix)}
+        at_s = np.concatenate([times for times, _ in counters.values()]) if counters else np.empty(0)
+        before, after = at_s[at_s <= 0], at_s[at_s >= self.length_s]
+        if not len(before) or not len(after):
+            none = f"{source} gave no {prefix.rstrip('_')}"
+            return Absent("it was not read before and after" if counters else none)
+        first_s, last_s = before.max(), after.max()
+        grown = {}
+        for name, (times, values) in counters.items():
+            first, last = values[times == first_s], values[times == last_s]
+            if len(first) and len(last):
+                grown[name.removeprefix(prefix)] = float(last[0] - first[0])
+        return grown
 
     def time_fraction(self, source: str, name: str) -> Figure:
         """The share of the watched time that a counter of seconds took."""
@@ -84,15 +77,7 @@ class Watched:
 
     def devices(self) -> list[str]:
         """The GPUs that were seen: gpu0, gpu1, ..."""
-        if self.rows is None:
-            return []
-        return sorted(
-            {
-                source
-                for source in self.rows["source"].unique()
-                if source.startswith("gpu") and source != "gpu"
-            }
-        )
+        return self.rows.devices()
 
     def _fraction(self, source: str, name: str, per_s: float) -> Figure:
         at_s, values = self.series(source, name)

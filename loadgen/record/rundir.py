@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from loadgen.record.columns import Columns
+    from loadgen.record.telemetry import Telemetry
 
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
@@ -204,8 +205,16 @@ class Run:
         return frame
 
     @cached_property
+    def watched(self) -> Telemetry:
+        """What the watcher saw, as arrays; empty where nothing was watched."""
+        from loadgen.record.telemetry import Telemetry
+
+        table = self._read("telemetry.parquet")
+        return Telemetry.empty() if table is None else Telemetry.of(table)
+
+    @cached_property
     def telemetry(self) -> pd.DataFrame | None:
-        """Rows at_ns, source, name, value, note, in the order of time; a value that is missing is NaN."""
+        """The same for pandas: at_ns, source, name, value, note; a value that is missing is NaN."""
         return _as_frame(self._read("telemetry.parquet"))
 
     @cached_property

@@ -53,13 +53,6 @@ beta: Final = Distribution(
 binom: Final = Distribution(_binom_ppf, _binom_cdf, lambda k, n, p: special.betainc(k + 1, n - k, p))
 
 
-def share_interval(n_met: int, n: int, level: float) -> tuple[float, float]:
-    """The exact binomial interval of a share (Clopper & Pearson 1934)."""
-    tail = (1 - level) / 2
-    low = float(beta.ppf(tail, n_met, n - n_met + 1)) if n_met > 0 else 0.0
-    return low, float(beta.ppf(1 - tail, n_met + 1, n - n_met)) if n_met < n else 1.0
-
-
 def theil_slope(series: Floats) -> float:
     """The median of the slopes between all pairs of points, their places 1 apart (Theil 1950)."""
     later, earlier = np.tril_indices(len(series), -1)

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as sps
 
+from loadgen.stats import distributions
 from loadgen.stats.figure import Absent as Absent
 from loadgen.stats.figure import Estimate as Estimate
 from loadgen.stats.figure import Figure as Figure
@@ -27,7 +27,7 @@ ONE_RUN = "1 run: repeat it (--repeats 3) for an interval"
 
 def students_t(freedom: float, tail: float = (1 - LEVEL) / 2) -> float:
     """The quantile of Student's t that leaves `tail` above it: half the width of an interval in errors."""
-    return float(sps.t.isf(tail, freedom))
+    return float(-distributions.t.ppf(tail, freedom))
 
 
 def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int | None, int | None]:
@@ -37,8 +37,8 @@ def order_statistic_ranks(n: int, p: float, level: float = LEVEL) -> tuple[int |
     small for that side. Source: David & Nagaraja, Order Statistics (3rd ed.), 7.1.
     """
     tail = (1 - level) / 2
-    low = int(sps.binom.ppf(tail, n, p))
-    high = int(sps.binom.ppf(1 - tail, n, p)) + 1
+    low = int(distributions.binom.ppf(tail, n, p))
+    high = int(distributions.binom.ppf(1 - tail, n, p)) + 1
     return (low if low >= 1 else None), (high if high <= n else None)
 
 
@@ -49,8 +49,8 @@ def early_stopping_discards(n: int, p: float, confidence: float = EARLY_STOPPING
     is not reached. Source: MLCommons inference rules, "Early stopping"
     (https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc, appendix).
     """
-    guess = int(sps.binom.ppf(1 - confidence, n, 1 - p))
-    while guess >= 0 and sps.binom.cdf(guess, n, 1 - p) >= 1 - confidence:
+    guess = int(distributions.binom.ppf(1 - confidence, n, 1 - p))
+    while guess >= 0 and distributions.binom.cdf(guess, n, 1 - p) >= 1 - confidence:
         guess -= 1
     return max(guess, 0)
 

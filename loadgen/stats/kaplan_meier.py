@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as sps
 
+from loadgen.stats import distributions
 from loadgen.stats.estimates import LEVEL, Absent, Estimate, Figure, Floats, early_stopping_floor, label
 
 QUANTILES: Final = (0.5, 0.9, 0.99)
@@ -47,7 +47,7 @@ def curve(watched_s: Floats, ended: NDArray[np.bool_]) -> Curve:
     some = running > 0
     left = at_risk[some] - ends[some]
     error = np.sqrt(np.cumsum(ends[some] / (at_risk[some] * left))) / -np.log(running[some])
-    reach = np.exp(float(sps.norm.ppf((1 + LEVEL) / 2)) * error)
+    reach = np.exp(float(distributions.norm.ppf((1 + LEVEL) / 2)) * error)
     low, high = np.zeros(len(moments)), np.ones(len(moments))
     low[some], high[some] = running[some] ** reach, running[some] ** (1 / reach)
     high[~some] = high[some][-1:] if some.any() else 1.0

@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as sps
 
+from loadgen.stats import distributions
 from loadgen.stats.estimates import (
     LEVEL,
     Absent,
@@ -164,14 +164,14 @@ def _independent(share: float, error: float, freedom: float, most: float) -> flo
     """How many independent trials give a share this error, with Student's t turned into fewer trials."""
     if not error:
         return most
-    widened = error * students_t(freedom) / float(sps.norm.ppf((1 + LEVEL) / 2))
+    widened = error * students_t(freedom) / float(distributions.norm.ppf((1 + LEVEL) / 2))
     return min(most, share * (1 - share) / widened**2)
 
 
 def _clopper_pearson(k: float, n: float) -> tuple[float, float]:
     """The exact binomial interval of a share, for numbers that need not be whole."""
-    low = float(sps.beta.ppf((1 - LEVEL) / 2, k, n - k + 1)) if k > 0 else 0.0
-    return low, float(sps.beta.ppf((1 + LEVEL) / 2, k + 1, n - k)) if k < n else 1.0
+    low = float(distributions.beta.ppf((1 - LEVEL) / 2, k, n - k + 1)) if k > 0 else 0.0
+    return low, float(distributions.beta.ppf((1 + LEVEL) / 2, k + 1, n - k)) if k < n else 1.0
 
 
 def standard_error(residuals: Floats, least_block: int = 1) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats as sps
 
+from loadgen.stats import distributions
 from loadgen.stats.across_runs import LEAST_RUNS, Noise
 from loadgen.stats.estimates import LEVEL, Absent, Estimate, Floats, students_t
 
@@ -56,7 +56,7 @@ class Difference:
             return 1.0
         if not self.error:
             return 0.0 if self.point else 1.0
-        return float(2 * sps.t.sf(abs(self.point) / self.error, self.freedom))
+        return float(2 * distributions.t.sf(abs(self.point) / self.error, self.freedom))
 
     def within(self, margin: float) -> bool:
         """Whether they are equivalent: the 90% interval lies within the margin (TOST, Schuirmann 1987)."""
@@ -178,7 +178,7 @@ def _judged(difference: Difference, p: float, n_numbers: int) -> Contrast:
 def _reach(freedom: NDArray[np.floating[Any]] | float, n_numbers: int) -> Floats:
     """How many standard errors make a difference that Holm's first step detects with 80% power."""
     alpha = (1 - LEVEL) / n_numbers
-    return np.asarray(sps.t.ppf(1 - alpha / 2, freedom) + sps.t.ppf(POWER, freedom))
+    return np.asarray(distributions.t.ppf(1 - alpha / 2, freedom) + distributions.t.ppf(POWER, freedom))
 
 
 def _more_runs(difference: Difference, n_numbers: int) -> int | None:
@@ -190,7 +190,9 @@ def _more_runs(difference: Difference, n_numbers: int) -> int | None:
     error, freedom = difference.noise * np.sqrt(2 / runs), 2.0 * runs - 2
     different = abs(difference.point) >= _reach(freedom, n_numbers) * error
     room = math.log1p(MARGIN) - abs(difference.point)
-    same = room >= (sps.t.ppf(LEVEL, freedom) + sps.t.ppf((1 + POWER) / 2, freedom)) * error
+    same = (
+        room >= (distributions.t.ppf(LEVEL, freedom) + distributions.t.ppf((1 + POWER) / 2, freedom)) * error
+    )
     enough = runs[different | same]
     return int(enough[0]) - fewest if len(enough) else None
 

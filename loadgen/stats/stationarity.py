@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats as sps
 
+from loadgen.stats import distributions
 from loadgen.stats.estimates import Floats
 
 BATCH = 5
@@ -68,20 +68,20 @@ def mann_kendall(series: Floats) -> Trend | None:
     if variance <= 0:
         return Trend(0.0, 1.0, n)
     z = (score - math.copysign(1, score)) / math.sqrt(variance) if score else 0.0
-    return Trend(score / (n * (n - 1) / 2), float(2 * sps.norm.sf(abs(z))), n)
+    return Trend(score / (n * (n - 1) / 2), float(2 * distributions.norm.sf(abs(z))), n)
 
 
 def _variance_inflation(series: Floats) -> float:
     n = len(series)
-    slope = sps.theilslopes(series).slope
-    ranks = sps.rankdata(series - slope * np.arange(n))
+    slope = distributions.theil_slope(series)
+    ranks = distributions.rankdata(series - slope * np.arange(n))
     ranks -= ranks.mean()
     power = float(ranks @ ranks)
     if power == 0:
         return 1.0
     lags = np.arange(1, n - 1)
     rho = np.array([ranks[lag:] @ ranks[:-lag] for lag in lags]) / power
-    significant = np.abs(rho) > sps.norm.ppf(0.975) / math.sqrt(n)
+    significant = np.abs(rho) > distributions.norm.ppf(0.975) / math.sqrt(n)
     weights = (n - lags) * (n - lags - 1.0) * (n - lags - 2.0)
     # Never below 1: the correction is here to call fewer things a trend, not more.
     return max(1.0, 1 + 2 / (n * (n - 1) * (n - 2)) * float((weights * rho)[significant].sum()))

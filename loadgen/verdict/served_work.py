@@ -160,7 +160,7 @@ def _cached_fraction(c: Columns, run: Run) -> float | None:
         prompt = np.where(np.isnan(c.prompt_tok), c.planned_prompt_tok, c.prompt_tok)[known]
         return float(c.cached_tok[known].sum() / prompt.sum())
     ends_s = c.closed_s[~np.isnan(c.closed_s)]
-    watched = Watched(run.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
+    watched = Watched(run.watched, float(ends_s.max()) if len(ends_s) else 0.0)
     served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
     if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:
         return None

@@ -7,9 +7,9 @@ import math
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from scipy import stats as sps
 
 from loadgen.record.columns import Floats, Ints
+from loadgen.stats import distributions
 from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, Plot, canvas, drawn, margins
 from reports.number_format import Scale, number, scale_for
 from reports.tables import Table, table
@@ -61,8 +61,8 @@ def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
 def share_band(ranks: Ints, n: int, level: float = BAND_LEVEL) -> tuple[Floats, Floats]:
     """The exact binomial interval of the true share below the k-th of n values, k >= 1."""
     tail = (1 - level) / 2
-    low = sps.beta.ppf(tail, ranks, n - ranks + 1)
-    high = np.where(ranks < n, sps.beta.ppf(1 - tail, ranks + 1, np.maximum(n - ranks, 1)), 1.0)
+    low = distributions.beta.ppf(tail, ranks, n - ranks + 1)
+    high = np.where(ranks < n, distributions.beta.ppf(1 - tail, ranks + 1, np.maximum(n - ranks, 1)), 1.0)
     return np.asarray(low), np.asarray(high)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pandas as pd
 
 from loadgen.record.columns import Columns, Floats, Ints
+from loadgen.record.telemetry import Telemetry
 
 
 def bin_edges(end_s: float, n_bins: int = 200) -> Floats:
@@ -45,14 +45,13 @@ def in_flight(c: Columns, edges: Floats) -> Floats:
     return most
 
 
-def level(telemetry: pd.DataFrame, source: str, name: str, edges: Floats) -> Floats:
+def level(telemetry: Telemetry, source: str, name: str, edges: Floats) -> Floats:
     """The greatest reading in each bin; a bin without one keeps the last.
 
     Readings from before the start do not count: what an idle server said is not held into the load.
     """
-    mine = (telemetry["source"] == source) & (telemetry["name"] == name) & (telemetry["at_ns"] >= 0)
-    rows = telemetry[mine].dropna(subset="value")
-    at_s, values = rows["at_ns"].to_numpy(dtype=float) / 1e9, rows["value"].to_numpy(dtype=float)
+    at_s, values = telemetry.series(source, name)
+    at_s, values = at_s[at_s >= 0], values[at_s >= 0]
     most = np.full(len(edges) - 1, np.nan)
     if not len(at_s):
         return most

@@ -88,15 +88,11 @@ def _counters(view: View) -> Iterator[Event]:
         yield from _counter("in flight", CLIENT, *in_flight_steps(c.sent_s[known], c.closed_s[known]))
         edges = series.bin_edges(float(c.closed_s[known].max()))
         yield from _counter("output tokens per s", CLIENT, edges[:-1], series.tokens_per_s(c, edges))
-    devices = sorted({source for source in telemetry["source"].unique() if source.startswith("gpu")})
+    devices = telemetry.devices()
     gauges = (*GAUGES, *((d, "memory_used_bytes", f"{d} memory (bytes)", SERVER) for d in devices))
     for source, name, title, pid in gauges:
-        mine = telemetry[
-            (telemetry["source"] == source) & (telemetry["name"] == name) & (telemetry["at_ns"] >= 0)
-        ].dropna(subset="value")
-        yield from _counter(
-            title, pid, mine["at_ns"].to_numpy(dtype=float) / 1e9, mine["value"].to_numpy(dtype=float)
-        )
+        at_s, values = telemetry.series(source, name)
+        yield from _counter(title, pid, at_s[at_s >= 0], values[at_s >= 0])
 
 
 def _counter(name: str, pid: int, at_s: Floats, values: Floats) -> Iterator[Event]:

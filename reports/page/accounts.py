@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from loadgen.record.columns import Floats
 from reports import estimate_tables
 from reports.blocks import Block, Command, Folded, Note, Side
 from reports.figures import run_figures
@@ -67,11 +68,11 @@ def requests(view: View) -> list[Block]:
 
 
 def _request_table(view: View) -> Table:
-    c, records = view.columns, view.records
+    c = view.columns
     shown = ("ttft", "tpot", "e2e")
     latency = [view.latency(name) for name in shown]
     scales = [scale_for("s", values.tolist()) for values in latency]
-    outcomes, reasons = records["outcome"].tolist(), records["finish_reason"].tolist()
+    outcomes, reasons = view.words("outcome"), view.words("finish_reason")
     titles = ["Request", "Outcome", "Due (s)", "Sent late (ms)"]
     titles += [
         f"{estimate_tables.title_of(name)} ({scale.unit})" for name, scale in zip(shown, scales, strict=True)
@@ -108,37 +109,38 @@ def _listed(shown: Shown) -> str:
 
 def failures(view: View) -> list[Block]:
     """Every outcome with its count and its first example."""
-    records = view.records
-    kinds = records["outcome"].value_counts()
+    outcomes, errors = [str(outcome) for outcome in view.words("outcome")], view.words("error")
+    kinds, index = Counter(outcomes), view.columns.table.column("index").to_pylist()
+    n = len(outcomes)
     rows: list[list[str | Cell]] = []
-    for kind in sorted(kinds.index, key=lambda kind: (kind != "ok", -kinds[kind], kind)):
-        first = records[records["outcome"] == kind].iloc[0]
-        example = int(first["index"])
+    for kind in sorted(kinds, key=lambda kind: (kind != "ok", -kinds[kind], kind)):
+        first = outcomes.index(kind)
+        example = int(index[first])
         rows.append([
             Cell(kind), Cell(MEANING.get(kind, "the server refused it")), count(kinds[kind]),
-            f"{kinds[kind] / len(records) * 100:.1f} %", Cell(f"#{example}", href=view.shown.href(example)),
-            Cell(_words(first["error"])[:300], tone="wrap"),
+            f"{kinds[kind] / n * 100:.1f} %", Cell(f"#{example}", href=view.shown.href(example)),
+            Cell(_words(errors[first])[:300], tone="wrap"),
         ])  # fmt: skip
-    lost = len(records) - int(kinds.get("ok", 0))
-    said = f"{lost:,} of {len(records):,} requests were not served as asked." if lost else "Nothing failed."
+    lost = n - kinds["ok"]
+    said = f"{lost:,} of {n:,} requests were not served as asked." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its words"]
     return [
         Note(said),
-        table(f"How {len(records):,} planned requests ended", columns, rows, text=(0, 1, 4, 5)),
+        table(f"How {n:,} planned requests ended", columns, rows, text=(0, 1, 4, 5)),
     ]
 
 
 def served(view: View) -> list[Block]:
     """Asked against served lengths, who counted, finish reasons, what a cache spared the server."""
-    records = view.records
+    c = view.columns
     lengths = [
-        _length_row("Prompt", records["planned_prompt_tok"], records["prompt_tok"], records["prompt_source"]),
-        _length_row("Output", records["planned_output_tok"], records["output_tok"], records["output_source"]),
+        _length_row("Prompt", c.planned_prompt_tok, c.prompt_tok, view.words("prompt_source")),
+        _length_row("Output", c.planned_output_tok, c.output_tok, view.words("output_source")),
     ]
-    reasons = records["finish_reason"].fillna("not provided").value_counts()
+    reasons = Counter("not provided" if reason is None else reason for reason in view.words("finish_reason"))
     titles = ["Tokens", "Asked", "Served", "As asked", "Counted by"]
     finish = [[str(reason), count(n)] for reason, n in sorted(reasons.items())]
-    cached = records["cached_tok"].dropna()
+    cached = c.cached_tok[~np.isnan(c.cached_tok)]
     told = "The engine does not say how many prompt tokens came from a cache."
     if len(cached):
         told = f"{int(cached.sum()):,} prompt tokens came from a cache, says the engine."
@@ -151,11 +153,11 @@ def served(view: View) -> list[Block]:
     ]  # fmt: skip
 
 
-def _length_row(label: str, asked: pd.Series, got: pd.Series, source: pd.Series) -> list[str]:
-    known = got.notna()
-    by = ", ".join(COUNTED_BY.get(name, name) for name in sorted(source.dropna().unique())) or "nobody"
+def _length_row(label: str, asked: Floats, got: Floats, source: Sequence[str | None]) -> list[str]:
+    known = ~np.isnan(got)
+    by = ", ".join(COUNTED_BY.get(name, name) for name in sorted({name for name in source if name}))
     equal = int((asked[known] == got[known]).sum())
-    return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by]
+    return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by or "nobody"]
 
 
 def again(view: View) -> list[Block]:
@@ -198,7 +200,7 @@ def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]
             yield f"{prefix}{key}", cut
 
 
-def _range(values: pd.Series) -> str:
+def _range(values: Floats) -> str:
     if not len(values):
         return "–"
     low, high = int(values.min()), int(values.max())

@@ -187,7 +187,7 @@ def _panels(view: View, edges: Floats) -> list[Panel]:
         found = [Line(label, series.level(telemetry, source, name, edges)) for source, name, label in wanted]
         return tuple(line for line in found if np.isfinite(line.values).any())
 
-    devices = sorted({source for source in telemetry["source"].unique() if source.startswith("gpu")})
+    devices = telemetry.devices()
     in_flight = Line("in flight", series.in_flight(view.columns, edges))
     output = Line("output", series.tokens_per_s(view.columns, edges))
     return [

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from loadgen.metrics.server_histograms import agreement, disagreement
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.tables import record_table
+from loadgen.record.tables import record_table, telemetry_table
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Estimate
+from servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok
 
 EDGES_S = (0.01, 0.1, 0.25, 0.5, 1.0, np.inf)
 SENT_S = 0.001
 """When `ok` sends."""
+
+
+def seen_by_watcher(*rows: Row) -> Watched:
+    return Watched(Telemetry.of(telemetry_table(rows)), 1.0)
 
 
 def client(ttft_s: float = 0.2, gap_s: float = 0.03, n: int = 20) -> Columns:
@@ -35,8 +40,7 @@ def server(
             for edge_s in EDGES_S:
                 rows.append((at, f"{name}_le_{edge_s}".replace("inf", "+Inf"), (all_s <= edge_s).sum()))
             rows += [(at, f"{name}_count", len(all_s)), (at, f"{name}_sum", all_s.sum())]
-    frame = pd.DataFrame(rows, columns=["at_ns", "name", "value"]).astype({"value": float})
-    return Watched(frame.assign(source="engine", note=None), 1.0)
+    return seen_by_watcher(*(Row(at, "engine", name, float(value)) for at, name, value in rows))
 
 
 def point(figure: Estimate | Absent) -> float:
@@ -92,9 +96,8 @@ def test_where_others_were_served_too_only_medians_are_held_against_each_other()
 
 
 def test_what_was_not_watched_or_not_told_is_absent_and_not_flagged() -> None:
-    silent = Watched(None, 1.0)
-    others = Watched(pd.DataFrame([(0, "engine", "running", 1.0, None)], columns=[*"abcde"]), 1.0)
-    others.rows.columns = ["at_ns", "source", "name", "value", "note"]  # type: ignore[union-attr]
+    silent = seen_by_watcher()
+    others = seen_by_watcher(Row(0, "engine", "running", 1.0))
     nobody = columns_of(record_table([failed(0)]))
     late = server(at_ns=(10, 2 * 10**9))
     cases = [

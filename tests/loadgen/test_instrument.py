@@ -5,6 +5,7 @@ import pytest
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent
 from loadgen.verdict.instrument import instrument, read_error_s
 from tests.loadgen.making import MS, ok
@@ -48,7 +49,7 @@ def test_the_first_events_of_two_requests_at_one_moment_do_not_share_a_read():
 
 def test_lateness_counts_from_due_in_an_open_loop_and_from_dispatch_in_a_closed_one():
     record = replace(ok(0, 0.1, []), dispatched_ns=900_000, sent_ns=1_000_000)
-    watched = Watched(None, 1.0)
+    watched = Watched(Telemetry.empty(), 1.0)
     by_due = instrument(columns(record), (), watched, closed_loop=False)
     by_dispatch = instrument(columns(record), (), watched, closed_loop=True)
     assert by_due["send_lag_p50_s"].point == pytest.approx(1e-3)
@@ -58,12 +59,14 @@ def test_lateness_counts_from_due_in_an_open_loop_and_from_dispatch_in_a_closed_
 def test_the_peak_is_the_most_events_within_any_second():
     times_ms = [[0, 700, 1600, 1650, 1690, 2650], [1700]]
     records = [replace(stamped(ms, [0] * len(ms)), index=i) for i, ms in enumerate(times_ms)]
-    found = instrument(columns(*records), (), Watched(None, 1.0), closed_loop=False)
+    found = instrument(columns(*records), (), Watched(Telemetry.empty(), 1.0), closed_loop=False)
     assert found["peak_events_per_s"].point == 4  # from 1600 ms, or from 1650: 2650 is outside
 
 
 def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
-    found = instrument(columns(stamped([100], [None])), (), Watched(None, 1.0), closed_loop=False)
+    found = instrument(
+        columns(stamped([100], [None])), (), Watched(Telemetry.empty(), 1.0), closed_loop=False
+    )
     for name in ("read_lag_p99_s", "client_cpu_s", "client_peak_bytes", "others_cpu_fraction", "max_pass_s"):
         assert isinstance(found[name], Absent)
         assert found[name].reason

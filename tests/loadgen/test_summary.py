@@ -2,13 +2,14 @@ from dataclasses import replace
 
 import numpy as np
 import orjson
-import pandas as pd
 import pytest
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary import Context, summarize
-from loadgen.record.tables import RECORDS, record_table
+from loadgen.record.tables import RECORDS, record_table, telemetry_table
+from loadgen.record.telemetry import Telemetry
 from servers.engine import Identity
+from servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok
 
 SECTIONS = {
@@ -42,8 +43,7 @@ def figures(node, path=""):
 
 
 def telemetry(*rows):
-    names = ["at_ns", "source", "name", "value"]
-    return pd.DataFrame([dict(zip(names, row, strict=True), note=None) for row in rows])
+    return Telemetry.of(telemetry_table([Row(*row) for row in rows]))
 
 
 RUNS = {
@@ -125,7 +125,7 @@ def test_client_and_server_must_count_the_same_tokens():
     summary = summarize(run_of(100), Context(telemetry=counted))
     assert summary["conservation"]["output_client_tok"]["point"] == 800
     assert summary["conservation"]["output_residual"]["point"] == 0
-    more = counted.assign(value=[1000.0, 1500.0, 1900.0])
+    more = replace(counted, value=np.array([1000.0, 1500.0, 1900.0]))
     summary = summarize(run_of(100), Context(telemetry=more))
     assert summary["conservation"]["output_residual"]["point"] == pytest.approx(1 / 9)
     assert advice_on_tokens(summary) == "Does anybody else use this server?"
@@ -175,8 +175,8 @@ def test_memory_peaks_come_from_the_time_of_the_load_and_each_kind_stays_apart()
 
 
 def test_a_missing_source_is_absent_in_its_own_words():
-    row = {"at_ns": 0, "source": "engine", "name": "*", "value": np.nan, "note": "the engine has no metrics"}
-    memory = summarize(run_of(100), Context(telemetry=pd.DataFrame([row])))["memory"]
+    row = (0, "engine", "*", None, "the engine has no metrics")
+    memory = summarize(run_of(100), Context(telemetry=telemetry(row)))["memory"]
     assert memory["kv_peak_fraction"]["absent"] == "the engine has no metrics"
 
 

@@ -15,6 +15,7 @@ import pytest
 from burstline.bench.finish import write_report
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import telemetry_table
+from loadgen.record.telemetry import Telemetry
 from servers.engine import Target
 from servers.host.ready import getter
 from servers.host.scrape import _gauge_rows
@@ -87,7 +88,7 @@ def _watched(truth: TruthRig, url: str | None = None, **options: Any) -> dict[st
     before = read()
     played = fired(replace(truth, url=url or truth.url), requests(20, 8), **options)
     rows = telemetry_table([*before, *read()], played.report.t0_ns or 0)
-    return played.summary(telemetry=rows.to_pandas())
+    return played.summary(telemetry=Telemetry.of(rows))
 
 
 def test_29_a_stored_event_log_gives_the_same_records_for_ever_and_the_same_bytes_each_time(

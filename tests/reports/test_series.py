@@ -1,14 +1,15 @@
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.record import tables
 from loadgen.record.columns import Columns, columns_of
+from loadgen.record.telemetry import Telemetry
 from reports.figures import series
+from servers.host.telemetry import Row
 from tests.reports import synthetic
 
 
@@ -41,16 +42,13 @@ def test_in_flight_is_the_most_at_once_in_each_bin(columns):
 
 
 def test_a_level_is_held_until_the_next_reading_and_no_longer_than_the_last():
-    rows = pd.DataFrame(
-        [
-            (-10, "engine", "running", 7.0),
-            (1_000_000_000, "engine", "running", 3.0),
-            (2_100_000_000, "engine", "running", 5.0),
-            (0, "server", "running", 9.0),
-        ],
-        columns=["at_ns", "source", "name", "value"],
-    )
-    found = series.level(rows, "engine", "running", np.arange(6.0))
+    rows = [
+        Row(-10, "engine", "running", 7.0),
+        Row(1_000_000_000, "engine", "running", 3.0),
+        Row(2_100_000_000, "engine", "running", 5.0),
+        Row(0, "server", "running", 9.0),
+    ]
+    found = series.level(Telemetry.of(tables.telemetry_table(rows)), "engine", "running", np.arange(6.0))
     np.testing.assert_array_equal(found, [np.nan, 3.0, 5.0, np.nan, np.nan])
 
 
