@@ -32,19 +32,33 @@ Call = Callable[[Sequence[str], Slot], int]
 
 
 def run_suite(
-    path: Path, out: Path, *, certify: bool = True, dry_run: bool = False, ray: str | None = None
+    path: Path,
+    out: Path,
+    *,
+    certify: bool = True,
+    dry_run: bool = False,
+    ray: str | None = None,
+    platform: str | None = None,
 ) -> int:
     """Run what of the suite is not done yet, then write the report over all of it; the exit code.
 
     The suite's folder is `out/<name>-<first 8 of its hash>`: another word in the file is another suite.
-    `ray` is the address of a cluster: then each run goes to a node of its platform.
+    `ray` is the address of a cluster: then each run goes to a node of its platform. `platform` leaves out
+    the runs of all others; without `ray` this machine is that platform.
     """
     suite = load_suite(path)
-    if suite.platforms and ray is None and not dry_run:
-        names = ", ".join(platform.name for platform in suite.platforms)
-        raise WorkloadError(f"{path} has platforms ({names}), which are nodes of a Ray cluster: add --ray")
+    names = [one.name for one in suite.platforms]
+    if platform is not None and platform not in names:
+        known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"
+        raise WorkloadError(f"--platform {platform}: not a platform of {path}; {known}")
+    if names and ray is None and platform is None and not dry_run:
+        raise WorkloadError(
+            f"{path} has the platforms {', '.join(names)}: add --ray to run on a cluster's nodes, or "
+            f"--platform {names[0]} if this machine is one of them"
+        )
     folder = out / suite.folder_name
-    slots = schedule(suite)
+    all_slots = schedule(suite)
+    slots = [s for s in all_slots if platform is None or (s.platform and s.platform.name == platform)]
     if dry_run:
         print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
         return exit_codes.DONE
@@ -54,13 +68,14 @@ def run_suite(
             make_where_missing(model)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) as lock, terminable():
-        _keep(suite, slots, path, folder)
+        _keep(suite, all_slots, path, folder)
         try:
             if ray is None:
 
                 def here(argv: Sequence[str], slot: Slot) -> int:
                     words = [word.replace(OUT, str(folder / slot.id)) for word in argv]
-                    return _called(words, environments[slot.engine.name], lock)
+                    own = slot.platform.env if slot.platform else {}
+                    return _called(words, {**environments[slot.engine.name], **own}, lock)
 
                 codes = [_carry_out(slot, len(slots), folder, here, certify=certify) for slot in slots]
             else:

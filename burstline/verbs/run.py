@@ -67,6 +67,9 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
         "that runs here)",
     )
     group.add_argument(
+        "--platform", metavar="NAME", help="of a suite with platforms: run this one only, here unless --ray"
+    )
+    group.add_argument(
         "--worker-resources", metavar="NAME=N,...", help="what each worker takes of its node (CPU=1)"
     )
 
@@ -214,6 +217,8 @@ def run(args: argparse.Namespace) -> int:
 def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
     from workloads.request import WorkloadError
 
+    if args.platform is not None:
+        raise WorkloadError("--platform picks the runs of a suite: name its file, e.g. suites/laptop.toml")
     if args.ray is None:
         if args.worker_resources is not None:
             raise WorkloadError("--worker-resources says what a worker takes of a Ray node: add --ray")
@@ -230,7 +235,7 @@ def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
     return RayOptions(args.ray, args.workers, resources)
 
 
-OF_A_SUITE = ("suite", "out", "no_certify", "dry_run", "ray")
+OF_A_SUITE = ("suite", "out", "no_certify", "dry_run", "ray", "platform")
 
 
 def _run_suite(args: argparse.Namespace) -> int:
@@ -246,7 +251,14 @@ def _run_suite(args: argparse.Namespace) -> int:
     if beside:
         flags = ", ".join("--" + name.replace("_", "-") for name in beside)
         raise WorkloadError(f"{args.suite} says what is run; {flags} would be ignored: put it into the file")
-    return run_suite(args.suite, args.out, certify=not args.no_certify, dry_run=args.dry_run, ray=args.ray)
+    return run_suite(
+        args.suite,
+        args.out,
+        certify=not args.no_certify,
+        dry_run=args.dry_run,
+        ray=args.ray,
+        platform=args.platform,
+    )
 
 
 def wish_of(args: argparse.Namespace) -> "Wish":

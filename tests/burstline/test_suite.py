@@ -391,3 +391,78 @@ def test_a_suite_that_was_interrupted_goes_on_where_it_was(small, tmp_path):
     assert "No finished run" not in (folder / "report.html").read_text()
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [line for line in lines if str(folder) in line]
+
+
+PLATFORMS = (
+    SMALL
+    + """
+[[platform]]
+name = "a100"
+accelerator = "A100"
+gpus = 1
+[[platform]]
+name = "cpu"
+resources = { cpu_node = 1 }
+env = { OMP_NUM_THREADS = "1" }
+"""
+)
+
+
+@pytest.fixture
+def on_platforms(tmp_path):
+    path = tmp_path / "platforms.toml"
+    path.write_text(PLATFORMS)
+    return path
+
+
+def test_every_platform_gets_every_run_and_is_part_of_its_cell(on_platforms):
+    slots = schedule(load_suite(on_platforms))
+    assert len(slots) == 8
+    assert {slot.cell for slot in slots} == {"burst, a100", "burst, cpu"}
+    assert slots[0].id == "001-one-burst-a100"
+    assert slots[0].platform.ray_options() == {
+        "num_cpus": 1,
+        "num_gpus": 1.0,
+        "resources": {},
+        "accelerator_type": "A100",
+    }
+
+
+def test_platforms_are_refused_where_there_is_no_cluster_to_run_them_on(on_platforms, capsys):
+    assert cli.main(["run", str(on_platforms)]) == exit_codes.USAGE
+    assert "add --ray to run on a cluster's nodes, or --platform a100" in capsys.readouterr().err
+
+
+def test_one_platform_of_a_suite_runs_here(on_platforms, tmp_path, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(execution, "_called", lambda argv, env, _: calls.append((argv, env)) or 5)
+    code = cli.main(["run", str(on_platforms), "--platform", "cpu", "--out", str(tmp_path / "out")])
+    assert code == exit_codes.ENGINE_FAILED
+    assert len(calls) == 4
+    assert all("-cpu" in " ".join(argv) and env["OMP_NUM_THREADS"] == "1" for argv, env in calls)
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--platform", "h100"], "--platform h100: not a platform of"),
+        (["--workers", "2"], "--workers would be ignored"),
+    ],
+)
+def test_a_slip_about_platforms_is_one_line(on_platforms, capsys, argv, said):
+    assert cli.main(["run", str(on_platforms), *argv]) == exit_codes.USAGE
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"name": "p", "gpu": 1}, "unknown key 'gpu'; did you mean 'gpus'?"),
+        ({"name": "p", "resources": 3}, "resources must be a table"),
+        ({"name": "p", "resources": {"a": 0}}, "resources.a must be above 0"),
+        ({"resources": {"a": 1}}, "name is missing"),
+    ],
+)
+def test_a_platform_that_makes_no_sense_names_its_key(table, said):
+    with pytest.raises(WorkloadError, match=said.replace("?", r"\?")):
+        suite(platform=[table])

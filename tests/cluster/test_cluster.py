@@ -311,6 +311,23 @@ def test_a_suite_of_two_platforms_runs_side_by_side_and_only_once(cluster, tmp_p
     assert [path.stat().st_mtime_ns for path in runs] == before
 
 
+def test_ten_thousand_streams_over_three_workers(cluster, tmp_path):
+    truth = Truth(cluster, tmp_path, ttft_ms=3000, gap_ms=500)
+    done = finished(cluster, burst(cluster, truth.url, tmp_path / "runs", "--workers", "3", n=10_000))
+    truth.log()
+    assert done.returncode in (0, 4), done.stderr
+    run = only_run(tmp_path / "runs")
+    outcomes = Counter(run.records["outcome"])
+    print(f"\n10,000 streams: {dict(outcomes)}")
+    for driver in run.manifest.drivers:
+        cpu_us = 1e6 * driver.cpu_s / (driver.n_planned * N_TOKENS)
+        print(
+            f"  {driver.host}: {driver.peak_rss_bytes / 2**20:.0f} MiB at most, {cpu_us:.1f} us CPU an event"
+        )
+    assert sum(outcomes.values()) == 10_000
+    assert outcomes["ok"] == 10_000
+
+
 def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     """Last in this file: the cluster has one node less afterwards."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
