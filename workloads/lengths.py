@@ -1,36 +1,151 @@
-"""How long prompts and outputs are: `512`, or `256..768` for uniform between both ends, ends included."""
+"""How long prompts and outputs are: a number, a range, a distribution, or lengths recorded in a file.
 
-from dataclasses import dataclass
+    512                       exactly
+    256..768                  uniform, both ends included
+    normal:512,128            mean and standard deviation; cut off at 1 and at the mean + 6 standard deviations
+    lognormal:512,400         likewise, of the lengths themselves; cut off at the quantile 1 - 1e-6
+    zipf:1.2,16..4096         P(length) proportional to (length - 15)^-1.2
+    file:lengths.csv          rows of recorded lengths, drawn with replacement
+
+A range after normal or lognormal (`normal:512,128,64..2048`) sets the ends. Nothing is clipped to an end: the
+distribution is conditioned on lying between them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
 from numpy.typing import NDArray
+from scipy import stats as sps
 
 from workloads.request import WorkloadError
+from workloads.seeds import rng
+
+Ints = NDArray[np.int64]
+EXPECTED = "a number such as 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096 or file:F.csv"
+MAX_TOK = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Uniform over low..high tokens, ends included; a constant where both are equal."""
+    """A distribution over whole numbers of tokens from `low` to `high`, both included.
+
+    `pmf[k]` is the probability of `low + k`; None: uniform. `rows` are recorded lengths, `path` their file.
+    `text` is what the user typed.
+    """
 
     low: int
     high: int
+    text: str = ""
+    pmf: NDArray[np.float64] | None = field(default=None, compare=False)
+    rows: Ints | None = field(default=None, compare=False)
+    path: str | None = None
 
-    def draw(self, n: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        return rng.integers(self.low, self.high, n, endpoint=True)
+    def draw(self, n: int, rng: np.random.Generator) -> Ints:
+        if self.rows is not None:
+            return self.rows[rng.integers(0, len(self.rows), n)]
+        if self.pmf is None:
+            return rng.integers(self.low, self.high, n, endpoint=True)
+        return self.low + np.searchsorted(np.cumsum(self.pmf), rng.random(n), side="right").clip(
+            max=len(self.pmf) - 1
+        ).astype(np.int64)
 
     def __str__(self) -> str:
+        if self.text:
+            return self.text
         return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
 
 
+def draw_both(prompt: Lengths, output: Lengths, n: int, seed: int) -> tuple[Ints, Ints]:
+    """Prompt and output lengths of n requests; of one file they come from the same rows, so correlated."""
+    if prompt.path is not None and prompt.path == output.path:
+        return tuple(lengths.draw(n, rng(seed, "length rows")) for lengths in (prompt, output))  # type: ignore[return-value]
+    return prompt.draw(n, rng(seed, "prompt lengths")), output.draw(n, rng(seed, "output lengths"))
+
+
 def parse_lengths(text: str, flag: str) -> Lengths:
-    """`512` or `256..768`; `flag` is named where the text is neither."""
-    low, dots, high = text.partition("..")
+    """The distribution that `text` describes; WorkloadError, naming `flag`, where it describes none."""
+    law, colon, rest = text.partition(":")
     try:
-        lengths = Lengths(int(low), int(high) if dots else int(low))
-    except ValueError:
-        raise WorkloadError(
-            f"{flag} {text}: expected a number of tokens such as 512, or a range 256..768"
-        ) from None
-    if not 1 <= lengths.low <= lengths.high:
+        if colon and law == "file":
+            return _recorded(rest, flag)
+        if colon:
+            return _distribution(law, rest, text)
+        low, high = _range(text)
+    except (ValueError, OverflowError) as error:
+        if isinstance(error, WorkloadError):
+            raise
+        raise WorkloadError(f"{flag} {text}: expected {EXPECTED}") from None
+    if not 1 <= low <= high:
         raise WorkloadError(f"{flag} {text}: expected at least 1 token, and the lower end first")
-    return lengths
+    return Lengths(low, high)
+
+
+def _range(text: str) -> tuple[int, int]:
+    low, dots, high = text.partition("..")
+    return int(low), int(high) if dots else int(low)
+
+
+def _distribution(law: str, rest: str, text: str) -> Lengths:
+    words = rest.split(",")
+    ends = _range(words.pop()) if ".." in words[-1] else None
+    numbers = [float(word) for word in words]
+    if not all(math.isfinite(number) and number > 0 for number in numbers):
+        raise ValueError(text)
+    if law == "zipf":
+        (exponent,) = numbers
+        if ends is None:
+            raise ValueError(text)
+        weights = np.arange(1, ends[1] - ends[0] + 2, dtype=np.float64) ** -exponent
+        return _checked(*ends, weights, text)
+    mean, deviation = numbers
+    if law == "normal":
+        continuous = sps.norm(mean, deviation)
+        low, high = ends or (1, round(mean + 6 * deviation))
+    elif law == "lognormal":
+        sigma = math.sqrt(math.log1p((deviation / mean) ** 2))
+        continuous = sps.lognorm(sigma, scale=mean / math.exp(sigma**2 / 2))
+        low, high = ends or (1, math.ceil(continuous.ppf(1 - 1e-6)))
+    else:
+        raise ValueError(text)
+    if high - low > MAX_TOK:
+        raise ValueError(text)
+    edges = np.arange(low, high + 2) - 0.5
+    return _checked(low, high, np.diff(continuous.cdf(edges)), text)
+
+
+def _checked(low: int, high: int, weights: NDArray[np.float64], text: str) -> Lengths:
+    total = weights.sum() if len(weights) else 0.0
+    if not 1 <= low <= high or not total > 0:
+        raise ValueError(text)
+    return Lengths(low, high, text, weights / total)
+
+
+def _recorded(name: str, flag: str) -> Lengths:
+    """A CSV with a header: column `prompt_tokens` or `output_tokens`, as the flag says, else its only one."""
+    path = Path(name)
+    wanted = flag.lstrip("-").replace("-", "_")
+    try:
+        table = pacsv.read_csv(path)
+    except (OSError, pa.ArrowException) as error:
+        why = "no such file" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
+        raise WorkloadError(f"{flag} file:{name} cannot be read as CSV: {why}") from None
+    column = wanted if wanted in table.column_names else table.column_names[0]
+    if column != wanted and table.num_columns > 1:
+        raise WorkloadError(
+            f"{flag} file:{name} has columns {', '.join(table.column_names)}; expected one named {wanted}"
+        )
+    values = table.column(column)
+    if not pa.types.is_integer(values.type) or values.null_count:
+        bad = next((k for k, v in enumerate(values.to_pylist(), 2) if not isinstance(v, int)), 2)
+        raise WorkloadError(f"{flag} file:{name} row {bad}: {column} is not a whole number of tokens")
+    rows = values.to_numpy().astype(np.int64)
+    if not len(rows) or (rows < 1).any() or (rows > MAX_TOK).any():
+        bad = int(np.argmax((rows < 1) | (rows > MAX_TOK))) + 2 if len(rows) else 2
+        raise WorkloadError(f"{flag} file:{name} row {bad}: expected a number of tokens from 1 to {MAX_TOK}")
+    return Lengths(int(rows.min()), int(rows.max()), f"file:{path.name}", None, rows, str(path.resolve()))

@@ -1,19 +1,28 @@
-"""Synthetic prompts: exactly the asked number of tokens, uniformly random, never a special id."""
+"""Synthetic prompts: exactly the asked number of tokens, uniformly random, never a special id.
+
+A prompt is made of segments. A segment is a key and a length, its ids are a function of seed, key and
+position alone: two prompts share a prefix exactly as far as their segments have the same keys, and any prompt
+can be drawn by itself, so that a plan of a million requests holds none of them in memory.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.request import Request, WorkloadError
+from workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
 
 N_SALT_TOK = 8
+OF_GROUP: Final = 1 << 62
+"""Added to a group's number, the key of a prefix that the group shares; a private segment has its index."""
+OF_HASH: Final = 1 << 61
+"""Added to a trace's own block hash, cut to 60 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,21 +57,167 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
     return Vocabulary(np.arange(n_ids // 8, n_ids * 7 // 8, dtype=np.uint32), source)
 
 
-def draw_prompt(n_tok: int, vocabulary: Vocabulary, rng: np.random.Generator) -> array[int]:
-    """`n_tok` ids, each uniform over the vocabulary: two prompts share a prefix only by chance."""
-    drawn = vocabulary.ids[rng.integers(0, len(vocabulary.ids), n_tok)]
-    return array("I", drawn.astype(np.uint32).tobytes())
+_MASK: Final = (1 << 64) - 1
+_STEP: Final = 0x9E3779B97F4A7C15
+
+
+class Stream:
+    """Random ids by key and position: SplitMix64 (Steele, Lea, Flood 2014), a counter through a mixer.
+
+    Unlike a generator of NumPy's it has no state to set up, which would cost more than a prompt.
+    """
+
+    def __init__(self, seed: int, name: str) -> None:
+        self._base = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
+
+    def ids(self, key: int, n_tok: int, vocabulary: Vocabulary) -> NDArray[np.uint32]:
+        """The first `n_tok` ids of the segment `key`, each uniform over the vocabulary."""
+        state = _mixed(self._base ^ _mixed(key * _STEP & _MASK))
+        x = np.arange(1, n_tok + 1, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(state)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        # The upper 32 bits times the size: no division, and a bias below 2^-32 x size.
+        picks = ((x >> np.uint64(32)) * np.uint64(len(vocabulary.ids))) >> np.uint64(32)
+        return vocabulary.ids[picks.astype(np.int64)]
+
+
+def _mixed(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
+    return x ^ x >> 31
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """What prompts are made of: those of request i are `starts[i] : starts[i + 1]` of `keys` and `n_tok`."""
+
+    starts: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    n_tok: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnRequests(Sequence[Request]):
+    """Synthetic requests, made when they are looked at: `rows` of the columns, in this order.
+
+    `numbers` are the indices in the plan. `segments` is None where every prompt is one private segment. A
+    slice is a view.
+    """
+
+    numbers: NDArray[np.int64]
+    n_prompt_tok: NDArray[np.int64]
+    n_output_tok: NDArray[np.int64]
+    vocabulary: Vocabulary
+    seed: int
+    rows: NDArray[np.int64]
+    segments: Segments | None = None
+    ignore_eos: bool = True
+    sampling: Sampling = GREEDY
+    kind: RequestKind = RequestKind.GENERATE
+    stage: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        numbers: NDArray[np.int64],
+        n_prompt_tok: NDArray[np.int64],
+        n_output_tok: NDArray[np.int64],
+        vocabulary: Vocabulary,
+        seed: int,
+        segments: Segments | None = None,
+        **more: Any,
+    ) -> DrawnRequests:
+        rows = np.arange(len(numbers), dtype=np.int64)
+        return cls(numbers, n_prompt_tok, n_output_tok, vocabulary, seed, rows, segments, **more)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, item: int) -> Request: ...
+    @overload
+    def __getitem__(self, item: slice) -> DrawnRequests: ...
+    def __getitem__(self, item: int | slice) -> Request | DrawnRequests:
+        if isinstance(item, slice):
+            return replace(self, rows=self.rows[item])
+        return self._made(int(self.rows[item]), Stream(self.seed, "prompts"))
+
+    def __iter__(self) -> Iterator[Request]:
+        stream = Stream(self.seed, "prompts")
+        return (self._made(row, stream) for row in self.rows.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def column(self, name: str) -> NDArray[np.int64]:
+        """`numbers` (the indices), `n_prompt_tok` or `n_output_tok` of every request, without making one."""
+        values: NDArray[np.int64] = getattr(self, name)
+        return values[self.rows]
+
+    @property
+    def n_tok(self) -> int:
+        """Of all prompts together."""
+        return int(self.column("n_prompt_tok").sum())
+
+    def sha256(self) -> bytes:
+        """Of what the prompts are drawn from: equal for two of these exactly where their requests are equal."""
+        digest = hashlib.sha256(f"splitmix64/{self.seed}/{self.ignore_eos}/{self.sampling}/{self.kind}".encode())
+        digest.update(self.vocabulary.ids.tobytes())
+        for name in ("numbers", "n_prompt_tok", "n_output_tok"):
+            digest.update(self.column(name).tobytes())
+        if self.segments is not None:
+            starts = self.segments.starts
+            for row in self.rows.tolist():
+                part = slice(int(starts[row]), int(starts[row + 1]))
+                digest.update(self.segments.keys[part].tobytes())
+                digest.update(self.segments.n_tok[part].tobytes())
+        return digest.digest()
+
+    def _made(self, row: int, stream: Stream) -> Request:
+        index, n_tok = int(self.numbers[row]), int(self.n_prompt_tok[row])
+        family = None
+        if self.segments is None:
+            ids = stream.ids(index, n_tok, self.vocabulary)
+        else:
+            part = slice(int(self.segments.starts[row]), int(self.segments.starts[row + 1]))
+            keys, sizes = self.segments.keys[part].tolist(), self.segments.n_tok[part].tolist()
+            ids = np.concatenate(
+                [stream.ids(key, n, self.vocabulary) for key, n in zip(keys, sizes, strict=True)]
+            )
+            family = keys[0]
+        return Request(
+            index,
+            array("I", ids.tobytes()),
+            None,
+            n_tok,
+            int(self.n_output_tok[row]),
+            self.ignore_eos,
+            self.sampling,
+            self.kind,
+            family,
+            stage=self.stage,
+        )
+
+
+def _same(one: Request, other: object) -> bool:
+    return one == other
 
 
 def salted(request: Request, salt: str, vocabulary: Vocabulary) -> Request:
-    """The request with its first 8 ids overwritten by ids derived from `salt` and its own index.
+    """The request with its first 8 ids overwritten by ids derived from `salt` and its family.
 
     The same salt gives the same bytes; another salt shares no prefix with any earlier run, so that no prefix
-    cache can serve a repeat. Text prompts carry their salt in the text and are returned as they are.
+    cache can serve a repeat. Text prompts carry their salt in the text and are returned as they are, and so
+    are verbatim prompts and the later turns of a session, which begin with an earlier turn's prompt.
     """
-    if request.prompt_ids is None:
+    later = request.turn is not None and bool(request.turn.after)
+    if request.prompt_ids is None or request.verbatim or later:
         return request
-    digest = hashlib.sha256(f"{salt}/{request.index}".encode()).digest()
+    family = request.index if request.family is None else request.family
+    digest = hashlib.sha256(f"{salt}/{family}".encode()).digest()
     picks = np.frombuffer(digest, dtype="<u4")[:N_SALT_TOK] % len(vocabulary.ids)
     head = array("I", vocabulary.ids[picks].astype(np.uint32).tobytes())
     return replace(request, prompt_ids=_overwrite_head(request.prompt_ids, head))

@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
-from loadgen.record.tables import RECORDS, counts_of, record_table, requests_without_prompts
+from loadgen.record.tables import RECORDS, counts_of, record_table
+from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from workloads.request import Request
 
 _N_AT_ONCE = 500
@@ -107,6 +108,6 @@ def _n_cpus() -> int:
 
 def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
     """The plan's requests without their prompts, and when each was due."""
-    names = [name for name in pq.read_schema(directory / "plan.parquet").names if name != "prompt_ids"]
+    names = [name for name in pq.read_schema(directory / "plan.parquet").names if name in WITHOUT_PROMPTS]
     table = pq.read_table(directory / "plan.parquet", columns=names)
     return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())

@@ -93,7 +93,7 @@ class RunDir:
         return self.path / "report.html"
 
     def save_plan(self, plan: Plan) -> None:
-        from loadgen.record.tables import plan_tables
+        from workloads.plan_table import plan_tables
 
         self._save("plan.parquet", plan_tables(plan))
 
@@ -151,19 +151,22 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        from loadgen.record.tables import plan_of
+        from workloads.plan_table import plan_of_table
 
         self._need_plan()
-        return plan_of(self._read("plan.parquet"))
+        return plan_of_table(self._read("plan.parquet"))
 
     @cached_property
     def asked(self) -> list[Request]:
         """The plan's requests, empty `prompt_ids` standing for ids: a large plan is mostly those."""
-        from loadgen.record.tables import PLAN, requests_without_prompts
+        import pyarrow.parquet as pq
+
+        from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 
         self._need_plan()
-        names = [name for name in PLAN.names if name != "prompt_ids"]
-        return requests_without_prompts(self._read("plan.parquet", names))
+        names = pq.read_schema(self.path / "plan.parquet").names
+        table = self._read("plan.parquet", [name for name in names if name in WITHOUT_PROMPTS])
+        return [request for request in requests_without_prompts(table) if request.stage is None]
 
     @property
     def record_table(self) -> pa.Table:

@@ -15,7 +15,7 @@ from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
 from loadgen.stats.estimates import Absent
 from servers.engine import Identity
-from workloads.prefix_tree import BLOCK_TOK, expected_hit_fraction
+from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from workloads.request import Request
 
 ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)

@@ -21,7 +21,7 @@ from loadgen.verdict.verdict import Reason
 from servers.engine import Identity
 from tests.loadgen.making import failed, ok
 from workloads.plan import Plan, fingerprint
-from workloads.prefix_tree import expected_hit_fraction, hits
+from workloads.prefixes import expected_hit_fraction, hits
 from workloads.request import Request, Sampling
 
 SETTINGS = {

@@ -6,48 +6,9 @@ import pyarrow as pa
 import pytest
 
 from loadgen.record.columns import columns_of
-from loadgen.record.tables import (
-    plan_of,
-    plan_tables,
-    record_table,
-    records_of,
-    requests_without_prompts,
-    telemetry_table,
-)
+from loadgen.record.tables import record_table, records_of, telemetry_table
 from servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok
-from workloads.lengths import Lengths
-from workloads.plan import Plan, Shape, fingerprint, make_plan
-from workloads.prompts import vocabulary_from_size
-from workloads.request import Request, Sampling
-
-
-def plan(n=25):
-    shape = Shape(Lengths(3, 30), Lengths(1, 9), sampling=Sampling(0.7, 0.9, 11))
-    return make_plan(shape, np.arange(n) * 0.5, vocabulary_from_size(1000, "test"), seed=5)
-
-
-@pytest.mark.parametrize("n_at_once", [7, 25, 1000])
-def test_a_plan_comes_back_byte_for_byte(n_at_once):
-    before = plan()
-    after = plan_of(pa.concat_tables(plan_tables(before, n_at_once)))
-    assert after == before
-    assert fingerprint(after.requests, after.due_ns) == before.sha256
-    assert isinstance(after.requests[0].prompt_ids, array)
-
-
-def test_text_prompts_and_id_prompts_may_stand_side_by_side():
-    requests = (Request(0, None, "hello", 2, 3), Request(1, array("I", [4_000_000_000]), None, 1, 3, False))
-    before = Plan(requests, array("q", [0, 1]), 0, "x")
-    assert plan_of(pa.concat_tables(plan_tables(before))) == before
-
-
-def test_without_prompts_a_request_still_tells_ids_from_text():
-    requests = (Request(0, None, "hello", 2, 3), Request(1, array("I", [4]), None, 1, 3))
-    table = pa.concat_tables(plan_tables(Plan(requests, array("q", [0, 1]), 0, "x")))
-    light = requests_without_prompts(table.drop_columns(["prompt_ids"]))
-    assert [request.prompt_ids for request in light] == [None, ()]
-    assert [request.n_prompt_tok for request in light] == [2, 1]
 
 
 def test_records_come_back_as_they_were():

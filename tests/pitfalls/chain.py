@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -34,7 +35,7 @@ from servers.registry import ENGINES
 from servers.truth.journal import Served
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script
-from workloads.prompts import draw_prompt, vocabulary_from_size
+from workloads.prompts import DrawnRequests, vocabulary_from_size
 from workloads.request import Request
 from workloads.seeds import rng
 
@@ -97,11 +98,8 @@ class Played:
 
 
 def requests(n: int, n_output_tok: int = 8, n_prompt_tok: int = 24, seed: int = 0) -> tuple[Request, ...]:
-    draws = rng(seed, "prompts")
-    return tuple(
-        Request(i, draw_prompt(n_prompt_tok, VOCABULARY, draws), None, n_prompt_tok, n_output_tok)
-        for i in range(n)
-    )
+    lengths = (np.full(n, n_prompt_tok), np.full(n, n_output_tok))
+    return tuple(DrawnRequests.of(np.arange(n), *lengths, VOCABULARY, seed))
 
 
 def play(

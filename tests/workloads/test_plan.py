@@ -11,7 +11,7 @@ from workloads.lengths import Lengths, parse_lengths
 from workloads.plan import Shape, make_plan
 from workloads.prompts import (
     N_SALT_TOK,
-    draw_prompt,
+    Stream,
     salted,
     vocabulary_from_size,
     vocabulary_from_tokenizer,
@@ -55,7 +55,7 @@ def test_special_ids_are_never_drawn():
         "added_tokens": [{"id": 0, "special": True}, {"id": 4, "special": True}],
     }
     vocabulary = vocabulary_from_tokenizer(json.loads(json.dumps(tokenizer)), "tokenizer.json")
-    assert set(draw_prompt(1000, vocabulary, rng(0, "x"))) == {1, 2, 3}
+    assert set(Stream(0, "x").ids(7, 1000, vocabulary).tolist()) == {1, 2, 3}
 
 
 def test_a_unigram_vocabulary_is_a_list_in_the_order_of_ids():
@@ -95,7 +95,7 @@ def test_ids_drawn_from_a_bare_size_keep_away_from_both_ends(n_ids):
 
 
 def test_prompts_are_uniform_over_the_vocabulary():
-    counts = np.bincount(draw_prompt(200_000, vocabulary_from_size(64, "t"), rng(0, "u")), minlength=64)[8:56]
+    counts = np.bincount(Stream(0, "u").ids(1, 200_000, vocabulary_from_size(64, "t")), minlength=64)[8:56]
     assert abs(counts / counts.mean() - 1).max() < 0.1
 
 

@@ -1,0 +1,62 @@
+"""Chats as text: a model folder's own chat template, rendered as transformers renders it.
+
+Source: transformers 5, utils/chat_template_utils.py (the sandbox, its two options and its helper functions).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from workloads.data import Message, Template
+from workloads.request import WorkloadError
+
+
+def template_of(folder: Path) -> Template | None:
+    """The chat template of a model's or tokenizer's folder; None where it has none."""
+    config = _json(folder / "tokenizer_config.json")
+    file = folder / "chat_template.jinja"
+    source = file.read_text("utf-8") if file.is_file() else config.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = next((row["template"] for row in source if row.get("name") == "default"), None)
+    if not isinstance(source, str):
+        return None
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)
+    template = environment.from_string(source)
+    special = {name: _text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
+
+    def rendered(messages: Sequence[Message]) -> str:
+        try:
+            return template.render(messages=messages, add_generation_prompt=True, **special)
+        except TemplateError as error:
+            raise WorkloadError(f"{folder}'s chat template refuses a chat: {error}") from None
+
+    return rendered
+
+
+def _refuse(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _text(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        parsed = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise WorkloadError(f"{path} cannot be read as JSON: {error}") from None
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,335 @@
+"""Prompts that people wrote: rows of a file or a dataset as requests, every row that does not fit counted.
+
+A row has a `prompt`, or `messages` of a chat (OpenAI's form, images included, or ShareGPT's `conversations`);
+perhaps a `reply` or `output_tokens`, which say how long the output is, a `timestamp` in seconds, a `session`,
+`documents` for a rerank request. Columns of other names are mapped by `--data-column prompt=question`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from workloads.lengths import Lengths
+from workloads.request import Request, RequestKind, WorkloadError
+from workloads.rows import Row, read_rows
+from workloads.seeds import rng
+
+COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
+    "prompt": ("prompt", "question", "instruction", "text", "query"),
+    "messages": ("messages", "conversations", "conversation"),
+    "reply": ("reply", "response", "completion", "answer", "output"),
+    "output_tokens": ("output_tokens", "max_tokens"),
+    "timestamp": ("timestamp",),
+    "session": ("session", "session_id"),
+    "pause_s": ("pause_s", "delay_s"),
+    "documents": ("documents",),
+}
+"""What a row may hold, and the names under which it is looked for, first one first."""
+_ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user"}
+_N_AT_ONCE: Final = 256
+
+Message = Mapping[str, Any]
+Template = Callable[[Sequence[Message]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row: its number, and what it asks for. `at_s` is the row's own time, `pause_s` its think time."""
+
+    row: int
+    prompt: str | None = None
+    messages: tuple[Message, ...] = ()
+    reply: str | None = None
+    output_tok: int | None = None
+    at_s: float | None = None
+    session: str | None = None
+    pause_s: float | None = None
+    documents: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What text becomes requests with: who counts tokens, how a chat is rendered, what the server takes.
+
+    `takes_ids`: prompts are sent as token ids, so that the server counts what was planned. `n_extra_tok` is
+    what the server adds to a text. `max_tok` bounds prompt and output together.
+    """
+
+    tokenizer: Tokenizer
+    template: Template | None = None
+    takes_ids: bool = True
+    n_extra_tok: int = 0
+    max_tok: int | None = None
+    kind: RequestKind = RequestKind.GENERATE
+    output_tok: Lengths = Lengths(64, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Rows that were read and fit so far; `dropped` counts those that did not, by reason."""
+
+    source: str
+    items: tuple[Item, ...]
+    n_rows: int
+    dropped: Mapping[str, int]
+
+    def sampled(self, seed: int, order: Literal["shuffle", "file"]) -> tuple[Item, ...]:
+        """The items in the order in which they are used; a sample is the first of them, none twice."""
+        if order == "file":
+            return self.items
+        return tuple(self.items[k] for k in rng(seed, "data rows").permutation(len(self.items)))
+
+
+def read_data(
+    source: str, columns: Sequence[str] = (), filters: Sequence[str] = (), split: str | None = None
+) -> DataSet:
+    """The rows of a source; `columns` are `name=column`, `filters` `column<op>value`, all of which must hold."""
+    names = _mapped(columns)
+    tests = [_filter(text) for text in filters]
+    items: list[Item] = []
+    dropped: Counter[str] = Counter()
+    number = 0
+    for number, row in read_rows(source, "--data", split):
+        where = f"--data {source} row {number}"
+        failed = next((test.text for test in tests if not test.holds(row, where)), None)
+        if failed is not None:
+            dropped[f"filtered out by {failed}"] += 1
+            continue
+        item = _item(row, number, names, where)
+        if isinstance(item, str):
+            dropped[item] += 1
+        else:
+            items.append(item)
+    if not items:
+        why = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items())
+        raise WorkloadError(f"--data {source} row {number}: none of the rows can be used: {why}")
+    return DataSet(source, tuple(items), len(items) + dropped.total(), dict(dropped))
+
+
+def data_requests(
+    items: Sequence[Item], materials: Materials, n_wanted: int | None, seed: int
+) -> tuple[list[Request], list[Item], Counter[str]]:
+    """Requests out of the first `n_wanted` items that fit (None: all), those items, and what did not fit."""
+    outputs = rng(seed, "output lengths")
+    requests: list[Request] = []
+    used: list[Item] = []
+    dropped: Counter[str] = Counter()
+    for start in range(0, len(items), _N_AT_ONCE):
+        part = items[start : start + _N_AT_ONCE]
+        drawn = materials.output_tok.draw(len(part), outputs)
+        for item, ids, n_reply, n_drawn in zip(
+            part, _prompts(part, materials), _replies(part, materials), drawn, strict=True
+        ):
+            if len(requests) == n_wanted:
+                return requests, used, dropped
+            n_output = item.output_tok or n_reply or int(n_drawn)
+            made = _request(len(requests), item, ids, n_output, materials)
+            if isinstance(made, str):
+                dropped[made] += 1
+            else:
+                requests.append(made)
+                used.append(item)
+    return requests, used, dropped
+
+
+def _prompts(items: Sequence[Item], materials: Materials) -> list[list[int] | None]:
+    """The token ids of each prompt; None of a chat that only the server can count."""
+    texts = [item.prompt if item.prompt is not None else _rendered(item, materials) for item in items]
+    known = [text for text in texts if text is not None]
+    # A template writes the special tokens itself.
+    encoded = iter(materials.tokenizer.encode_batch(known, add_special_tokens=True))
+    ids = [None if text is None else next(encoded).ids for text in texts]
+    for k, item in enumerate(items):
+        if item.prompt is None and texts[k] is not None:
+            ids[k] = materials.tokenizer.encode(texts[k] or "", add_special_tokens=False).ids
+    return ids
+
+
+def _rendered(item: Item, materials: Materials) -> str | None:
+    if materials.template is None or any(not isinstance(m.get("content"), str) for m in item.messages):
+        return None
+    return materials.template(item.messages)
+
+
+def _replies(items: Sequence[Item], materials: Materials) -> list[int | None]:
+    texts = [item.reply or "" for item in items]
+    counts = [len(e.ids) for e in materials.tokenizer.encode_batch(texts, add_special_tokens=False)]
+    return [n or None for n in counts]
+
+
+def _request(index: int, item: Item, ids: list[int] | None, n_output: int, m: Materials) -> Request | str:
+    """The request, or why the row does not fit."""
+    if m.kind is RequestKind.RERANK:
+        if not item.documents or item.prompt is None:
+            return "no documents to order"
+        n_tok = sum(len(e.ids) for e in m.tokenizer.encode_batch([item.prompt, *item.documents]))
+        return Request(index, None, item.prompt, n_tok, 0, kind=m.kind, verbatim=True, documents=item.documents)
+    n_output = 0 if m.kind is RequestKind.EMBED else n_output
+    as_text = item.prompt is not None and not m.takes_ids
+    n_prompt = 0 if ids is None else len(ids) + (m.n_extra_tok if as_text else 0)
+    if ids is not None and not ids:
+        return "an empty prompt"
+    if m.max_tok is not None and n_prompt + n_output > m.max_tok:
+        return f"longer than the model's limit of {m.max_tok:,} tokens"
+    request = Request(index, None, None, n_prompt, n_output, kind=m.kind, verbatim=True)
+    if item.prompt is None:
+        return replace(request, messages=json.dumps(item.messages, ensure_ascii=False))
+    if m.takes_ids and ids is not None:
+        return replace(request, prompt_ids=array("I", ids))
+    return replace(request, prompt_text=item.prompt)
+
+
+def _mapped(columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    names = dict(COLUMNS)
+    for text in columns:
+        name, equals, column = text.partition("=")
+        if name not in COLUMNS or not equals or not column:
+            raise WorkloadError(
+                f"--data-column {text!r}: expected NAME=COLUMN where NAME is one of {', '.join(COLUMNS)}"
+            )
+        names[name] = (column,)
+    return names
+
+
+def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: str) -> Item | str:
+    """What a row asks for, or the reason why it cannot be used; WorkloadError where it is malformed."""
+
+    def value(name: str) -> Any:
+        return next((row[column] for column in names[name] if row.get(column) is not None), None)
+
+    mapped = [c for name in ("prompt", "messages") for c in names[name] if names[name] != COLUMNS[name]]
+    missing = [column for column in mapped if column not in row]
+    if missing or not any(column in row for name in ("prompt", "messages") for column in names[name]):
+        what = missing[0] if missing else "prompt"
+        raise WorkloadError(
+            f"{where} has no column {what!r}; it has {', '.join(map(str, row)) or 'none'}: "
+            "name the right one with --data-column prompt=COLUMN"
+        )
+    chat = value("messages")
+    reply, prompt, messages = value("reply"), value("prompt"), ()
+    if chat is not None:
+        messages, last = _chat(chat, where)
+        reply = last if reply is None else reply
+        prompt = None
+        if not messages:
+            return "a chat without a user's message"
+    elif not isinstance(prompt, str):
+        if prompt is None:
+            return "no prompt"
+        raise WorkloadError(f"{where}: the prompt is a {type(prompt).__name__}; expected text")
+    elif not prompt.strip():
+        return "an empty prompt"
+    documents = value("documents") or ()
+    if not all(isinstance(document, str) for document in documents):
+        raise WorkloadError(f"{where}: documents: expected a list of texts")
+    n_output = _number(value("output_tokens"), "output_tokens", where, whole=True)
+    session = value("session")
+    return Item(
+        number,
+        prompt,
+        messages,
+        reply if isinstance(reply, str) else None,
+        None if n_output is None else int(n_output),
+        _number(value("timestamp"), "timestamp", where),
+        None if session is None else str(session),
+        _number(value("pause_s"), "pause_s", where),
+        tuple(documents),
+    )
+
+
+def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
+    """The messages up to the last user's, and what the assistant said to that."""
+    if not isinstance(chat, list) or not all(isinstance(message, dict) for message in chat):
+        raise WorkloadError(f"{where}: messages: expected a list of objects with role and content")
+    messages = []
+    for message in chat:
+        role = message.get("role") or _ROLES.get(str(message.get("from")), message.get("from"))
+        content = message.get("content", message.get("value"))
+        if not isinstance(role, str) or content is None:
+            raise WorkloadError(f"{where}: a message without role or content: {str(message)[:60]!r}")
+        messages.append({**{k: v for k, v in message.items() if k not in ("from", "value")}})
+        messages[-1] |= {"role": role, "content": content}
+    users = [k for k, message in enumerate(messages) if message["role"] in ("user", "tool")]
+    if not users:
+        return (), None
+    after = messages[users[-1] + 1 :]
+    reply = after[0]["content"] if after and after[0]["role"] == "assistant" else None
+    return tuple(messages[: users[-1] + 1]), reply if isinstance(reply, str) else None
+
+
+def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    least = 1 if whole else 0
+    if isinstance(value, bool) or not math.isfinite(number) or number < least or (whole and not number.is_integer()):
+        what = "a whole number from 1" if whole else "seconds, not below 0"
+        raise WorkloadError(f"{where}: {name} is {value!r}; expected {what}")
+    return number
+
+
+_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+    "~": lambda value, pattern: re.search(pattern, str(value)) is not None,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    text: str
+    column: str
+    compare: Callable[[Any, Any], bool]
+    value: str
+
+    def holds(self, row: Row, where: str) -> bool:
+        if self.column not in row:
+            raise WorkloadError(
+                f"{where} has no column {self.column!r} for --data-filter {self.text!r}; "
+                f"it has {', '.join(map(str, row))}"
+            )
+        value = row[self.column]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            try:
+                return self.compare(value, float(self.value))
+            except ValueError:
+                return False
+        return value is not None and self.compare(str(value), self.value)
+
+
+def _filter(text: str) -> _Filter:
+    match = re.fullmatch(r"\s*([^=!<>~]+?)\s*(==|!=|<=|>=|<|>|~)\s*(.*?)\s*", text)
+    if match is None:
+        raise WorkloadError(f"--data-filter {text!r}: expected COLUMN, one of {' '.join(_COMPARISONS)}, and a value")
+    column, sign, value = match.groups()
+    return _Filter(text, column, _COMPARISONS[sign], value)
+
+
+def arrival_times(items: Sequence[Item]) -> tuple[float, ...] | None:
+    """The rows' own times in seconds from the first, ascending; None where not every row has one."""
+    if any(item.at_s is None for item in items):
+        return None
+    at_s = np.array([item.at_s for item in items], dtype=np.float64)
+    return tuple((np.sort(at_s) - at_s.min()).tolist())
+
+
+def by_time(items: Sequence[Item]) -> Iterator[Item]:
+    return iter(sorted(items, key=lambda item: item.at_s or 0.0))

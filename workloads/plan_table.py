@@ -1,0 +1,245 @@
+"""The plan as an Arrow table, the shape in which a run keeps it."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from workloads.plan import MOST_IDS, Plan, Stage
+from workloads.prompts import DrawnRequests, Segments, Vocabulary
+from workloads.request import Request, RequestKind, Sampling, Turn
+
+PLAN: Final = pa.schema(
+    {
+        "index": pa.int64(),
+        "due_ns": pa.int64(),
+        "n_prompt_tok": pa.int64(),
+        "n_output_tok": pa.int64(),
+        "ignore_eos": pa.bool_(),
+        "temperature": pa.float64(),
+        "top_p": pa.float64(),
+        "sampling_seed": pa.int64(),
+        "prompt_text": pa.string(),
+        "kind": pa.string(),
+        "stage": pa.string(),
+        "family": pa.int64(),
+        "verbatim": pa.bool_(),
+        "messages": pa.string(),
+        "documents": pa.list_(pa.string()),
+        "session": pa.int64(),
+        "turn": pa.int64(),
+        "after": pa.list_(pa.int64()),
+        "pause_ns": pa.int64(),
+        "segment_keys": pa.list_(pa.int64()),
+        "segment_tok": pa.list_(pa.int64()),
+        "prompt_ids": pa.list_(pa.uint32()),
+    }
+)
+"""A run of an older version lacks the columns from `kind` to `segment_tok`."""
+
+WITHOUT_PROMPTS: Final = [n for n in PLAN.names if n not in ("prompt_ids", "segment_keys", "segment_tok")]
+
+
+def plan_tables(plan: Plan, n_at_once: int = 10_000) -> Iterator[pa.Table]:
+    """The plan's requests, then those of its stages, `n_at_once` rows a table.
+
+    Its seed, its hash and what drawn prompts are drawn from stand in the schema's metadata.
+    """
+    schema = PLAN.with_metadata(_metadata(plan))
+    with_ids = not _is_drawn(plan)
+    parts = [(plan.requests, plan.due_ns), *((stage.requests, stage.due_ns) for stage in plan.stages)]
+    empty = True
+    for requests, due_ns in parts:
+        for start in range(0, len(requests), n_at_once):
+            part = requests[start : start + n_at_once]
+            due = np.frombuffer(due_ns, dtype=np.int64)[start : start + n_at_once]
+            empty = False
+            if isinstance(part, DrawnRequests) and not with_ids:
+                yield _drawn_table(part, due, schema)
+            else:
+                yield _table(part, due, schema)
+    if empty:
+        yield schema.empty_table()
+
+
+def plan_of_table(table: pa.Table) -> Plan:
+    """The plan back, byte for byte."""
+    metadata = table.schema.metadata
+    drawn = json.loads(metadata.get(b"drawn", b"null"))
+    stages = [None] * len(table) if "stage" not in table.column_names else table.column("stage").to_pylist()
+    parts: list[Stage] = []
+    begin = 0
+    names = [name for k, name in enumerate(stages) if k == 0 or name != stages[k - 1]]
+    for name in names:
+        n = next((k for k in range(begin, len(stages)) if stages[k] != name), len(stages)) - begin
+        rows = table.slice(begin, n)
+        due_ns = array("q", rows.column("due_ns").to_numpy().tobytes())
+        requests = _drawn_back(rows, drawn, name) if drawn else tuple(_made(rows, _prompt_ids(rows)))
+        parts.append(Stage(name or "", requests, due_ns))
+        begin += n
+    main = parts.pop(0) if parts and not parts[0].name else Stage("", (), array("q"))
+    return Plan(main.requests, main.due_ns, int(metadata[b"seed"]), metadata[b"sha256"].decode(), tuple(parts))
+
+
+def requests_without_prompts(table: pa.Table) -> list[Request]:
+    """All planned requests, for judging replies: empty `prompt_ids` stand for ids, None for other prompts."""
+    no_ids = table.column("prompt_text").is_valid().to_pylist()
+    if "messages" in table.column_names:
+        no_ids = [a or b for a, b in zip(no_ids, table.column("messages").is_valid().to_pylist(), strict=True)]
+    return list(_made(table, (None if without else () for without in no_ids)))
+
+
+def _is_drawn(plan: Plan) -> bool:
+    """Whether the plan is kept as what its prompts are drawn from."""
+    return isinstance(plan.requests, DrawnRequests) and plan.requests.n_tok > MOST_IDS
+
+
+def _metadata(plan: Plan) -> dict[str, str]:
+    metadata = {"seed": str(plan.seed), "sha256": plan.sha256}
+    requests = plan.requests
+    if isinstance(requests, DrawnRequests) and _is_drawn(plan):
+        ids = requests.vocabulary.ids.astype(np.int64)
+        breaks = np.flatnonzero(np.diff(ids) != 1)
+        begins, ends = ids[np.concatenate([[0], breaks + 1])], ids[np.concatenate([breaks, [len(ids) - 1]])]
+        vocabulary = np.stack([begins, ends], axis=1).tolist()
+        metadata["drawn"] = json.dumps({"seed": requests.seed, "vocabulary": vocabulary})
+    return metadata
+
+
+def _columns(requests: Sequence[Request]) -> dict[str, list[Any]]:
+    turns = [r.turn for r in requests]
+    return {
+        "index": [r.index for r in requests],
+        "n_prompt_tok": [r.n_prompt_tok for r in requests],
+        "n_output_tok": [r.n_output_tok for r in requests],
+        "ignore_eos": [r.ignore_eos for r in requests],
+        "temperature": [r.sampling.temperature for r in requests],
+        "top_p": [r.sampling.top_p for r in requests],
+        "sampling_seed": [r.sampling.seed for r in requests],
+        "prompt_text": [r.prompt_text for r in requests],
+        "kind": [str(r.kind) for r in requests],
+        "stage": [r.stage for r in requests],
+        "family": [r.family for r in requests],
+        "verbatim": [r.verbatim for r in requests],
+        "messages": [r.messages for r in requests],
+        "documents": [list(r.documents) or None for r in requests],
+        "session": [t and t.session for t in turns],
+        "turn": [t and t.number for t in turns],
+        "after": [t and list(t.after) for t in turns],
+        "pause_ns": [t and t.pause_ns for t in turns],
+    }
+
+
+def _table(requests: Sequence[Request], due_ns: NDArray[np.int64], schema: pa.Schema) -> pa.Table:
+    requests = list(requests)
+    columns: dict[str, Any] = {**_columns(requests), "due_ns": due_ns}
+    columns |= {name: [None] * len(requests) for name in ("segment_keys", "segment_tok")}
+    columns["prompt_ids"] = _id_lists(requests)
+    return pa.table(
+        [
+            columns[f.name] if isinstance(columns[f.name], pa.Array) else pa.array(columns[f.name], f.type)
+            for f in PLAN
+        ],
+        schema=schema,
+    )
+
+
+def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.Schema) -> pa.Table:
+    """Rows of drawn requests whose prompts are not made."""
+    n, one = len(requests), {"sampling_seed": requests.sampling.seed, "top_p": requests.sampling.top_p}
+    one |= {"ignore_eos": requests.ignore_eos, "temperature": requests.sampling.temperature}
+    one |= {"kind": str(requests.kind), "stage": requests.stage, "verbatim": False}
+    columns: dict[str, Any] = {"index": requests.column("numbers"), "due_ns": due_ns}
+    columns |= {name: requests.column(name) for name in ("n_prompt_tok", "n_output_tok")}
+    if requests.segments is not None:
+        starts, rows = requests.segments.starts, requests.rows
+        parts = [slice(int(starts[row]), int(starts[row + 1])) for row in rows.tolist()]
+        ends = np.cumsum([0, *(part.stop - part.start for part in parts)], dtype=np.int32)
+        for name, values in (("segment_keys", requests.segments.keys), ("segment_tok", requests.segments.n_tok)):
+            flat = np.concatenate([values[part] for part in parts])
+            columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
+        columns["family"] = requests.segments.keys[starts[rows]]
+    arrays = []
+    for field in PLAN:
+        value = columns.get(field.name)
+        if isinstance(value, pa.Array):
+            arrays.append(value)
+        elif value is None:
+            arrays.append(pa.array([one.get(field.name)] * n, field.type))
+        else:
+            arrays.append(pa.array(value, field.type))
+    return pa.table(arrays, schema=schema)
+
+
+def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> DrawnRequests:
+    ranges = [np.arange(a, b + 1, dtype=np.uint32) for a, b in drawn["vocabulary"]]
+    vocabulary = Vocabulary(np.concatenate(ranges), "the plan")
+    segments = None
+    if len(rows) and rows.column("segment_keys").null_count == 0:
+        keys, n_tok = (rows.column(name).combine_chunks() for name in ("segment_keys", "segment_tok"))
+        sizes = keys.value_lengths().to_numpy()
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        segments = Segments(starts, keys.flatten().to_numpy(), n_tok.flatten().to_numpy())
+    first = rows.slice(0, 1).to_pylist()[0]
+    return DrawnRequests.of(
+        *(rows.column(name).to_numpy() for name in ("index", "n_prompt_tok", "n_output_tok")),
+        vocabulary,
+        int(drawn["seed"]),
+        segments,
+        ignore_eos=first["ignore_eos"],
+        sampling=Sampling(first["temperature"], first["top_p"], first["sampling_seed"]),
+        kind=RequestKind(first["kind"]),
+        stage=stage,
+    )
+
+
+def _made(table: pa.Table, prompts: Iterable[Sequence[int] | None]) -> Iterator[Request]:
+    for name in PLAN.names[9:19]:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), PLAN.field(name).type))
+    columns = (table.column(name).to_pylist() for name in PLAN.names[:19])
+    for ids, row in zip(prompts, zip(*columns, strict=True), strict=True):
+        index, _, n_prompt_tok, n_output_tok, ignore_eos, temperature, top_p, seed, text, *newer = row
+        kind, stage, family, verbatim, messages, documents, session, number, after, pause_ns = newer
+        yield Request(
+            index,
+            ids,
+            text,
+            n_prompt_tok,
+            n_output_tok,
+            ignore_eos,
+            Sampling(temperature, top_p, seed),
+            RequestKind(kind or "generate"),
+            family,
+            bool(verbatim),
+            messages,
+            tuple(documents or ()),
+            None if session is None else Turn(session, number, tuple(after), pause_ns),
+            stage,
+        )
+
+
+def _id_lists(requests: Sequence[Request]) -> pa.Array:
+    prompts = [_as_uint32(request.prompt_ids) for request in requests]
+    ends = np.cumsum([0, *(len(prompt) for prompt in prompts)], dtype=np.int32)
+    values = pa.array(np.concatenate(prompts) if prompts else np.empty(0, np.uint32))
+    absent = pa.array([request.prompt_ids is None for request in requests], pa.bool_())
+    return pa.ListArray.from_arrays(pa.array(ends), values, mask=absent)
+
+
+def _as_uint32(ids: Sequence[int] | None) -> NDArray[np.uint32]:
+    return np.asarray(() if ids is None else ids, dtype=np.uint32)
+
+
+def _prompt_ids(table: pa.Table) -> Iterator[array[int] | None]:
+    lists = table.column("prompt_ids").combine_chunks()
+    offsets = lists.offsets.to_numpy()
+    values = lists.values.to_numpy()
+    for start, end, valid in zip(offsets, offsets[1:], lists.is_valid().to_pylist(), strict=False):
+        yield array("I", values[start:end].tobytes()) if valid else None

@@ -1,0 +1,155 @@
+"""Prefixes that prompts share: planned on purpose, and what a prefix cache can make of them at most."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.prompts import OF_GROUP, DrawnRequests, Segments
+from workloads.request import Request, WorkloadError
+from workloads.seeds import rng
+
+BLOCK_TOK: Final = 16
+"""Caches share whole blocks; this is vLLM's and TGI's on a GPU, where the server does not say its own."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How prompts begin alike: in `groups`, each with a prefix of its own.
+
+    With `shared_tok` every prompt begins with so many tokens of its group's prefix. With `hit` (0..1) each
+    begins with as many whole cache blocks as it takes for that share of all prompt tokens to be served by a
+    cache that holds the prefixes.
+    """
+
+    groups: int = 1
+    shared_tok: int | None = None
+    hit: float | None = None
+
+    def __str__(self) -> str:
+        what = f"{self.shared_tok} shared tokens" if self.hit is None else f"{self.hit:.0%} of tokens cached"
+        return f"{what}, {self.groups} groups" if self.groups > 1 else what
+
+
+def shared_segments(
+    sharing: Sharing, index: Ints, n_prompt_tok: Ints, seed: int, block_tok: int
+) -> tuple[Segments, list[tuple[int, int]]]:
+    """The segments of each prompt, and (key, tokens) of every prefix as long as any prompt uses it."""
+    n = len(index)
+    group = rng(seed, "groups").integers(0, sharing.groups, n)
+    if sharing.hit is None:
+        shared = np.full(n, sharing.shared_tok or 0, dtype=np.int64)
+        if (short := n_prompt_tok < shared).any():
+            raise WorkloadError(
+                f"--shared-prefix {sharing.shared_tok} is longer than a prompt of "
+                f"{n_prompt_tok[short][0]} tokens; the prefix is part of --prompt-tokens: raise that"
+            )
+    else:
+        shared = _blocks_for(sharing.hit, n_prompt_tok, block_tok) * block_tok
+    keys = np.stack([group + OF_GROUP, index], axis=1)
+    n_tok = np.stack([shared, n_prompt_tok - shared], axis=1)
+    used = n_tok > 0
+    starts = np.concatenate([[0], np.cumsum(used.sum(axis=1))])
+    longest = [(int(g), int(shared[group == g].max())) for g in np.unique(group)]
+    return Segments(starts, keys[used], n_tok[used]), [(OF_GROUP + g, k) for g, k in longest if k]
+
+
+def _blocks_for(hit: float, n_prompt_tok: Ints, block_tok: int) -> Ints:
+    """Whole cached blocks of each prompt, so that their running sum follows `hit` times the tokens' sum."""
+    room = (n_prompt_tok - 1) // block_tok  # the last token is always computed
+    most = float((room * block_tok).sum() / n_prompt_tok.sum())
+    if hit > most + 0.005:
+        raise WorkloadError(
+            f"--prefix-hit {hit:g}: a cache of blocks of {block_tok} tokens serves at most {most:.1%} of these "
+            "prompts, since a block counts whole and the last token is always computed; lower it, or ask for "
+            "longer --prompt-tokens"
+        )
+    wanted, given = np.cumsum(n_prompt_tok) * hit / block_tok, 0
+    blocks = np.empty(len(room), dtype=np.int64)
+    for k, (until, least) in enumerate(zip(wanted.tolist(), room.tolist(), strict=True)):
+        blocks[k] = min(max(round(until - given), 0), least)
+        given += int(blocks[k])
+    return blocks
+
+
+def hits(prompts: Iterable[Sequence[object]], block_tok: int = BLOCK_TOK) -> list[int]:
+    """How many first tokens of each prompt, in order, some earlier prompt begins with: whole blocks only.
+
+    At least one token is always left to be computed, as in every engine: the last one makes the first output.
+    """
+    tree: set[int] = set()
+    counts = []
+    for prompt in prompts:
+        node, n_shared, shared = 0, 0, True
+        for start in range(0, len(prompt) - block_tok + 1, block_tok):
+            block = prompt[start : start + block_tok]
+            node = hash((node, block.tobytes() if isinstance(block, array) else tuple(block)))
+            shared = shared and node in tree and start + block_tok < len(prompt)
+            n_shared += block_tok if shared else 0
+            tree.add(node)
+        counts.append(n_shared)
+    return counts
+
+
+class PrefixTree:
+    """An infinite prefix cache over prompts made of segments: what it holds, without any token."""
+
+    def __init__(self) -> None:
+        # (node, tokens of the segment before, key) -> (child, most tokens of this segment seen)
+        self._edges: dict[tuple[int, int, int], tuple[int, int]] = {}
+
+    def add(self, requests: DrawnRequests, block_tok: int = BLOCK_TOK) -> list[int]:
+        """How many first tokens of each request stood before, as whole blocks; then holds them all."""
+        segments, counts = requests.segments, []
+        if segments is None:
+            return [0] * len(requests)
+        for row in requests.rows.tolist():
+            part = slice(int(segments.starts[row]), int(segments.starts[row + 1]))
+            n_shared = self._walk(segments.keys[part].tolist(), segments.n_tok[part].tolist())
+            counts.append(min(n_shared, int(requests.n_prompt_tok[row]) - 1) // block_tok * block_tok)
+        return counts
+
+    def _walk(self, keys: list[int], n_toks: list[int]) -> int:
+        node, n_before, n_shared, shared = 0, 0, 0, True
+        for key, n_tok in zip(keys, n_toks, strict=True):
+            edge = (node, n_before, key)
+            child, seen = self._edges.get(edge, (len(self._edges) + 1, 0))
+            if shared:
+                n_shared += min(n_tok, seen)
+                shared = seen >= n_tok
+            self._edges[edge] = child, max(seen, n_tok)
+            node, n_before = child, n_tok
+        return n_shared
+
+
+def expected_hit_fraction(
+    requests: Sequence[Request],
+    salt: str | None,
+    block_tok: int = BLOCK_TOK,
+    primed: Sequence[Request] = (),
+) -> float:
+    """The share of all prompt tokens that a cache, empty at the start, could serve at most: 0..1.
+
+    At most, because requests that are in flight together cannot serve each other. A salt makes the first ids
+    of each family its own: then nothing is shared beyond what was planned, and texts, which carry their salt
+    in themselves, are looked at word by word. `primed` were served before and count for nothing themselves.
+    """
+    if isinstance(requests, DrawnRequests):
+        tree = PrefixTree()
+        if isinstance(primed, DrawnRequests):
+            tree.add(primed, block_tok)
+        n_tok = int(requests.column("n_prompt_tok").sum())
+        return sum(tree.add(requests, block_tok)) / n_tok if n_tok else 0.0
+    words = {r.index: (r.prompt_text or "").split() for r in requests if r.prompt_ids is None}
+    n_tok = sum(len(words[r.index]) if r.prompt_ids is None else r.n_prompt_tok for r in requests)
+    alone = salt is not None and all(r.family is None and not r.verbatim for r in requests)
+    ids = () if alone else (r.prompt_ids for r in requests if r.prompt_ids is not None)
+    return sum(hits(chain(ids, words.values()), block_tok)) / n_tok if n_tok else 0.0

@@ -1,0 +1,216 @@
+"""Rows of a file, whatever its format, each with its number: what is wrong is told by row, in one line.
+
+JSON lines, JSON lists, text, CSV (all also as .gz or .zst), Parquet, and what the `datasets` library loads.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import zstandard
+
+from workloads.request import WorkloadError
+
+Row = Mapping[str, Any]
+Rows = Iterator[tuple[int, Row]]
+
+MAX_LINE: Final = 64 << 20
+"""Bytes of one line; a longer one is no row but a file of another kind."""
+_GZIP, _ZSTD, _PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
+_UTF16: Final = (b"\xff\xfe", b"\xfe\xff")
+_BATCH: Final = 1024
+
+
+def read_rows(source: str, what: str, split: str | None = None) -> Rows:
+    """Every row of a file, a folder or a dataset's name, with its number from 1; `what` is the flag.
+
+    Raises WorkloadError, naming the row, where something cannot be read.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir() or not path.exists():
+        return _of_library(source, path, what, split)
+    suffixes = [suffix for suffix in path.suffixes if suffix not in (".gz", ".zst")]
+    kind = suffixes[-1].lower() if suffixes else ""
+    head = _head(path, what)
+    if not head:
+        raise WorkloadError(f"{what} {source} row 1: the file is empty; expected at least one row")
+    if head.startswith(_PARQUET) or kind == ".parquet":
+        return _parquet(path, what)
+    if kind == ".csv":
+        return _csv(path, what)
+    if kind in (".json", ".jsonl", ".ndjson"):
+        return _json_list(path, what) if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[" else _json_lines(path, what)
+    if kind in ("", ".txt", ".text", ".md"):
+        return ((number, {"prompt": text}) for number, text in _lines(path, what))
+    raise WorkloadError(
+        f"{what} {source}: no format is known for {kind!r}; expected .jsonl, .json, .txt, .csv or .parquet"
+    )
+
+
+def _head(path: Path, what: str) -> bytes:
+    with _opened(path, what) as file, _told(path, what, lambda: 1):
+        return file.read(64)
+
+
+@contextmanager
+def _opened(path: Path, what: str) -> Iterator[BinaryIO]:
+    try:
+        file: Any = path.open("rb")
+        magic = file.peek(4)[:4]
+    except OSError as error:
+        raise WorkloadError(f"{what} {path} cannot be read: {error.strerror}") from None
+    with file:
+        if magic.startswith(_GZIP):
+            yield gzip.GzipFile(fileobj=file)  # type: ignore[misc]
+        elif magic == _ZSTD:
+            yield io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file))
+        else:
+            yield file
+
+
+@contextmanager
+def _told(path: Path, what: str, row: Callable[[], int]) -> Iterator[None]:
+    """Errors of decompressors and readers as one line that names the row."""
+    try:
+        yield
+    except EOFError:
+        raise WorkloadError(f"{what} {path} row {row()}: the compressed file ends here; it was cut") from None
+    except (zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
+        raise WorkloadError(f"{what} {path} row {row()}: cannot be decompressed: {error}") from None
+    except OSError as error:
+        raise WorkloadError(f"{what} {path} row {row()}: cannot be read: {error}") from None
+
+
+def _lines(path: Path, what: str) -> Iterator[tuple[int, str]]:
+    """Every line that is not blank, as text, with its number."""
+    number = 0
+    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+        while line := file.readline(MAX_LINE + 1):
+            number += 1
+            if len(line) > MAX_LINE:
+                raise WorkloadError(
+                    f"{what} {path} row {number} is longer than {MAX_LINE >> 20} MB; expected a row a line"
+                )
+            if number == 1 and line.startswith(_UTF16):
+                raise WorkloadError(f"{what} {path} row 1: the text is UTF-16; expected UTF-8, convert it")
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            except UnicodeDecodeError as error:
+                raise WorkloadError(
+                    f"{what} {path} row {number}: byte {error.start + 1} is not UTF-8; is this a binary file?"
+                ) from None
+            if "\0" in text:
+                raise WorkloadError(f"{what} {path} row {number} holds a zero byte; is this a binary file?")
+            if text:
+                yield number, text
+    if not number:
+        raise WorkloadError(f"{what} {path} row 1: the file is empty; expected at least one row")
+
+
+def _json_lines(path: Path, what: str) -> Rows:
+    for number, text in _lines(path, what):
+        try:
+            row = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            hint = "; JSON has no NaN" if re.search(r"\bNaN\b|\bInfinity\b", text) else ""
+            raise WorkloadError(f"{what} {path} row {number} is not JSON: {error}{hint}") from None
+        yield number, _object(row, number, path, what)
+
+
+def _json_list(path: Path, what: str) -> Rows:
+    with _opened(path, what) as file, _told(path, what, lambda: 1):
+        raw = file.read()
+    try:
+        rows = orjson.loads(raw.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        n = raw[: error.pos].count(b"\n") + 1
+        raise WorkloadError(f"{what} {path} row {n} (a line): not JSON: {error}") from None
+    if not rows:
+        raise WorkloadError(f"{what} {path} row 1: the list is empty; expected at least one row")
+    for number, row in enumerate(rows, 1):
+        yield number, _object(row, number, path, what)
+
+
+def _object(row: Any, number: int, path: Path, what: str) -> Row:
+    if not isinstance(row, dict):
+        raise WorkloadError(f"{what} {path} row {number} is a {type(row).__name__}; expected an object")
+    return row
+
+
+def _csv(path: Path, what: str) -> Rows:
+    """A CSV with a header, which is row 1; every value is text, its reader knows what it should be."""
+    number = 1
+    with _opened(path, what) as file, _told(path, what, lambda: number + 1):
+        # One thread: only then does an error name its row.
+        options = pacsv.ReadOptions(use_threads=False)
+        names = _csv_header(path, what)
+        convert = pacsv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True, null_values=[""]
+        )
+        try:
+            with pacsv.open_csv(file, options, convert_options=convert) as reader:
+                for batch in reader:
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield number, row
+        except pa.ArrowException as error:
+            raise WorkloadError(f"{what} {path} row {number + 1}: {str(error).splitlines()[0]}") from None
+
+
+def _csv_header(path: Path, what: str) -> list[str]:
+    _, header = next(_lines(path, what))
+    return [name.strip().strip('"') for name in header.split(",")]
+
+
+def _parquet(path: Path, what: str) -> Rows:
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except (pa.ArrowException, OSError) as error:
+        why = str(error).splitlines()[0]
+        raise WorkloadError(f"{what} {path} row {number + 1} cannot be read as Parquet: {why}") from None
+    if not number:
+        raise WorkloadError(f"{what} {path} row 1: the table is empty; expected at least one row")
+
+
+def _of_library(source: str, path: Path, what: str, split: str | None) -> Rows:
+    """A dataset that the `datasets` library has on disk, in its cache, or gets from its hub."""
+    if not path.exists() and (path.suffix or source.startswith((".", "/", "~"))):
+        raise WorkloadError(f"{what} {source}: no such file; expected a file, a folder or a dataset's name")
+    if importlib.util.find_spec("datasets") is None:
+        kind = "a folder" if path.is_dir() else "a dataset's name"
+        raise WorkloadError(f"{what} {source} is {kind}, which needs the library: pip install datasets")
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        if path.is_dir() and any(path.glob("*dataset*.json")):
+            loaded = datasets.load_from_disk(str(path))
+        else:
+            loaded = datasets.load_dataset(source)
+    except Exception as error:  # whatever the library makes of a missing name or network
+        raise WorkloadError(f"{what} {source} cannot be loaded: {str(error).splitlines()[0]}") from None
+    if isinstance(loaded, Mapping):
+        if split is None and len(loaded) > 1:
+            raise WorkloadError(f"{what} {source} has splits {', '.join(loaded)}: name one with --data-split")
+        name = split or next(iter(loaded))
+        if name not in loaded:
+            raise WorkloadError(f"--data-split {name}: {source} has {', '.join(loaded)}")
+        loaded = loaded[name]
+    return ((number, row) for number, row in enumerate(loaded, 1))

@@ -1,0 +1,235 @@
+"""Recorded loads: when each request came, how long it was, and which prefixes it shared.
+
+| format | recognised by | prefix structure |
+|---|---|---|
+| Mooncake (JSON lines) | `timestamp` (ms), `input_length`, `output_length`, `hash_ids` | a hash is 512 tokens |
+| Azure LLM 2023, 2024 (CSV) | `TIMESTAMP`, `ContextTokens`, `GeneratedTokens` | none |
+| BurstGPT (CSV) | `Timestamp` (s), `Request tokens`, `Response tokens` | none |
+| Burstline (JSON lines) | `timestamp` (s), `prompt_tokens`, `output_tokens` | `hash_ids` of `block_tokens` each |
+
+Sources: Mooncake FAST'25 traces, README; AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md;
+BurstGPT README. Prompts are synthesised to the recorded lengths; equal hashes become equal tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
+from workloads.request import WorkloadError
+from workloads.rows import Row, read_rows
+
+MOONCAKE_BLOCK_TOK: Final = 512
+_HASH_MASK: Final = (1 << 60) - 1
+_MAX_TOK: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format: its columns for time, prompt and output, and how its times are written."""
+
+    title: str
+    time: str
+    prompt: str
+    output: str
+    unit_s: float | None  # None: a date
+    block_tok: int = 0
+
+
+FORMATS: Final = (
+    Format("Mooncake", "timestamp", "input_length", "output_length", 1e-3, MOONCAKE_BLOCK_TOK),
+    Format("Azure", "TIMESTAMP", "ContextTokens", "GeneratedTokens", None),
+    Format("BurstGPT", "Timestamp", "Request tokens", "Response tokens", 1.0),
+    Format("Burstline", "timestamp", "prompt_tokens", "output_tokens", 1.0, 16),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A recorded load. `at_s` ascends from the trace's own first request; `dropped` counts rows by reason.
+
+    `hashes` are the keys of the blocks of all prompts in a row, those of request i being
+    `starts[i] : starts[i + 1]`, each of `block_tok[i]` tokens but the last.
+    """
+
+    title: str
+    at_s: NDArray[np.float64]
+    n_prompt_tok: NDArray[np.int64]
+    n_output_tok: NDArray[np.int64]
+    hashes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    block_tok: NDArray[np.int64]
+    dropped: Mapping[str, int]
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+    def window(self, begin_s: float, end_s: float, n: int | None = None) -> Trace:
+        """What came in [begin_s, end_s), the first n of it, times counted from `begin_s`."""
+        low, high = np.searchsorted(self.at_s, [begin_s, end_s])
+        high = high if n is None else min(high, low + n)
+        if low >= high:
+            raise WorkloadError(
+                f"--trace-window {begin_s:g}..{end_s:g}: the trace has no request there; "
+                f"it lasts {self.at_s[-1]:g} s"
+            )
+        part = slice(int(low), int(high))
+        starts = self.starts[int(low) : int(high) + 1]
+        return Trace(
+            self.title,
+            self.at_s[part] - begin_s,
+            self.n_prompt_tok[part],
+            self.n_output_tok[part],
+            self.hashes,
+            starts,
+            self.block_tok[part],
+            self.dropped,
+        )
+
+    def requests(self, vocabulary: Vocabulary, seed: int) -> DrawnRequests:
+        """A request for each, with prompts of the recorded lengths and prefixes."""
+        index = np.arange(len(self), dtype=np.int64)
+        lengths = (self.n_prompt_tok, self.n_output_tok)
+        return DrawnRequests.of(index, *lengths, vocabulary, seed, self._segments())
+
+    def _segments(self) -> Segments | None:
+        """Blocks by hash, then what no hash covers; None where no request has a hash."""
+        if self.starts[-1] == self.starts[0]:
+            return None
+        keys: list[int] = []
+        n_toks: list[int] = []
+        starts = [0]
+        rows = zip(self.starts, self.starts[1:], self.n_prompt_tok, self.block_tok, strict=False)
+        for i, (a, b, n_prompt_tok, block_tok) in enumerate(rows):
+            left = int(n_prompt_tok)
+            for key in self.hashes[a:b].tolist():
+                n_tok = min(left, int(block_tok))
+                keys.append(key)
+                n_toks.append(n_tok)
+                left -= n_tok
+            if left:
+                keys.append(i)
+                n_toks.append(left)
+            starts.append(len(keys))
+        return Segments(np.array(starts, np.int64), np.array(keys, np.int64), np.array(n_toks, np.int64))
+
+
+def read_trace(source: str) -> Trace:
+    """The trace in a file; WorkloadError, naming the row, where it is none of the formats above."""
+    rows = read_rows(source, "--trace")
+    number, first = next(rows)
+    form = _format_of(first, source, number)
+    numbers: list[int] = []
+    times: list[Any] = []
+    prompt_tok: list[int] = []
+    output_tok: list[int] = []
+    hashes: list[list[int]] = []
+    block_tok: list[int] = []
+    dropped: Counter[str] = Counter()
+    for number, row in chain([(number, first)], rows):
+        where = f"--trace {source} row {number}"
+        n_prompt, n_output = _count(row, form.prompt, where), _count(row, form.output, where)
+        if not n_prompt or not n_output:
+            dropped["no prompt tokens" if not n_prompt else "no output tokens (a failed request)"] += 1
+            continue
+        keys, size = _hashes(row, form, n_prompt, where)
+        numbers.append(number)
+        times.append(_time(row, form, where))
+        prompt_tok.append(n_prompt)
+        output_tok.append(n_output)
+        hashes.append(keys)
+        block_tok.append(size)
+    if not numbers:
+        raise WorkloadError(f"--trace {source} row {number}: no row has both prompt and output tokens")
+    at_s = _ascending(_seconds(times, numbers, form, source), numbers, source)
+    ends = np.cumsum([0, *map(len, hashes)], dtype=np.int64)
+    flat = np.array(list(chain.from_iterable(hashes)), dtype=np.int64)
+    counts = (np.array(prompt_tok, np.int64), np.array(output_tok, np.int64))
+    return Trace(form.title, at_s - at_s[0], *counts, flat, ends, np.array(block_tok, np.int64), dict(dropped))
+
+
+def _format_of(row: Row, source: str, number: int) -> Format:
+    for form in FORMATS:
+        if all(name in row for name in (form.time, form.prompt, form.output)):
+            return form
+    known = "; ".join(f"{form.title}: {form.time}, {form.prompt}, {form.output}" for form in FORMATS)
+    raise WorkloadError(
+        f"--trace {source} row {number} has columns {', '.join(map(str, row))}; expected those of {known}"
+    )
+
+
+def _count(row: Row, name: str, where: str) -> int:
+    """A number of tokens, 0 or more."""
+    value = row.get(name)
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not number.is_integer() or not 0 <= number <= _MAX_TOK:
+        raise WorkloadError(f"{where}: {name} is {value!r}; expected a whole number of tokens")
+    return int(number)
+
+
+def _time(row: Row, form: Format, where: str) -> Any:
+    value = row.get(form.time)
+    if form.unit_s is None:
+        return value
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not math.isfinite(number):
+        raise WorkloadError(f"{where}: {form.time} is {value!r}; expected a number")
+    if number < 0:
+        raise WorkloadError(f"{where}: {form.time} is {value}; expected no time before 0")
+    return number * form.unit_s
+
+
+def _seconds(times: list[Any], numbers: list[int], form: Format, source: str) -> NDArray[np.float64]:
+    if form.unit_s is not None:
+        return np.array(times, dtype=np.float64)
+    parsed = pd.to_datetime(pd.Series(times), format="ISO8601", utc=True, errors="coerce")
+    if parsed.isna().any():
+        bad = int(parsed.isna().to_numpy().argmax())
+        where = f"--trace {source} row {numbers[bad]}"
+        raise WorkloadError(f"{where}: {form.time} is {times[bad]!r}; expected a date and time (ISO 8601)")
+    since = parsed - parsed.iloc[0]
+    return np.asarray(since.dt.total_seconds(), dtype=np.float64)
+
+
+def _ascending(at_s: NDArray[np.float64], numbers: list[int], source: str) -> NDArray[np.float64]:
+    back = np.flatnonzero(np.diff(at_s) < 0)
+    if len(back):
+        k = int(back[0])
+        raise WorkloadError(
+            f"--trace {source} row {numbers[k + 1]} is {at_s[k] - at_s[k + 1]:g} s earlier than row "
+            f"{numbers[k]}; expected ascending times, sort the file"
+        )
+    return at_s
+
+
+def _hashes(row: Row, form: Format, n_prompt_tok: int, where: str) -> tuple[list[int], int]:
+    """The keys of the prompt's blocks, and how many tokens a block has."""
+    block_tok, given = form.block_tok, row.get("hash_ids")
+    if not block_tok or given is None:
+        return [], max(block_tok, 1)
+    if row.get("block_tokens") is not None:
+        block_tok = _count(row, "block_tokens", where)
+    if not isinstance(given, list) or any(type(k) is not int for k in given) or not block_tok:
+        raise WorkloadError(f"{where}: hash_ids is {str(given)[:60]!r}; expected a list of whole numbers")
+    most = -(-n_prompt_tok // block_tok)
+    if len(given) > most:
+        raise WorkloadError(
+            f"{where}: {len(given)} hash_ids of {block_tok} tokens for a prompt of {n_prompt_tok}; "
+            f"expected at most {most}"
+        )
+    return [OF_HASH + (k & _HASH_MASK) for k in given], block_tok
