@@ -28,7 +28,9 @@ def template_of(folder: Path) -> Template | None:
         source = next((row["template"] for row in source if row.get("name") == "default"), None)
     if not isinstance(source, str):
         return None
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols]
+    )
     environment.filters["tojson"] = lambda value, **more: json.dumps(value, ensure_ascii=False, **more)
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now(UTC).strftime(form)

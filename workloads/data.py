@@ -14,7 +14,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -72,7 +72,7 @@ class Materials:
     n_extra_tok: int = 0
     max_tok: int | None = None
     kind: RequestKind = RequestKind.GENERATE
-    output_tok: Lengths = Lengths(64, 64)
+    output_tok: Lengths = field(default_factory=lambda: Lengths(64, 64))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class DataSet:
 def read_data(
     source: str, columns: Sequence[str] = (), filters: Sequence[str] = (), split: str | None = None
 ) -> DataSet:
-    """The rows of a source; `columns` are `name=column`, `filters` `column<op>value`, all of which must hold."""
+    """The rows of a source. `columns` are `name=column`, `filters` `column<op>value`, and all must hold."""
     names = _mapped(columns)
     tests = [_filter(text) for text in filters]
     items: list[Item] = []
@@ -121,6 +121,8 @@ def data_requests(
     items: Sequence[Item], materials: Materials, n_wanted: int | None, seed: int
 ) -> tuple[list[Request], list[Item], Counter[str]]:
     """Requests out of the first `n_wanted` items that fit (None: all), those items, and what did not fit."""
+    if materials.template is None:
+        items = [as_plain_text(item) for item in items]
     outputs = rng(seed, "output lengths")
     requests: list[Request] = []
     used: list[Item] = []
@@ -141,6 +143,14 @@ def data_requests(
                 requests.append(made)
                 used.append(item)
     return requests, used, dropped
+
+
+def as_plain_text(item: Item) -> Item:
+    """A chat of text alone as one prompt, for a model without a chat template; other items as they are."""
+    texts = [message["content"] for message in item.messages]
+    if item.prompt is not None or not all(isinstance(text, str) for text in texts):
+        return item
+    return replace(item, prompt="\n".join(texts), messages=())
 
 
 def _prompts(items: Sequence[Item], materials: Materials) -> list[list[int] | None]:
@@ -174,7 +184,9 @@ def _request(index: int, item: Item, ids: list[int] | None, n_output: int, m: Ma
         if not item.documents or item.prompt is None:
             return "no documents to order"
         n_tok = sum(len(e.ids) for e in m.tokenizer.encode_batch([item.prompt, *item.documents]))
-        return Request(index, None, item.prompt, n_tok, 0, kind=m.kind, verbatim=True, documents=item.documents)
+        return Request(
+            index, None, item.prompt, n_tok, 0, kind=m.kind, verbatim=True, documents=item.documents
+        )
     n_output = 0 if m.kind is RequestKind.EMBED else n_output
     as_text = item.prompt is not None and not m.takes_ids
     n_prompt = 0 if ids is None else len(ids) + (m.n_extra_tok if as_text else 0)
@@ -217,7 +229,8 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
             "name the right one with --data-column prompt=COLUMN"
         )
     chat = value("messages")
-    reply, prompt, messages = value("reply"), value("prompt"), ()
+    messages: tuple[Message, ...] = ()
+    reply, prompt = value("reply"), value("prompt")
     if chat is not None:
         messages, last = _chat(chat, where)
         reply = last if reply is None else reply
@@ -276,7 +289,12 @@ def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float 
     except (TypeError, ValueError):
         number = math.nan
     least = 1 if whole else 0
-    if isinstance(value, bool) or not math.isfinite(number) or number < least or (whole and not number.is_integer()):
+    if (
+        isinstance(value, bool)
+        or not math.isfinite(number)
+        or number < least
+        or (whole and not number.is_integer())
+    ):
         what = "a whole number from 1" if whole else "seconds, not below 0"
         raise WorkloadError(f"{where}: {name} is {value!r}; expected {what}")
     return number
@@ -318,7 +336,9 @@ class _Filter:
 def _filter(text: str) -> _Filter:
     match = re.fullmatch(r"\s*([^=!<>~]+?)\s*(==|!=|<=|>=|<|>|~)\s*(.*?)\s*", text)
     if match is None:
-        raise WorkloadError(f"--data-filter {text!r}: expected COLUMN, one of {' '.join(_COMPARISONS)}, and a value")
+        raise WorkloadError(
+            f"--data-filter {text!r}: expected COLUMN, one of {' '.join(_COMPARISONS)}, and a value"
+        )
     column, sign, value = match.groups()
     return _Filter(text, column, _COMPARISONS[sign], value)
 

@@ -2,8 +2,8 @@
 
     512                       exactly
     256..768                  uniform, both ends included
-    normal:512,128            mean and standard deviation; cut off at 1 and at the mean + 6 standard deviations
-    lognormal:512,400         likewise, of the lengths themselves; cut off at the quantile 1 - 1e-6
+    normal:512,128            mean and standard deviation; between 1 and the mean + 6 deviations
+    lognormal:512,400         likewise, of the lengths themselves; up to the quantile 1 - 1e-6
     zipf:1.2,16..4096         P(length) proportional to (length - 15)^-1.2
     file:lengths.csv          rows of recorded lengths, drawn with replacement
 
@@ -14,20 +14,21 @@ distribution is conditioned on lying between them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pacsv
 from numpy.typing import NDArray
-from scipy import stats as sps
 
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 
 Ints = NDArray[np.int64]
-EXPECTED = "a number such as 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096 or file:F.csv"
+EXPECTED = (
+    "a number such as 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096 or file:F.csv"
+)
 MAX_TOK = 1 << 24
 
 
@@ -68,7 +69,19 @@ def draw_both(prompt: Lengths, output: Lengths, n: int, seed: int) -> tuple[Ints
     return prompt.draw(n, rng(seed, "prompt lengths")), output.draw(n, rng(seed, "output lengths"))
 
 
-def parse_lengths(text: str, flag: str) -> Lengths:
+def parse_seconds(text: str, flag: str) -> Lengths:
+    """A distribution of times, typed in seconds like a distribution of lengths: in whole milliseconds."""
+    law = text.partition(":")[0]
+    if law in ("zipf", "file"):
+        raise WorkloadError(f"{flag} {text}: expected seconds such as 2, 0.5..3, normal:2,1")
+    try:
+        scaled = re.sub(r"\d+(?:\.\d+)?|(?<!\.)\.\d+", lambda number: f"{float(number[0]) * 1e3:.0f}", text)
+        return replace(parse_lengths(scaled, flag, least=0), text=text)
+    except WorkloadError:
+        raise WorkloadError(f"{flag} {text}: expected seconds such as 2, 0.5..3, normal:2,1") from None
+
+
+def parse_lengths(text: str, flag: str, least: int = 1) -> Lengths:
     """The distribution that `text` describes; WorkloadError, naming `flag`, where it describes none."""
     law, colon, rest = text.partition(":")
     try:
@@ -81,7 +94,7 @@ def parse_lengths(text: str, flag: str) -> Lengths:
         if isinstance(error, WorkloadError):
             raise
         raise WorkloadError(f"{flag} {text}: expected {EXPECTED}") from None
-    if not 1 <= low <= high:
+    if not least <= low <= high:
         raise WorkloadError(f"{flag} {text}: expected at least 1 token, and the lower end first")
     return Lengths(low, high)
 
@@ -103,7 +116,10 @@ def _distribution(law: str, rest: str, text: str) -> Lengths:
             raise ValueError(text)
         weights = np.arange(1, ends[1] - ends[0] + 2, dtype=np.float64) ** -exponent
         return _checked(*ends, weights, text)
+    from scipy import stats as sps  # here: half a second that few runs need
+
     mean, deviation = numbers
+    continuous: Any
     if law == "normal":
         continuous = sps.norm(mean, deviation)
         low, high = ends or (1, round(mean + 6 * deviation))
@@ -128,6 +144,9 @@ def _checked(low: int, high: int, weights: NDArray[np.float64], text: str) -> Le
 
 def _recorded(name: str, flag: str) -> Lengths:
     """A CSV with a header: column `prompt_tokens` or `output_tokens`, as the flag says, else its only one."""
+    import pyarrow as pa
+    import pyarrow.csv as pacsv
+
     path = Path(name)
     wanted = flag.lstrip("-").replace("-", "_")
     try:
@@ -142,7 +161,7 @@ def _recorded(name: str, flag: str) -> Lengths:
         )
     values = table.column(column)
     if not pa.types.is_integer(values.type) or values.null_count:
-        bad = next((k for k, v in enumerate(values.to_pylist(), 2) if not isinstance(v, int)), 2)
+        bad = next((k for k, v in enumerate(values.to_pylist(), 2) if not str(v).isdecimal()), 2)
         raise WorkloadError(f"{flag} file:{name} row {bad}: {column} is not a whole number of tokens")
     rows = values.to_numpy().astype(np.int64)
     if not len(rows) or (rows < 1).any() or (rows > MAX_TOK).any():

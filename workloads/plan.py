@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from workloads.lengths import Lengths, draw_both
 from workloads.prefixes import BLOCK_TOK, Sharing, shared_segments
@@ -40,7 +41,8 @@ class Plan:
 
     `sha256` covers due times, prompts, lengths and sampling, not the salt: two plans with the same hash ask
     for the same work at the same times. `stages` are sent before, in this order; the indices of their
-    requests go on from those of `requests`. The hash does not cover them: they measure nothing.
+    requests go on from those of `requests`. The hash does not cover them: they measure nothing. `dropped`
+    counts the rows of a data set or trace that could not be used, by reason.
     """
 
     requests: Sequence[Request]
@@ -48,6 +50,7 @@ class Plan:
     seed: int
     sha256: str
     stages: tuple[Stage, ...] = ()
+    dropped: Mapping[str, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +77,42 @@ class Shape:
         """`n` requests with indices from `first`, and the (key, tokens) of each prefix that they share."""
         prompt_tok, output_tok = draw_both(self.prompt_tok, self.output_tok, n, seed)
         index = np.arange(first, first + n, dtype=np.int64)
-        segments, prefixes = None, []
+        segments: Segments | None = None
+        prefixes: list[tuple[int, int]] = []
         if self.sharing is not None:
             segments, prefixes = shared_segments(self.sharing, index, prompt_tok, seed, block_tok)
         if self.kind is not RequestKind.GENERATE:
             output_tok = np.zeros(n, dtype=np.int64)
         rows = (index, prompt_tok, output_tok)
-        more: dict[str, Any] = {"ignore_eos": self.ignore_eos, "sampling": self.sampling, "kind": self.kind, "stage": stage}
+        more: dict[str, Any] = {
+            "ignore_eos": self.ignore_eos,
+            "sampling": self.sampling,
+            "kind": self.kind,
+            "stage": stage,
+        }
         return DrawnRequests.of(*rows, vocabulary, seed, segments, **more), prefixes
 
 
 def make_plan(
-    shape: Shape, due_s: Sequence[float], vocabulary: Vocabulary, seed: int, block_tok: int = BLOCK_TOK
+    shape: Shape, due_s: ArrayLike, vocabulary: Vocabulary, seed: int, block_tok: int = BLOCK_TOK
 ) -> Plan:
     """One request per due time (seconds from the run's start, ascending).
 
     `block_tok` is the size of the server's cache blocks, for prompts that share prefixes. Where a share of
     cache hits is asked for, the plan has a stage that fills the cache.
     """
-    requests, prefixes = shape.draw(len(due_s), vocabulary, seed, block_tok=block_tok)
+    requests, prefixes = shape.draw(len(np.asarray(due_s)), vocabulary, seed, block_tok=block_tok)
     plan = plan_of(requests, due_ns_of(due_s), seed)
     if shape.sharing is None or shape.sharing.hit is None or not prefixes:
         return plan
-    return replace(plan, stages=(_priming(prefixes, len(due_s), vocabulary, seed),))
+    return replace(plan, stages=(_priming(prefixes, len(requests), vocabulary, seed),))
 
 
 def plan_of(requests: Sequence[Request], due_ns: array[int], seed: int) -> Plan:
     return Plan(requests, due_ns, seed, fingerprint(requests, due_ns))
 
 
-def due_ns_of(due_s: Sequence[float]) -> array[int]:
+def due_ns_of(due_s: ArrayLike) -> array[int]:
     """Seconds as whole nanoseconds."""
     return array("q", (np.asarray(due_s, dtype=np.float64) * 1e9).round().astype(np.int64).tobytes())
 

@@ -84,14 +84,18 @@ def plan_of_table(table: pa.Table) -> Plan:
         parts.append(Stage(name or "", requests, due_ns))
         begin += n
     main = parts.pop(0) if parts and not parts[0].name else Stage("", (), array("q"))
-    return Plan(main.requests, main.due_ns, int(metadata[b"seed"]), metadata[b"sha256"].decode(), tuple(parts))
+    return Plan(
+        main.requests, main.due_ns, int(metadata[b"seed"]), metadata[b"sha256"].decode(), tuple(parts)
+    )
 
 
 def requests_without_prompts(table: pa.Table) -> list[Request]:
     """All planned requests, for judging replies: empty `prompt_ids` stand for ids, None for other prompts."""
     no_ids = table.column("prompt_text").is_valid().to_pylist()
     if "messages" in table.column_names:
-        no_ids = [a or b for a, b in zip(no_ids, table.column("messages").is_valid().to_pylist(), strict=True)]
+        no_ids = [
+            a or b for a, b in zip(no_ids, table.column("messages").is_valid().to_pylist(), strict=True)
+        ]
     return list(_made(table, (None if without else () for without in no_ids)))
 
 
@@ -152,8 +156,9 @@ def _table(requests: Sequence[Request], due_ns: NDArray[np.int64], schema: pa.Sc
 
 def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.Schema) -> pa.Table:
     """Rows of drawn requests whose prompts are not made."""
-    n, one = len(requests), {"sampling_seed": requests.sampling.seed, "top_p": requests.sampling.top_p}
-    one |= {"ignore_eos": requests.ignore_eos, "temperature": requests.sampling.temperature}
+    n, sampling = len(requests), requests.sampling
+    one: dict[str, Any] = {"sampling_seed": sampling.seed, "top_p": sampling.top_p}
+    one |= {"ignore_eos": requests.ignore_eos, "temperature": sampling.temperature}
     one |= {"kind": str(requests.kind), "stage": requests.stage, "verbatim": False}
     columns: dict[str, Any] = {"index": requests.column("numbers"), "due_ns": due_ns}
     columns |= {name: requests.column(name) for name in ("n_prompt_tok", "n_output_tok")}
@@ -161,7 +166,10 @@ def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.
         starts, rows = requests.segments.starts, requests.rows
         parts = [slice(int(starts[row]), int(starts[row + 1])) for row in rows.tolist()]
         ends = np.cumsum([0, *(part.stop - part.start for part in parts)], dtype=np.int32)
-        for name, values in (("segment_keys", requests.segments.keys), ("segment_tok", requests.segments.n_tok)):
+        for name, values in (
+            ("segment_keys", requests.segments.keys),
+            ("segment_tok", requests.segments.n_tok),
+        ):
             flat = np.concatenate([values[part] for part in parts])
             columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
         columns["family"] = requests.segments.keys[starts[rows]]
@@ -188,7 +196,9 @@ def _drawn_back(rows: pa.Table, drawn: dict[str, Any], stage: str | None) -> Dra
         segments = Segments(starts, keys.flatten().to_numpy(), n_tok.flatten().to_numpy())
     first = rows.slice(0, 1).to_pylist()[0]
     return DrawnRequests.of(
-        *(rows.column(name).to_numpy() for name in ("index", "n_prompt_tok", "n_output_tok")),
+        rows.column("index").to_numpy(),
+        rows.column("n_prompt_tok").to_numpy(),
+        rows.column("n_output_tok").to_numpy(),
         vocabulary,
         int(drawn["seed"]),
         segments,

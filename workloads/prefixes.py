@@ -68,9 +68,9 @@ def _blocks_for(hit: float, n_prompt_tok: Ints, block_tok: int) -> Ints:
     most = float((room * block_tok).sum() / n_prompt_tok.sum())
     if hit > most + 0.005:
         raise WorkloadError(
-            f"--prefix-hit {hit:g}: a cache of blocks of {block_tok} tokens serves at most {most:.1%} of these "
-            "prompts, since a block counts whole and the last token is always computed; lower it, or ask for "
-            "longer --prompt-tokens"
+            f"--prefix-hit {hit:g}: a cache with blocks of {block_tok} tokens serves at most {most:.1%} of "
+            "these prompts, since a block counts whole and the last token is always computed; "
+            "lower it, or ask for longer --prompt-tokens"
         )
     wanted, given = np.cumsum(n_prompt_tok) * hit / block_tok, 0
     blocks = np.empty(len(room), dtype=np.int64)

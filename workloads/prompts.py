@@ -163,8 +163,10 @@ class DrawnRequests(Sequence[Request]):
         return int(self.column("n_prompt_tok").sum())
 
     def sha256(self) -> bytes:
-        """Of what the prompts are drawn from: equal for two of these exactly where their requests are equal."""
-        digest = hashlib.sha256(f"splitmix64/{self.seed}/{self.ignore_eos}/{self.sampling}/{self.kind}".encode())
+        """Of what the prompts are drawn from."""
+        digest = hashlib.sha256(
+            f"splitmix64/{self.seed}/{self.ignore_eos}/{self.sampling}/{self.kind}".encode()
+        )
         digest.update(self.vocabulary.ids.tobytes())
         for name in ("numbers", "n_prompt_tok", "n_output_tok"):
             digest.update(self.column(name).tobytes())

@@ -16,7 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from workloads.plan import Plan
-from workloads.request import WorkloadError
+from workloads.request import Request, WorkloadError
 from workloads.seeds import rng
 
 N_SALT_WORDS = 8
@@ -83,30 +83,53 @@ def as_text(plan: Plan, words: Words, salt: str, n_extra_tok: int = 0) -> Plan:
     `n_extra_tok` is what the server adds to what the tokenizer counts (a chat template, say). The hash is
     that of the plan and the tokenizer: like every plan's, it leaves the salt out.
     """
-    targets = [request.n_prompt_tok - n_extra_tok for request in plan.requests]
-    texts = make_texts(targets, words, plan.seed, salt, [request.index for request in plan.requests])
-    requests = tuple(
-        replace(request, prompt_ids=None, prompt_text=text)
-        for request, text in zip(plan.requests, texts, strict=True)
+    requests = _as_texts(plan.requests, words, plan.seed, salt, n_extra_tok)
+    stages = tuple(
+        replace(stage, requests=_as_texts(stage.requests, words, plan.seed, salt, n_extra_tok))
+        for stage in plan.stages
     )
     digest = hashlib.sha256(f"{plan.sha256} as text by {words.sha256}".encode()).hexdigest()
-    return replace(plan, requests=requests, sha256=digest)
+    return replace(plan, requests=requests, sha256=digest, stages=stages)
+
+
+def _as_texts(
+    requests: Sequence[Request], words: Words, seed: int, salt: str, n_extra_tok: int
+) -> tuple[Request, ...]:
+    """Drawn prompts as text. Equal ids become equal words, so that what shares a prefix still shares it."""
+    asked = [r for r in requests if r.prompt_ids is not None]
+    # A later turn of a session is what it adds to the conversation.
+    targets = [
+        len(r.prompt_ids or ()) if r.turn and r.turn.after else r.n_prompt_tok - n_extra_tok for r in asked
+    ]
+    families = [r.index if r.family is None else r.family for r in asked]
+    texts = make_texts(targets, words, seed, salt, families, [r.prompt_ids or () for r in asked])
+    made = {r.index: text for r, text in zip(asked, texts, strict=True)}
+    return tuple(
+        replace(r, prompt_ids=None, prompt_text=made[r.index]) if r.index in made else r for r in requests
+    )
 
 
 def make_texts(
-    n_toks: Sequence[int], words: Words, seed: int, salt: str, indices: Sequence[int]
+    n_toks: Sequence[int],
+    words: Words,
+    seed: int,
+    salt: str,
+    families: Sequence[int | str],
+    prompts: Sequence[Sequence[int]] | None = None,
 ) -> list[str]:
-    """One text per count of tokens, each beginning with words that the salt chose for its index.
+    """One text per count of tokens, each beginning with words that the salt chose for its family.
 
+    The words after those are drawn, or follow the ids of `prompts`, a word for each.
     Raises WorkloadError where a count is too small to hold a word, or cannot be hit.
     """
     n_special = words.count([""])[0]
     draw = rng(seed, "text prompts")
+    given = [None] * len(n_toks) if prompts is None else prompts
     strings = [
-        _strung(n_tok, n_special, words, draw, salt, index)
-        for n_tok, index in zip(n_toks, indices, strict=True)
+        _strung(n_tok, n_special, words, draw if ids is None else ids, salt, family)
+        for n_tok, family, ids in zip(n_toks, families, given, strict=True)
     ]
-    searches = [rng(seed, f"text prompt {index} {salt}") for index in indices]
+    searches = [rng(seed, f"text prompt {k} {family} {salt}") for k, family in enumerate(families)]
     wrong = list(range(len(strings)))
     for _ in range(N_PASSES):  # together, for counting many texts at once costs less
         counts = words.count([" ".join(strings[i]) for i in wrong])
@@ -145,17 +168,25 @@ def _candidates(tokenizer: Tokenizer) -> list[str]:
 
 
 def _strung(
-    n_tok: int, n_special: int, words: Words, draw: np.random.Generator, salt: str, index: int
+    n_tok: int,
+    n_special: int,
+    words: Words,
+    source: np.random.Generator | Sequence[int],
+    salt: str,
+    family: int | str,
 ) -> list[str]:
-    """About as many words as make the count: the salt's first, then drawn ones."""
+    """About as many words as make the count: the salt's first, then drawn ones, or one for each id."""
     n_words = (n_tok - n_special) // words.cost_tok
     if n_tok - n_special < 1:
         raise WorkloadError(
             f"a prompt of {n_tok} tokens: {n_special} of them are special, added by the server itself; "
             f"expected at least {n_special + 1}"
         )
-    body = draw.integers(0, len(words.words), max(n_words, 1))
-    digest = hashlib.sha256(f"{salt}/{index}".encode()).digest()
+    if isinstance(source, np.random.Generator):
+        body = source.integers(0, len(words.words), max(n_words, 1))
+    else:
+        body = np.asarray(source, dtype=np.int64)[: max(n_words, 1)] % len(words.words)
+    digest = hashlib.sha256(f"{salt}/{family}".encode()).digest()
     n_salt = min(N_SALT_WORDS, len(body))
     body[:n_salt] = np.frombuffer(digest, dtype="<u4")[:n_salt] % len(words.words)
     first = words.first[int.from_bytes(digest[-4:], "little") % len(words.first)]

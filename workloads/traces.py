@@ -1,11 +1,11 @@
 """Recorded loads: when each request came, how long it was, and which prefixes it shared.
 
-| format | recognised by | prefix structure |
+| format | recognised by | prefixes |
 |---|---|---|
-| Mooncake (JSON lines) | `timestamp` (ms), `input_length`, `output_length`, `hash_ids` | a hash is 512 tokens |
+| Mooncake (JSON lines) | `timestamp` (ms), `input_length`, `output_length` | `hash_ids`, 512 tokens each |
 | Azure LLM 2023, 2024 (CSV) | `TIMESTAMP`, `ContextTokens`, `GeneratedTokens` | none |
 | BurstGPT (CSV) | `Timestamp` (s), `Request tokens`, `Response tokens` | none |
-| Burstline (JSON lines) | `timestamp` (s), `prompt_tokens`, `output_tokens` | `hash_ids` of `block_tokens` each |
+| Burstline (JSON lines) | `timestamp` (s), `prompt_tokens`, `output_tokens` | `hash_ids`, `block_tokens` |
 
 Sources: Mooncake FAST'25 traces, README; AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024.md;
 BurstGPT README. Prompts are synthesised to the recorded lengths; equal hashes become equal tokens.
@@ -21,7 +21,6 @@ from itertools import chain
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
@@ -126,8 +125,8 @@ class Trace:
 def read_trace(source: str) -> Trace:
     """The trace in a file; WorkloadError, naming the row, where it is none of the formats above."""
     rows = read_rows(source, "--trace")
-    number, first = next(rows)
-    form = _format_of(first, source, number)
+    first = next(rows)
+    form, number = _format_of(first[1], source, first[0]), first[0]
     numbers: list[int] = []
     times: list[Any] = []
     prompt_tok: list[int] = []
@@ -135,7 +134,7 @@ def read_trace(source: str) -> Trace:
     hashes: list[list[int]] = []
     block_tok: list[int] = []
     dropped: Counter[str] = Counter()
-    for number, row in chain([(number, first)], rows):
+    for number, row in chain([first], rows):
         where = f"--trace {source} row {number}"
         n_prompt, n_output = _count(row, form.prompt, where), _count(row, form.output, where)
         if not n_prompt or not n_output:
@@ -154,7 +153,9 @@ def read_trace(source: str) -> Trace:
     ends = np.cumsum([0, *map(len, hashes)], dtype=np.int64)
     flat = np.array(list(chain.from_iterable(hashes)), dtype=np.int64)
     counts = (np.array(prompt_tok, np.int64), np.array(output_tok, np.int64))
-    return Trace(form.title, at_s - at_s[0], *counts, flat, ends, np.array(block_tok, np.int64), dict(dropped))
+    return Trace(
+        form.title, at_s - at_s[0], *counts, flat, ends, np.array(block_tok, np.int64), dict(dropped)
+    )
 
 
 def _format_of(row: Row, source: str, number: int) -> Format:
@@ -197,6 +198,8 @@ def _time(row: Row, form: Format, where: str) -> Any:
 def _seconds(times: list[Any], numbers: list[int], form: Format, source: str) -> NDArray[np.float64]:
     if form.unit_s is not None:
         return np.array(times, dtype=np.float64)
+    import pandas as pd  # here: half a second that only dates need
+
     parsed = pd.to_datetime(pd.Series(times), format="ISO8601", utc=True, errors="coerce")
     if parsed.isna().any():
         bad = int(parsed.isna().to_numpy().argmax())

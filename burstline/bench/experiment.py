@@ -95,7 +95,7 @@ def run_experiment(settings: Settings) -> int:
     check_where(settings.where)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
-    check_start(engine, settings.where, load.longest_tok)
+    check_start(engine, settings.where, load.longest_tok or 0)
     run = RunDir.create(settings.out, _manifest(settings, load, engine))
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
@@ -166,7 +166,6 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with serving(engine, where, run.path, progress.phase) as site:
-        load.check_fits(site.identity)
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )

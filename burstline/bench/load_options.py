@@ -4,18 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from burstline.bench.workers import Workers, n_drivers
 from loadgen.driver.job import Job
 from servers.engine import Identity
 from workloads import arrivals
-from workloads.lengths import parse_lengths
-from workloads.plan import Plan, Shape, make_plan
+from workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
+from workloads.plan import Plan, Shape
+from workloads.prefixes import BLOCK_TOK, Sharing
 from workloads.prompts import Vocabulary
-from workloads.request import WorkloadError
+from workloads.request import RequestKind, WorkloadError
 from workloads.seeds import rng
+from workloads.warm_up import WarmUp, parse_warm_up, with_warm_up
 
-N_REQUESTS = 1000
+if TYPE_CHECKING:
+    from workloads.data import Materials
+    from workloads.works import Work
+
+N_REQUESTS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +45,37 @@ class Wish:
     seed: int = 0
     salt: str = "0"
     deadline_s: float = 600.0
+    request_kind: str = "generate"
+    shared_prefix: int | None = None
+    prefix_hit: float | None = None
+    groups: int | None = None
+    data: str | None = None
+    data_column: tuple[str, ...] = ()
+    data_filter: tuple[str, ...] = ()
+    data_split: str | None = None
+    data_order: str = "shuffle"
+    trace: str | None = None
+    trace_speed: float | None = None
+    trace_window: str | None = None
+    sessions: int | None = None
+    turns: str | None = None
+    turn_tokens: str | None = None
+    think_s: str | None = None
+    tool_s: str | None = None
+    tool_share: float | None = None
+    fan_out: int | None = None
+    warmup: str | None = None
+    warmup_handover: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A checked wish. `concurrency` makes it a closed loop, where `arrivals` only says how many."""
+    """A checked wish. `concurrency` makes it a closed loop, where `arrivals` only says how many.
 
-    shape: Shape
+    In a load of sessions, `arrivals` and `concurrency` are those of sessions.
+    """
+
+    work: Work
     arrivals: arrivals.Arrivals
     concurrency: int | None
     max_rate_per_s: float | None
@@ -52,20 +83,32 @@ class Load:
     seed: int
     salt: str
     deadline_s: float
+    warm_up: WarmUp | None = None
+
+    @property
+    def shape(self) -> Shape:
+        return self.work.shape
+
+    @property
+    def has_sessions(self) -> bool:
+        from workloads.works import Sessions
+
+        return isinstance(self.work, Sessions)
 
     @property
     def name(self) -> str:
         pattern = f"closed{self.concurrency}" if self.concurrency else self.arrivals.pattern
-        return f"{pattern}-{self.arrivals.n}x{self.shape.prompt_tok}-{self.shape.output_tok}"
+        return f"{pattern}-{self.arrivals.n}x{self.work.name}"
 
     @property
     def title(self) -> str:
         """E.g. `1,000 requests of 512 → 64 tokens, all at once`."""
-        many = "1 request" if self.arrivals.n == 1 else f"{self.arrivals.n:,} requests"
-        lengths = f"{many} of {self.shape.prompt_tok} → {self.shape.output_tok} tokens"
+        n, what = self.arrivals.n, self.work.title
+        many = f"{n:,}" if self.has_sessions else f"{n:,} request{'s' * (n != 1)} of"
         rate = f" at {self.arrivals.rate_per_s:g}/s" if self.arrivals.rate_per_s else ""
-        pattern = "all at once" if self.arrivals.pattern == "burst" else self.arrivals.pattern + rate
-        return f"{lengths}, {f'{self.concurrency} at a time' if self.concurrency else pattern}"
+        names = {"burst": "all at once", "replay": "at recorded times"}
+        pattern = names.get(self.arrivals.pattern, self.arrivals.pattern) + rate
+        return f"{many} {what}, {f'{self.concurrency} at a time' if self.concurrency else pattern}"
 
     @property
     def n_at_once(self) -> int:
@@ -73,29 +116,50 @@ class Load:
         return min(self.concurrency or self.arrivals.n, self.arrivals.n)
 
     @property
-    def longest_tok(self) -> int:
-        """The tokens of the longest request, prompt and answer together."""
-        return self.shape.prompt_tok.high + self.shape.output_tok.high
+    def longest_tok(self) -> int | None:
+        """The tokens of the longest request, prompt and answer together.
 
-    def plan(self, vocabulary: Vocabulary) -> Plan:
-        return make_plan(
-            self.shape, self.arrivals.due_s(rng(self.seed, "arrivals")).tolist(), vocabulary, self.seed
+        None where requests that are too long are left out, or are known only once their text is counted.
+        """
+        from workloads.works import Sessions, Synthetic
+
+        if isinstance(self.work, Sessions) and self.work.data is None:
+            return self.work.session.longest_tok
+        if not isinstance(self.work, Synthetic):
+            return None
+        prompt_tok, output_tok = draw_both(
+            self.shape.prompt_tok, self.shape.output_tok, self.arrivals.n, self.seed
         )
+        return int((prompt_tok + output_tok).max())
 
-    def check_fits(self, identity: Identity) -> None:
-        """WorkloadError where the longest request is beyond the server's limit."""
-        longest = self.longest_tok
-        limit = identity.max_model_len
-        if limit is not None and longest > limit:
-            raise WorkloadError(
-                f"--prompt-tokens {self.shape.prompt_tok} and --output-tokens {self.shape.output_tok} make "
-                f"{longest} tokens, but the model's limit is {limit}; ask for fewer, or raise its limit"
-            )
+    def plan(
+        self,
+        vocabulary: Vocabulary,
+        materials: Materials | None = None,
+        identity: Identity | None = None,
+    ) -> Plan:
+        """The plan for a server; `materials` where text must be counted.
+
+        Without them, as for a server that never came up, it has as many requests of about such lengths.
+        """
+        from workloads.works import Server, Synthetic
+
+        limit, block_tok = (identity.max_model_len, identity.kv_block_tok) if identity else (None, None)
+        server = Server(vocabulary, materials, block_tok or BLOCK_TOK, limit)
+        work = Synthetic(self.shape) if self.work.needs_text and materials is None else self.work
+        plan = work.plan(self.arrivals, server, self.seed)
+        return plan if self.warm_up is None else with_warm_up(plan, self.warm_up, vocabulary)
 
 
 def checked(wish: Wish) -> Load:
     """The load; WorkloadError, naming the flag, where the wish cannot be fulfilled."""
+    for flag, given in (("--sessions", _of_sessions(wish)), ("--warmup", wish.warmup)):
+        if given:
+            raise WorkloadError(f"{flag} is not there yet")
+    if wish.request_kind != "generate":
+        raise WorkloadError("--request-kind is not there yet")
     _check_numbers(wish)
+    _check_combination(wish)
     closed = wish.concurrency is not None
     if closed and wish.arrival not in (None, "burst"):
         raise WorkloadError(
@@ -107,31 +171,169 @@ def checked(wish: Wish) -> Load:
             f"--concurrency {wish.concurrency} makes a closed loop: a request is due when another ends; "
             f"--rate {wish.rate:g} would be ignored; give one or the other, or limit the loop by --max-rate"
         )
+    work, n_most, times_s = _work(wish)
     pattern = wish.arrival or ("constant" if wish.rate and not closed else "burst")
-    has_count = wish.requests is not None or wish.arrival_times or wish.steps or wish.duration_s
+    if times_s is not None and not closed and wish.arrival in (None, "replay"):
+        pattern = "replay"
+    elif wish.arrival != "replay":
+        times_s = None
+    if wish.arrival_times:
+        times_s = _times_in(wish.arrival_times)
+    has_count = wish.requests is not None or times_s or wish.steps or wish.duration_s
     wanted = arrivals.asked(
         pattern,
-        n=wish.requests if has_count else N_REQUESTS,
+        n=wish.sessions or wish.requests if has_count or wish.sessions else n_most or N_REQUESTS,
         duration_s=wish.duration_s,
         rate_per_s=wish.rate,
         burstiness=wish.burstiness,
         ramp_to_per_s=wish.ramp_to,
         steps=arrivals.parse_steps(wish.steps) if wish.steps else None,
-        times_s=_times_in(wish.arrival_times) if wish.arrival_times else None,
+        times_s=times_s,
     )
+    if n_most is not None and wanted.n > n_most:
+        source = wish.data or wish.trace
+        raise WorkloadError(f"--requests {wanted.n}: {source} has {n_most} that can be used; lower it")
+    due_s = wanted.due_s(rng(wish.seed, "arrivals"))
     return Load(
-        shape=Shape(
-            parse_lengths(wish.prompt_tokens, "--prompt-tokens"),
-            parse_lengths(wish.output_tokens, "--output-tokens"),
-        ),
+        work=work,
         arrivals=wanted,
         concurrency=wish.concurrency,
         max_rate_per_s=wish.max_rate,
-        n_workers=n_drivers(wish.workers, wanted.due_s(rng(wish.seed, "arrivals")), wish.concurrency),
+        n_workers=n_drivers(wish.workers, due_s, wish.concurrency),
         seed=wish.seed,
         salt=wish.salt,
         deadline_s=wish.deadline_s,
+        warm_up=parse_warm_up(wish.warmup, handover=wish.warmup_handover),
     )
+
+
+def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:
+    """What the load consists of, how many requests (or sessions) it has at most, and its own times."""
+    from workloads import works
+
+    kind = RequestKind(wish.request_kind)
+    output_tok = parse_lengths(wish.output_tokens, "--output-tokens")
+    if wish.trace is not None:
+        trace = _trace(wish)
+        speed = wish.trace_speed or 1.0
+        return works.Recorded(trace, speed), len(trace), tuple((trace.at_s / speed).tolist())
+    prompt_tok = parse_lengths(wish.prompt_tokens, "--prompt-tokens")
+    if wish.data is not None:
+        return _written(wish, kind, output_tok)
+    if _of_sessions(wish):
+        session = _session_shape(wish, prompt_tok, output_tok)
+        return works.Sessions(session), None, None
+    sharing = None
+    if wish.shared_prefix is not None or wish.prefix_hit is not None:
+        sharing = Sharing(wish.groups or 1, wish.shared_prefix, wish.prefix_hit)
+    return works.Synthetic(Shape(prompt_tok, output_tok, kind=kind, sharing=sharing)), None, None
+
+
+def _trace(wish: Wish):  # type: ignore[no-untyped-def]
+    from workloads.traces import read_trace
+
+    assert wish.trace is not None
+    trace = read_trace(wish.trace)
+    begin_s, end_s = 0.0, float("inf")
+    if wish.trace_window is not None:
+        begin, dots, end = wish.trace_window.partition("..")
+        try:
+            begin_s, end_s = float(begin), float(end)
+        except ValueError:
+            dots = ""
+        if not dots or not 0 <= begin_s < end_s:
+            raise WorkloadError(f"--trace-window {wish.trace_window}: expected seconds, e.g. 600..1200")
+    return trace.window(begin_s, end_s, wish.requests)
+
+
+def _written(
+    wish: Wish, kind: RequestKind, output_tok: Lengths
+) -> tuple[Work, int, tuple[float, ...] | None]:
+    from workloads import works
+    from workloads.data import arrival_times, read_data
+
+    assert wish.data is not None
+    data = read_data(wish.data, wish.data_column, wish.data_filter, wish.data_split)
+    n_wanted = wish.sessions or wish.requests
+    if _of_sessions(wish) or any(item.session is not None for item in data.items):
+        session = _session_shape(wish, Lengths(1, 1), output_tok)
+        n = len({item.session if item.session is not None else item.row for item in data.items})
+        return works.Sessions(session, data, data.items, n_wanted), n, None
+    timed = wish.arrival == "replay" and not wish.arrival_times
+    items = data.sampled(wish.seed, "file" if timed or wish.data_order == "file" else "shuffle")
+    times_s = None
+    if timed:
+        items = tuple(sorted(items, key=lambda item: item.at_s or 0.0))
+        times_s = arrival_times(items)
+        if times_s is None:
+            raise WorkloadError(
+                f"--arrival replay: not every row of {wish.data} has a timestamp; give --arrival-times FILE"
+            )
+    return works.Written(data, items, n_wanted, output_tok, kind, timed), len(items), times_s
+
+
+def _of_sessions(wish: Wish) -> bool:
+    return wish.sessions is not None or wish.turns is not None
+
+
+def _session_shape(wish: Wish, prompt_tok: Lengths, output_tok: Lengths):  # type: ignore[no-untyped-def]
+    from workloads.sessions import SessionShape
+
+    return SessionShape(
+        turns=parse_lengths(wish.turns or "4", "--turns"),
+        prompt_tok=prompt_tok,
+        turn_tok=parse_lengths(wish.turn_tokens or "64", "--turn-tokens"),
+        output_tok=output_tok,
+        think_ms=parse_seconds(wish.think_s or "0", "--think-s"),
+        tool_ms=parse_seconds(wish.tool_s, "--tool-s") if wish.tool_s else None,
+        tool_share=wish.tool_share or 0.0,
+        fan_out=wish.fan_out or 1,
+    )
+
+
+def _check_combination(wish: Wish) -> None:
+    """A flag that another one would make meaningless is refused, not ignored."""
+    default = Wish()
+    groups = {
+        "--trace": ("trace", ("trace_speed", "trace_window")),
+        "--data": ("data", ("data_column", "data_filter", "data_split", "data_order")),
+    }
+    for flag, (source, dependents) in groups.items():
+        for name in dependents:
+            if getattr(wish, source) is None and getattr(wish, name) != getattr(default, name):
+                raise WorkloadError(f"{_flag(name)} needs {flag} FILE")
+    taken = {
+        "--trace": ("data", "prompt_tokens", "output_tokens", "arrival", "rate", "duration_s", "steps",
+                    "ramp_to", "burstiness", "arrival_times", "shared_prefix", "prefix_hit", "groups",
+                    "sessions", "turns"),
+        "--data": ("prompt_tokens", "shared_prefix", "prefix_hit", "groups"),
+        "--sessions": ("shared_prefix", "prefix_hit", "groups", "max_rate"),
+    }  # fmt: skip
+    given = {"--trace": wish.trace, "--data": wish.data, "--sessions": wish.sessions or wish.turns}
+    for flag, names in taken.items():
+        if given[flag] is None:
+            continue
+        for name in names:
+            if getattr(wish, name) != getattr(default, name):
+                raise WorkloadError(f"{flag} says that itself: {_flag(name)} would be ignored; drop one")
+    if not _of_sessions(wish) and wish.data is None:
+        for name in ("turn_tokens", "think_s", "tool_s", "tool_share", "fan_out"):
+            if getattr(wish, name) is not None:
+                raise WorkloadError(f"{_flag(name)} is for conversations: give --sessions N")
+    if wish.sessions is not None and wish.requests is not None:
+        raise WorkloadError("--sessions and --requests both say how many; in sessions, --turns says the rest")
+    if wish.shared_prefix is not None and wish.prefix_hit is not None:
+        raise WorkloadError("--shared-prefix and --prefix-hit both say how much is shared; give one")
+    if wish.groups is not None and wish.shared_prefix is None and wish.prefix_hit is None:
+        raise WorkloadError("--groups needs --shared-prefix N or --prefix-hit P")
+    if wish.warmup_handover and wish.warmup in (None, "0", "auto"):
+        raise WorkloadError("--warmup-handover needs a fixed warm-up: --warmup N, or --warmup Ns")
+    if wish.request_kind == "rerank" and wish.data is None:
+        raise WorkloadError("--request-kind rerank needs --data FILE whose rows have a query and documents")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _check_numbers(wish: Wish) -> None:
@@ -139,10 +341,23 @@ def _check_numbers(wish: Wish) -> None:
         ("--requests", wish.requests),
         ("--concurrency", wish.concurrency),
         ("--workers", None if wish.workers == "auto" else wish.workers),
+        ("--groups", wish.groups),
+        ("--shared-prefix", wish.shared_prefix),
+        ("--sessions", wish.sessions),
+        ("--fan-out", wish.fan_out),
     )
     for flag, number in at_least_one:
         if number is not None and number < 1:
             raise WorkloadError(f"{flag} {number}: expected at least 1")
+    for flag, share, most in (("--prefix-hit", wish.prefix_hit, 1), ("--tool-share", wish.tool_share, 1)):
+        if share is not None and not 0 <= share <= most:
+            raise WorkloadError(f"{flag} {share}: expected a share from 0 to {most}, e.g. 0.6")
+    if wish.trace_speed is not None and not 0 < wish.trace_speed < float("inf"):
+        raise WorkloadError(f"--trace-speed {wish.trace_speed}: expected a factor above 0, e.g. 2")
+    if wish.request_kind not in list(RequestKind):
+        raise WorkloadError(f"--request-kind {wish.request_kind}: expected {', '.join(RequestKind)}")
+    if wish.data_order not in ("shuffle", "file"):
+        raise WorkloadError(f"--data-order {wish.data_order}: expected shuffle or file")
     if not wish.deadline_s > 0:
         raise WorkloadError(f"--deadline-s {wish.deadline_s}: expected seconds above 0")
     if wish.max_rate is not None and wish.concurrency is None:

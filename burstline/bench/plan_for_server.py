@@ -18,6 +18,8 @@ from workloads.text_prompts import Words, as_text, make_texts, words_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from workloads.data import Materials
+
 PROBES_TOK = (64, 96)
 """Two lengths: what a server adds to both alike, a chat template say, is known; anything else is not."""
 ASK_TIMEOUT_S = 120.0
@@ -29,12 +31,36 @@ def plan_for(
     load: Load, site: Site, tokenizer: Path | None, vocab_size: int | None, model: str | None, say: Say
 ) -> tuple[Plan, Vocabulary]:
     """Every request of the run, and the vocabulary that token-id prompts were drawn from."""
-    if site.capabilities.token_id_prompts:
-        vocabulary = vocabulary_for(tokenizer, vocab_size, model, site)
-        return load.plan(vocabulary), vocabulary
-    words = words_of(tokenizer_for(tokenizer, model, site))
-    n_extra_tok = _extra_tokens(site, words, say)
-    return as_text(load.plan(ASSUMED), words, load.salt, n_extra_tok), ASSUMED
+    takes_ids = site.capabilities.token_id_prompts
+    vocabulary = vocabulary_for(tokenizer, vocab_size, model, site) if takes_ids else ASSUMED
+    counter = tokenizer_for(tokenizer, model, site) if load.work.needs_text or not takes_ids else None
+    words = None if takes_ids or counter is None else words_of(counter)
+    n_extra_tok = 0 if words is None else _extra_tokens(site, words, say)
+    materials = None
+    if load.work.needs_text and counter is not None:
+        materials = _materials(counter, site, tokenizer, model, n_extra_tok)
+    plan = load.plan(vocabulary, materials, site.identity)
+    for reason, n in plan.dropped.items():
+        say(f"{n:,} rows left out: {reason}")
+    return (plan if words is None else as_text(plan, words, load.salt, n_extra_tok)), vocabulary
+
+
+def _materials(
+    counter: Tokenizer, site: Site, folder: Path | None, model: str | None, n_extra_tok: int
+) -> Materials:
+    from workloads.chat import template_of
+    from workloads.data import Materials
+
+    counter.no_truncation()
+    counter.no_padding()
+    places = [where for where in (folder, Path(model) if model else None) if where is not None]
+    return Materials(
+        counter,
+        next((template for where in places if (template := template_of(where))), None),
+        site.capabilities.token_id_prompts,
+        n_extra_tok,
+        site.identity.max_model_len,
+    )
 
 
 def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
@@ -49,9 +75,11 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
 
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
     """The tokenizer by which prompts are measured: the folder's, the model's, the Hub's."""
-    found = local_tokenizer(folder, model)
-    if found is not None:
-        return found
+    tokenizer = local_tokenizer(folder, model)
+    if tokenizer is not None:
+        return tokenizer
+    from tokenizers import Tokenizer
+
     name = model or site.target.model
     why = f"{folder} has no tokenizer.json"
     if folder is None:
@@ -60,8 +88,8 @@ def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokeniz
         except Exception as error:  # whatever the Hub's client makes of being offline
             why = str(error).splitlines()[0]
     raise WorkloadError(
-        f"{site.engine.title} takes text only, and prompts of an exact length need the model's tokenizer: "
-        f"give --tokenizer DIR with its tokenizer.json ({why})"
+        f"prompts of text need the model's tokenizer to be counted: give --tokenizer DIR with its "
+        f"tokenizer.json ({why})"
     )
 
 
@@ -70,7 +98,7 @@ def _extra_tokens(site: Site, words: Words, say: Say) -> int:
     texts = make_texts(PROBES_TOK, words, 0, "probe", range(len(PROBES_TOK)))
     first, second = (_counted(site, text, n) for text, n in zip(texts, PROBES_TOK, strict=True))
     if first is None or second is None:
-        say("The server does not tell how long a prompt was: lengths are the tokenizer's word alone")
+        say("The server does not report prompt lengths: they rest on the tokenizer alone")
         return 0
     if first - PROBES_TOK[0] != second - PROBES_TOK[1]:
         raise WorkloadError(

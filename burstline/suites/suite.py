@@ -18,7 +18,7 @@ from burstline.models.random_weights import FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import Table
-from burstline.verbs.run import add_arrivals, add_engine, add_load, add_targets, wish_of
+from burstline.verbs.run import add_arrivals, add_engine, add_load, add_sources, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
 from loadgen.record.redact import without_secrets
 from servers.registry import ENGINES
@@ -214,14 +214,15 @@ def _model(table: Table) -> Model:
 
 
 def _workload(table: Table, of: str) -> Workload:
-    flags = _flags_of(add_load) | _flags_of(add_arrivals) | _flags_of(add_targets)
+    adds = (add_load, add_sources, add_arrivals, add_targets)
+    flags = {key: action for add in adds for key, action in _flags_of(add).items()}
     # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
     for key in ("tokenizer", "vocab_size", "salt"):
         del flags[key]
     table.only("name", *flags)
     workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags), of)
     parser = argparse.ArgumentParser(exit_on_error=False)
-    for add in (add_load, add_arrivals, add_targets):
+    for add in adds:
         add(parser.add_argument_group())
     try:
         asked = parser.parse_args(workload.flags)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from burstline.verbs.run import add_arrivals, add_load, wish_of
+from burstline.verbs.run import add_arrivals, add_load, add_sources, wish_of
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.record.typed_json import to_json
 from loadgen.verdict.certificate import TOLERATED
@@ -14,6 +14,7 @@ LONG_S = 10.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline certify [the flags of the load, as for run] [--json]"
     add_load(parser.add_argument_group("the load"))
+    add_sources(parser.add_argument_group("where requests come from"))
     add_arrivals(parser.add_argument_group("when requests are due"))
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 

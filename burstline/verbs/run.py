@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="a suite's commands, in order, and no more")
     add_engine(parser.add_argument_group("what is measured"))
     add_load(parser.add_argument_group("the load"))
+    add_sources(parser.add_argument_group("where requests come from"))
     add_arrivals(parser.add_argument_group("when requests are due"))
     add_targets(parser.add_argument_group("what it must reach"))
     add_hints(parser.add_argument_group("how far from the metal"))
@@ -123,10 +124,14 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prompt-tokens",
         default="512",
-        metavar="N|A..B",
-        help="prompt length: exactly N, or uniform from A to B (512)",
+        metavar="LENGTHS",
+        help="prompt lengths: 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096, "
+        "file:lengths.csv (512)",
     )
-    group.add_argument("--output-tokens", default="64", metavar="N|A..B", help="output length, likewise (64)")
+    group.add_argument("--output-tokens", default="64", metavar="LENGTHS", help="likewise (64)")
+    group.add_argument(
+        "--request-kind", default="generate", metavar="KIND", help="generate (default), embed or rerank"
+    )
     group.add_argument("--seed", type=int, default=0, help="of prompts, lengths and arrivals (0)")
     group.add_argument("--salt", metavar="HEX", help="an earlier run's salt repeats it byte for byte")
     group.add_argument(
@@ -146,6 +151,38 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         metavar="N|auto",
         help="load driver processes (1); auto: one for 2,000 requests in flight, on half the cores at most",
     )
+
+
+def add_sources(group: argparse._ArgumentGroup) -> None:
+    """Where requests come from besides random numbers, and what they share."""
+    group.add_argument(
+        "--data", metavar="FILE|NAME", help="prompts: JSONL, JSON, text, CSV, Parquet, a dataset"
+    )
+    group.add_argument(
+        "--data-column", action="append", default=[], metavar="NAME=COLUMN", help="e.g. prompt=question"
+    )
+    group.add_argument(
+        "--data-filter", action="append", default=[], metavar="'COLUMN<OP>VALUE'", help="e.g. 'lang==en'"
+    )
+    group.add_argument("--data-split", metavar="NAME", help="of a data set that has several")
+    group.add_argument("--data-order", default="shuffle", metavar="ORDER", help="shuffle (default) or file")
+    group.add_argument("--trace", metavar="FILE", help="a recorded load: Mooncake, Azure, BurstGPT, JSONL")
+    group.add_argument("--trace-speed", type=float, metavar="X", help="play the trace X times as fast (1)")
+    group.add_argument("--trace-window", metavar="A..B", help="seconds of the trace, e.g. 600..1200")
+    group.add_argument("--shared-prefix", type=int, metavar="N", help="tokens that prompts of a group share")
+    group.add_argument("--prefix-hit", type=float, metavar="P", help="share of prompt tokens to be cached")
+    group.add_argument("--groups", type=int, metavar="K", help="prefixes that are shared (1)")
+    group.add_argument("--sessions", type=int, metavar="N", help="conversations instead of requests")
+    group.add_argument("--turns", metavar="LENGTHS", help="turns of a conversation (4)")
+    group.add_argument("--turn-tokens", metavar="LENGTHS", help="what each later turn adds (64)")
+    group.add_argument("--think-s", metavar="SECONDS", help="between a reply and the next turn, e.g. 0.5..3")
+    group.add_argument("--tool-s", metavar="SECONDS", help="how long a tool takes, e.g. lognormal:2,3")
+    group.add_argument("--tool-share", type=float, metavar="P", help="turns that a tool makes, not a person")
+    group.add_argument("--fan-out", type=int, metavar="K", help="branches that an agent starts and joins")
+    group.add_argument(
+        "--warmup", metavar="N|Ns|auto|0", help="requests, or seconds of the load, sent first and not counted"
+    )
+    group.add_argument("--warmup-handover", action="store_true", help="do not drain the warm-up")
 
 
 def number_or_auto(text: str) -> int | Literal["auto"]:
@@ -261,6 +298,14 @@ def _run_suite(args: argparse.Namespace) -> int:
     )
 
 
+OF_SOURCES = (
+    "request_kind", "shared_prefix", "prefix_hit", "groups", "data", "data_split", "data_order", "trace",
+    "trace_speed", "trace_window", "sessions", "turns", "turn_tokens", "think_s", "tool_s", "tool_share",
+    "fan_out", "warmup", "warmup_handover",
+)  # fmt: skip
+"""Flags that `Wish` takes over as they are."""
+
+
 def wish_of(args: argparse.Namespace) -> "Wish":
     """The load's flags as they were typed, with a fresh salt where none was."""
     from burstline.bench.load_options import Wish
@@ -282,4 +327,7 @@ def wish_of(args: argparse.Namespace) -> "Wish":
         seed=args.seed,
         salt=secrets.token_hex(8) if args.salt is None else args.salt,
         deadline_s=args.deadline_s,
+        data_column=tuple(args.data_column),
+        data_filter=tuple(args.data_filter),
+        **{name: getattr(args, name) for name in OF_SOURCES},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ class Job:
     bytes. `counters` is the file made by `Counters.create`; this driver writes row `worker`.
     """
 
-    requests: tuple[Request, ...]
+    requests: Sequence[Request]
     due_ns: array[int]
     engine: str
     target: Target

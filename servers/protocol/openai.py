@@ -19,14 +19,19 @@ from workloads.request import Request
 def encode_completion(request: Request, target: Target, *, extra: Mapping[str, object] | None = None) -> Call:
     """The streaming completion call that asks for exactly this request; `extra` is laid over its fields.
 
-    Token ids are sent where the request has them, text otherwise. `ignore_eos` is not in OpenAI's own
-    schema and only sent when it is wanted. `min_tokens` is never sent: vLLM would then mask the stop
-    tokens of every sequence at every step, and the benchmark would slow down what it measures.
+    A chat goes to the chat endpoint as it is. Otherwise token ids are sent where the request has them, text
+    where it has not. `ignore_eos` is not in OpenAI's own schema and only sent when it is wanted. `min_tokens`
+    is never sent: vLLM would then mask the stop tokens of every sequence at every step, and the benchmark
+    would slow down what it measures.
     """
-    prompt = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
+    if request.messages is None:
+        path, name = "/v1/completions", "prompt"
+        prompt: object = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
+    else:
+        path, name, prompt = "/v1/chat/completions", "messages", orjson.Fragment(request.messages)
     fields: dict[str, object] = {
         "model": target.model,
-        "prompt": prompt,
+        name: prompt,
         "max_tokens": request.n_output_tok,
         "temperature": request.sampling.temperature,
         "stream": True,
@@ -36,7 +41,7 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
         fields["ignore_eos"] = True
     if request.sampling.temperature > 0:
         fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
-    return post(target, "/v1/completions", fields | dict(extra or {}))
+    return post(target, path, fields | dict(extra or {}))
 
 
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:

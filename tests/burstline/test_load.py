@@ -2,13 +2,18 @@
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from burstline.bench.load_options import Wish, checked
-from burstline.verbs.run import add_arrivals, add_load, wish_of
+from burstline.bench.vocabulary import ASSUMED
+from burstline.verbs.run import add_arrivals, add_load, add_sources, wish_of
 from servers.engine import Identity
 from workloads.request import WorkloadError
+from workloads.seeds import rng
+
+DATA = Path(__file__).parents[1] / "data" / "workloads"
 
 
 def test_the_classic_burst_is_what_no_flag_asks_for():
@@ -76,6 +81,7 @@ def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(wish, n_wor
 def test_workers_are_a_number_or_auto():
     parser = argparse.ArgumentParser(exit_on_error=False)
     add_load(parser)
+    add_sources(parser)
     add_arrivals(parser)
     given = [["--workers", "auto"], ["--workers", "4"], []]
     assert [wish_of(parser.parse_args(argv)).workers for argv in given] == ["auto", 4, 1]
@@ -85,6 +91,39 @@ def test_workers_are_a_number_or_auto():
 
 def test_a_request_beyond_the_models_limit_says_the_limit():
     load = checked(Wish(prompt_tokens="4000", output_tokens="200"))
-    load.check_fits(Identity("x", max_model_len=4200))
+    load.plan(ASSUMED, identity=Identity("x", max_model_len=4200))
     with pytest.raises(WorkloadError, match="4199"):
-        load.check_fits(Identity("x", max_model_len=4199))
+        load.plan(ASSUMED, identity=Identity("x", max_model_len=4199))
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        (Wish(trace_speed=2.0), "--trace-speed needs --trace"),
+        (Wish(data_filter=("a==b",)), "--data-filter needs --data"),
+        (Wish(trace="x", rate=3.0), "--rate would be ignored"),
+        (Wish(data="x", prompt_tokens="9"), "--prompt-tokens would be ignored"),
+        (Wish(groups=3), "--groups needs --shared-prefix"),
+        (Wish(shared_prefix=3, prefix_hit=0.5), "give one"),
+        (Wish(prefix_hit=1.5), "--prefix-hit 1.5"),
+        (Wish(think_s="2"), "--sessions"),
+        (Wish(data="no/such.jsonl"), "no such file"),
+        (Wish(trace="no/such.jsonl"), "no such file"),
+    ],
+)
+def test_no_flag_of_a_source_is_ignored(wish, words):
+    with pytest.raises(WorkloadError, match=words):
+        checked(wish)
+
+
+def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
+    load = checked(Wish(trace=str(DATA / "trace.jsonl"), trace_window="0.5..1.5", trace_speed=2.0))
+    due_s = load.arrivals.due_s(rng(0, "arrivals"))
+    assert 0 <= due_s[0] < due_s[-1] < 0.5
+    assert load.title.endswith("Burstline trace at 2 times its speed, at recorded times")
+
+
+def test_rows_with_timestamps_are_due_at_them():
+    load = checked(Wish(data=str(DATA / "prompts.jsonl"), arrival="replay"))
+    due_s = load.arrivals.due_s(rng(0, "arrivals"))
+    assert due_s[:3].tolist() == pytest.approx([0, 0.04, 0.08])

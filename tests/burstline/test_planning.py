@@ -80,7 +80,7 @@ def test_a_server_that_does_not_count_is_trusted_and_the_user_is_told(folder: Pa
     said: list[str] = []
     with counting(None) as site:
         plan_for(load(), site, folder, None, None, said.append)
-    assert "does not tell how long a prompt was" in said[0]
+    assert "does not report prompt lengths" in said[0]
 
 
 def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:

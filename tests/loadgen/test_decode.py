@@ -8,10 +8,11 @@ import pytest
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool
 from loadgen.record.decode import decode_run
-from loadgen.record.tables import plan_tables, records_of
+from loadgen.record.tables import records_of
 from servers.protocol.openai import decode_completion
 from tests.loadgen.making import DONE, capture, event, usage, wire
 from workloads.plan import Plan
+from workloads.plan_table import plan_tables
 from workloads.request import Request
 
 

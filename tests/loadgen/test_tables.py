@@ -1,8 +1,6 @@
-from array import array
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from loadgen.record.columns import columns_of

@@ -37,7 +37,6 @@ from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script
 from workloads.prompts import DrawnRequests, vocabulary_from_size
 from workloads.request import Request
-from workloads.seeds import rng
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 

@@ -17,7 +17,6 @@ from workloads.prompts import (
     vocabulary_from_tokenizer,
 )
 from workloads.request import WorkloadError
-from workloads.seeds import rng
 
 VOCABULARY = vocabulary_from_size(8192, "test")
 SHAPE = Shape(Lengths(32, 32), Lengths(4, 4))

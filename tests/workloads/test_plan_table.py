@@ -54,7 +54,13 @@ def test_sessions_chats_documents_and_stages_come_back():
     before = Plan(requests, array("q", [0, 0, 0, 1]), 0, "x", (warm,))
     after = plan_of_table(pa.concat_tables(plan_tables(before)))
     assert after == before
-    assert [r.index for r in requests_without_prompts(pa.concat_tables(plan_tables(before)))] == [0, 1, 2, 3, 4]
+    assert [r.index for r in requests_without_prompts(pa.concat_tables(plan_tables(before)))] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_large_plan_is_kept_as_what_it_is_drawn_from(monkeypatch):

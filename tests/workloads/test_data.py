@@ -1,0 +1,178 @@
+"""Rows that people wrote become requests; those that cannot are counted, and a silly file names its row."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from tests.servers.tiny_model import make_tiny_model
+from workloads import rows as rows_module
+from workloads.chat import template_of
+from workloads.data import Materials, data_requests, read_data
+from workloads.lengths import Lengths
+from workloads.request import RequestKind, WorkloadError
+
+DATA = Path(__file__).parents[1] / "data" / "workloads"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def materials(folder) -> Materials:
+    return Materials(Tokenizer.from_file(str(folder / "tokenizer.json")), output_tok=Lengths(7, 7))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "dropped"),
+    [
+        ("prompts.jsonl", 40, {"an empty prompt": 1}),
+        ("prompts.jsonl.gz", 40, {"an empty prompt": 1}),
+        ("sharegpt.json", 30, {"a chat without a user's message": 1}),
+        ("chats.jsonl", 13, {}),
+        ("prompts.txt", 30, {}),
+        ("questions.parquet", 30, {}),
+    ],
+)
+def test_every_format_is_read_and_every_row_accounted_for(name, n, dropped):
+    data = read_data(str(DATA / name))
+    assert (len(data.items), data.dropped) == (n, dropped)
+    assert data.n_rows == n + sum(dropped.values())
+
+
+def test_a_prompt_is_sent_as_the_ids_that_the_tokenizer_makes_of_it(materials):
+    data = read_data(str(DATA / "prompts.jsonl"))
+    requests, used, dropped = data_requests(data.items, materials, None, 0)
+    assert len(requests) == 40
+    assert not dropped
+    for request, item in zip(requests, used, strict=True):
+        assert list(request.prompt_ids) == materials.tokenizer.encode(item.prompt).ids
+        assert (request.n_prompt_tok, request.n_output_tok) == (len(request.prompt_ids), item.output_tok)
+        assert request.verbatim
+
+
+def test_an_output_is_as_long_as_the_recorded_reply_else_as_asked(materials):
+    requests, used, _ = data_requests(read_data(str(DATA / "questions.parquet")).items, materials, 5, 0)
+    replies = [len(materials.tokenizer.encode(i.reply, add_special_tokens=False).ids) for i in used]
+    assert [request.n_output_tok for request in requests] == replies
+    requests, _, _ = data_requests(read_data(str(DATA / "prompts.txt")).items, materials, 5, 0)
+    assert {request.n_output_tok for request in requests} == {7}
+
+
+def test_what_is_longer_than_the_model_takes_is_counted_and_the_next_row_is_used_instead(materials):
+    data = read_data(str(DATA / "prompts.jsonl"))
+    lengths = sorted(
+        r.n_prompt_tok + r.n_output_tok for r in data_requests(data.items, materials, None, 0)[0]
+    )
+    small = Materials(materials.tokenizer, max_tok=lengths[10])
+    requests, _, dropped = data_requests(data.items, small, None, 0)
+    assert len(requests) + dropped.total() == 40
+    assert [reason for reason in dropped if str(lengths[10]) in reason]
+    assert len(data_requests(data.items, small, 5, 0)[0]) == 5
+
+
+def test_filters_and_columns_are_the_users_and_a_sample_is_the_seeds():
+    data = read_data(str(DATA / "prompts.jsonl"), filters=["lang==en", "output_tokens>=5"])
+    assert data.dropped["filtered out by lang==en"] == 10
+    assert all(item.output_tok >= 5 for item in data.items)
+    assert data.sampled(1, "shuffle") == data.sampled(1, "shuffle") != data.sampled(2, "shuffle")
+    assert data.sampled(1, "file") == data.items
+    swapped = read_data(str(DATA / "questions.parquet"), columns=["prompt=answer", "reply=question"])
+    assert swapped.items[0].prompt == read_data(str(DATA / "questions.parquet")).items[0].reply
+
+
+def test_a_chat_is_counted_by_its_own_template_and_images_pass_through(folder, materials, tmp_path):
+    template = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[assistant]"
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": template, "bos_token": "<s>"})
+    )
+    rendered = template_of(tmp_path)
+    assert rendered([{"role": "user", "content": "hi"}]) == "<s>[user] hi\n[assistant]"
+    items = read_data(str(DATA / "chats.jsonl")).items
+    requests, _, _ = data_requests(items, Materials(materials.tokenizer, rendered), None, 0)
+    text = rendered(items[0].messages)
+    assert requests[0].n_prompt_tok == len(materials.tokenizer.encode(text, add_special_tokens=False).ids)
+    assert requests[-1].n_prompt_tok == 0
+    assert json.loads(requests[-1].messages)[0]["content"][1]["image_url"]["url"].startswith("data:image/png")
+
+
+def test_a_model_without_a_chat_template_gets_plain_text_but_pictures_stay_a_chat(materials):
+    requests, _, _ = data_requests(read_data(str(DATA / "chats.jsonl")).items, materials, None, 0)
+    assert all(request.messages is None for request in requests[:-1])
+    assert requests[-1].messages is not None
+
+
+def test_rerank_rows_have_a_query_and_documents(materials):
+    items = read_data(str(DATA / "rerank.jsonl")).items
+    requests, _, _ = data_requests(items, Materials(materials.tokenizer, kind=RequestKind.RERANK), None, 0)
+    assert len(requests[0].documents) == 4
+    assert requests[0].n_output_tok == 0
+
+
+def test_a_data_set_of_the_library_is_read_by_the_library(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict({"text": ["one two", "three"], "n": [1, 2]})
+    one.save_to_disk(str(tmp_path / "one"))
+    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(str(tmp_path / "two"))
+    assert [item.prompt for item in read_data(str(tmp_path / "one")).items] == ["one two", "three"]
+    assert len(read_data(str(tmp_path / "two"), split="test").items) == 2
+    with pytest.raises(WorkloadError, match="splits train, test"):
+        read_data(str(tmp_path / "two"))
+
+
+GOOD = b'{"prompt": "a b"}\n'
+SILLY = {
+    "no such file": ("x.jsonl", None, "no such file"),
+    "empty": ("x.jsonl", b"", "row 1: the file is empty"),
+    "wrong column": ("x.jsonl", GOOD.replace(b"prompt", b"ask"), "row 1 has no column 'prompt'; it has ask"),
+    "column missing later": ("x.jsonl", GOOD + b'{"ask": "c"}\n', "row 2 has no column 'prompt'"),
+    "binary": ("x.jsonl", GOOD + bytes(range(256)), "row 2.*binary"),
+    "huge line": ("x.jsonl", GOOD + b'{"prompt": "' + b"x" * 5000 + b'"}\n', "row 2 is longer than"),
+    "UTF-16 BOM": ("x.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "row 1: the text is UTF-16"),
+    "NaN length": ("x.jsonl", GOOD + b'{"prompt": "a", "output_tokens": NaN}\n', "row 2 is not JSON.*no NaN"),
+    "length in words": (
+        "x.jsonl",
+        b'{"prompt": "a", "output_tokens": "many"}\n',
+        "row 1: output_tokens is 'many'",
+    ),
+    "negative time": ("x.jsonl", GOOD + b'{"prompt": "a", "timestamp": -1}\n', "row 2: timestamp is -1"),
+    "prompt is a number": ("x.jsonl", b'{"prompt": 5}\n', "row 1: the prompt is a int"),
+    "not an object": ("x.jsonl", GOOD + b"[1]\n", "row 2 is a list"),
+    "half a line": ("x.jsonl", GOOD + b'{"prompt": "a', "row 2 is not JSON"),
+    "truncated gzip": ("x.jsonl.gz", gzip.compress(GOOD * 3000)[:-20], r"row \d+: the compressed file ends"),
+    "damaged gzip": ("x.jsonl.gz", gzip.compress(GOOD)[:10] + b"\xff" * 300, "row 1: cannot be decompressed"),
+    "half a list": ("x.json", b'[{"prompt": "a"},\n{"prompt"', "row 2.*not JSON"),
+    "half a Parquet file": ("x.parquet", "cut", "row 1 cannot be read as Parquet"),
+    "an unknown format": ("x.xlsx", b"PK..", "no format is known"),
+    "nothing but blanks": (
+        "x.jsonl",
+        b'{"prompt": " "}\n',
+        "can be used: 1 an empty prompt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SILLY)
+def test_a_silly_file_is_refused_in_one_line_that_names_the_row(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(rows_module, "MAX_LINE", 4096)
+    file_name, content, words = SILLY[name]
+    file = tmp_path / file_name
+    if content == "cut":
+        pq.write_table(pa.table({"prompt": ["a"] * 100}), file)
+        content = file.read_bytes()[:200]
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(WorkloadError, match=words) as caught:
+        read_data(str(file))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_utf8_bom_is_no_part_of_the_first_row(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD)
+    assert read_data(str(tmp_path / "x.jsonl")).items[0].prompt == "a b"
