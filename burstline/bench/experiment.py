@@ -317,7 +317,7 @@ def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
         python=platform.python_version(),
         host=host_facts.host(),
         title=load.title,
-        asked={name: str(value) if isinstance(value, Path) else value for name, value in asked.items()},
+        asked={name: _as_option(value) for name, value in asked.items()},
         concurrency=load.concurrency,
         arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
         targets=settings.targets,
@@ -334,6 +334,13 @@ def _software_and_devices() -> dict[str, Any]:
         "libraries": host_facts.libraries(),
         "devices": host_facts.devices(),
     }
+
+
+def _as_option(value: Any) -> Any:
+    """A flag's value as the manifest keeps it: a path or several values as text."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or None
+    return str(value) if isinstance(value, Path) else value
 
 
 def _command_to_repeat(salt: str) -> str:
