@@ -3,12 +3,16 @@
 import argparse
 import errno
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 from burstline import __version__, exit_codes
+from burstline.interrupt import terminable
 from burstline.stdout import outlets
+from servers.redact import learn_from
 
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("burstline.verbs.run", "fire a workload at an engine and write the report"),
@@ -39,7 +43,9 @@ VERBS: dict[str, tuple[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is one of `burstline.exit_codes`, whether or not anybody reads on."""
     with outlets():
-        return _main(list(sys.argv[1:] if argv is None else argv))
+        words = list(sys.argv[1:] if argv is None else argv)
+        learn_from(words, os.environ)
+        return _main(words)
 
 
 def _main(argv: list[str]) -> int:
@@ -64,14 +70,16 @@ def _run_verb(name: str, argv: list[str]) -> int:
         parser.set_defaults(engine_args=tuple(engine_args))
     args = parser.parse_args(own)
     try:
-        return int(verb.run(args))
+        with terminable():
+            return int(verb.run(args))
     except KeyboardInterrupt:
         return _fail("interrupted", exit_codes.INTERRUPTED)
     except Exception as error:
         refused = _refused(args, error)
         code = exit_codes.USAGE if refused else _exit_code_of(error)
-        if code == exit_codes.OUR_BUG:
-            raise
+        if code == exit_codes.OUR_BUG and not _explains_itself(error):
+            traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
+            return code
         return _fail(refused or str(error), code)
 
 
@@ -98,6 +106,13 @@ def _exit_code_of(error: Exception) -> int:
     if full or isinstance(error, WorkloadError | RooflineError):
         return exit_codes.USAGE
     return exit_codes.OUR_BUG
+
+
+def _explains_itself(error: Exception) -> bool:
+    """Whether a traceback would tell no more: a driver was killed from outside."""
+    from burstline.bench.fire import DriverDiedError
+
+    return isinstance(error, DriverDiedError)
 
 
 def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str] | None]:

@@ -1,4 +1,7 @@
-"""Output whose reader may leave: `burstline compare ... | head` ends as it would have, exit code and all."""
+"""Output whose reader may leave: `burstline compare ... | head` ends as it would have, exit code and all.
+
+All that a person reads passes here, and here text loses what could steer a terminal and every known secret.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +14,32 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+from servers.redact import printable, without_known
+
 
 class Outlet:
     """A text stream; what is written once its reader has left goes nowhere, without an error.
 
-    A character that the terminal's encoding lacks is written as its escape.
+    A character that the terminal's encoding lacks, or that would steer it, is written as its escape. `raw` is
+    the same stream for a display that draws with control sequences of its own.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, raw: bool = False) -> None:
         self._stream = stream
+        self._is_raw = raw
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
+    @property
+    def raw(self) -> Outlet:
+        return Outlet(self._stream, raw=True)
+
     def write(self, text: str) -> int:
+        if not self._is_raw:
+            text = printable(without_known(text))
         try:
             return self._stream.write(text)
         except BrokenPipeError:

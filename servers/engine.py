@@ -8,12 +8,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+from servers.redact import learn, printable, redacted
 from workloads.request import Request
 
 
 class EngineError(RuntimeError):
-    """The server failed us (exit code 5): what happened, its own last words, what to try."""
+    """The server failed us (exit code 5): what happened, its own last words, what to try.
+
+    Its text is printable and without secrets, whatever a server has put into it.
+    """
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(printable(redacted(str(text))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,9 @@ class Call:
 class Target:
     """Where requests go and under which name: `url` is scheme://host:port, with a path prefix if any.
 
+    `url` holds no secret: `login` is the "user:password" that stood in the user's URL, `api_key` comes from
+    the environment.
+
     `takes` names the extras that this server was seen to take; only adapters that probe for them look at it.
     """
 
@@ -126,6 +137,33 @@ class Target:
     model: str
     api_key: str | None = field(default=None, repr=False)
     takes: tuple[str, ...] = ()
+    login: str | None = field(default=None, repr=False)
+
+
+def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
+    """The target that a user's URL names, given with or without `/v1`; its login is taken out of it.
+
+    Raises ValueError, which never quotes the URL, where it is not scheme://[user:password@]host[:port][/path].
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https"):
+        raise ValueError(
+            "expected something like http://127.0.0.1:8000 (special characters of a password as %XX)"
+        )
+    if parts.query or parts.fragment:
+        raise ValueError("expected no ? or # in a base URL; an API key belongs into the environment")
+    login = None
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        learn(login, unquote(parts.password or ""), parts.password)
+    name = f"[{host}]" if ":" in host else host
+    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
+    base = f"{parts.scheme}://{name}{'' if port is None else f':{port}'}{path}"
+    return Target(base, model, api_key, login=login)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +194,23 @@ class Identity:
         """This, and what `other` says where this says nothing."""
         own = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(other, **{name: value for name, value in own.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        # Read from a server's JSON: what is not of its type was not provided.
+        for name, kind in _IDENTITY_TYPES.items():
+            value = getattr(self, name)
+            if kind is str and isinstance(value, str):
+                object.__setattr__(self, name, printable(value, 500))
+            elif type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
+                object.__setattr__(self, name, None)
+
+
+_IDENTITY_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("version", "model", "dtype", "kv_dtype"), str),
+    **dict.fromkeys(("max_model_len", "kv_tok", "kv_block_tok", "kv_bytes", "weight_bytes"), int),
+    **dict.fromkeys(("max_num_seqs", "max_batched_tok", "vocab_size", "tensor_parallel"), int),
+    "prefix_caching": bool,
+}
 
 
 @dataclass(frozen=True, slots=True)

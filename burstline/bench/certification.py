@@ -144,6 +144,8 @@ def fired(drill: Drill, on_pids: OnPids = lambda _: None) -> Fired:
             on_pids(pids)
 
         fired = fire(job, load.n_workers, started, lambda _: None)
+        if fired.error is not None:
+            raise fired.error
         if fired.interrupted:
             raise KeyboardInterrupt
         others = before.others_fraction(_Cpu.now(truth))

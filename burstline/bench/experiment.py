@@ -10,7 +10,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -18,21 +18,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from burstline import __version__, exit_codes
-from burstline.bench.fire import Drivers, fire
+from burstline.bench.fire import DriverDiedError, Drivers, fire
+from burstline.bench.fire import Load as Done
 from burstline.bench.hints import Hints
-from burstline.bench.interrupt import terminable
 from burstline.bench.load_options import Load, Wish, checked, job_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
 from burstline.bench.server_session import Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.telemetry_tail import Live
 from burstline.bench.vocabulary import ASSUMED
+from burstline.interrupt import terminable, uninterrupted
 from burstline.machine import host_facts
-from loadgen.driver.job import DriveReport
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool
 from loadgen.record.manifest import (
+    MAX_FAILURES,
     ArrivalFacts,
     Certificate,
     HardwareFacts,
@@ -45,6 +46,7 @@ from loadgen.stats.figure import Absent
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
+from servers.redact import without_secrets
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
@@ -65,6 +67,7 @@ class Settings:
     quiet: bool = False
     certify: bool = True
     targets: tuple[str, ...] = ()
+    max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
 
@@ -73,19 +76,18 @@ class Settings:
 class Fired:
     """What a load left behind besides its captures. `engine_error` is why the server ended under it."""
 
-    reports: list[DriveReport]
-    interrupted: bool
+    done: Done
     engine_error: str | None
-    started_ns: int | None = None
-    lost: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def t0_ns(self) -> int:
-        return self.started_ns or 0
+        return self.done.t0_ns or 0
 
     @property
     def status(self) -> Status:
-        return "interrupted" if self.interrupted else "failed" if self.engine_error else "complete"
+        if self.done.interrupted:
+            return "interrupted"
+        return "failed" if self.engine_error or self.done.error else "complete"
 
 
 def run_experiment(settings: Settings) -> int:
@@ -103,11 +105,11 @@ def run_experiment(settings: Settings) -> int:
         try:
             run.save_manifest(replace(run.manifest, certificate=_certificate(load, settings, progress)))
             fired = _measured(run, engine, load, settings, progress)
-        except WorkloadError:
-            shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
-            raise
-        except (EngineError, KeyboardInterrupt) as error:
-            _account_for_nothing_sent(run, engine, load, error)
+        except (EngineError, WorkloadError, DriverDiedError, KeyboardInterrupt) as error:
+            if isinstance(error, WorkloadError) and not run.captures.exists():
+                shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
+                raise
+            _account_for_the_rest(run, engine, load, error)
             raise
         finally:
             progress.close()
@@ -115,7 +117,7 @@ def run_experiment(settings: Settings) -> int:
         progress.phase("Decoding what was captured, and writing the report")
         from burstline.bench.finish import conclude
 
-        summary = conclude(run, engine, fired.status, fired.reports)
+        summary = conclude(run, engine, fired.status, fired.done.reports)
     return _told(run, summary, fired)
 
 
@@ -134,6 +136,8 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> Certific
 
 def _check_what_comes_after(settings: Settings) -> None:
     """A tokenizer, target or device that nobody knows is a slip, and found before anything starts."""
+    if not 0 <= settings.max_failures <= 1:
+        raise WorkloadError(f"--max-failures {settings.max_failures:g}: expected a share, e.g. 0.01 or 1%")
     if settings.vocab_size is not None and settings.vocab_size < 1:
         raise WorkloadError(f"--vocab-size {settings.vocab_size}: expected how many token ids there are")
     if settings.tokenizer is not None and not settings.tokenizer.is_dir():
@@ -239,9 +243,12 @@ def _watched(
             run.save_manifest(replace(run.manifest, **_software_and_devices()))
 
         done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
-    fired = Fired(done.reports, done.interrupted, _why_the_server_ended(site), done.t0_ns, done.lost)
-    _keep_telemetry(run, telemetry, fired.t0_ns)
-    job.counters.unlink()
+    fired = Fired(done, _why_the_server_ended(site))
+    with uninterrupted():
+        error = fired.engine_error or (str(done.error) if done.error else None)
+        run.save_manifest(replace(run.manifest, drivers=tuple(done.reports), error=error))
+        _keep_telemetry(run, telemetry, fired.t0_ns)
+        job.counters.unlink()
     return fired
 
 
@@ -275,8 +282,8 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
     launch.step_log.unlink()
 
 
-def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
-    """A record, "not_sent", of every request that was planned for a server that never got one."""
+def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
+    """A record of every planned request, "not_sent" where the server never got one."""
     why = str(error) or "interrupted before the load began"
     run.save_manifest(replace(run.manifest, error=why, **_software_and_devices()))
     if not (run.path / "plan.parquet").exists():
@@ -289,7 +296,8 @@ def _account_for_nothing_sent(run: RunDir, engine: Engine, load: Load, error: Ba
         spool.close()
     from burstline.bench.finish import conclude
 
-    conclude(run, engine, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", [])
+    status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    conclude(run, engine, status, run.manifest.drivers)
     print(f"What there is: {run.path}", file=sys.stderr)
 
 
@@ -301,7 +309,9 @@ def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
     print(f"Report: {run.report}")
     if fired.engine_error:
         raise EngineError(fired.engine_error)
-    if fired.interrupted:
+    if fired.done.error:
+        raise fired.done.error
+    if fired.done.interrupted:
         return exit_codes.INTERRUPTED
     return exit_codes.of_summary(summary)
 
@@ -321,6 +331,7 @@ def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
         concurrency=load.concurrency,
         arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
         targets=settings.targets,
+        max_failures=settings.max_failures,
         seed=load.seed,
         salt=load.salt,
         repeat=_command_to_repeat(load.salt),
@@ -349,7 +360,7 @@ def _command_to_repeat(salt: str) -> str:
     if "--salt" not in argv:
         at = argv.index("--") if "--" in argv else len(argv)
         argv[at:at] = ["--salt", salt]
-    return shlex.join(argv)
+    return shlex.join(without_secrets(argv))
 
 
 def _server_facts(site: Site, model: str | None) -> ServerFacts:

@@ -17,9 +17,12 @@ from servers.engine import Engine
 
 
 def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> dict[str, Any]:
-    """Decode the captures, then write records, summary and page, and give the run its status."""
-    run.save_records(decode_run(run.path, engine.decode))
+    """Give the run its status, then decode the captures and write records, summary and page.
+
+    In this order: how the load ended is known, and all that follows can be made again from the captures.
+    """
     run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
+    run.save_records(decode_run(run.path, engine.decode))
     return write_report(run)
 
 

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from burstline.bench.progress import Snapshot
+from burstline.interrupt import uninterrupted
 from loadgen.driver.counters import Counters
-from loadgen.driver.drive import run
 from loadgen.driver.job import DriveReport, Job
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool, read_captures
 from loadgen.record.record import Outcome
+from servers.host import child
 
 LEAD_S = 0.05
 """From the last driver's "ready" to the run's start: time for every driver to hear of it."""
 TICK_S = 0.25
+PREPARING_LIMIT_S: Final = 120.0
+"""How long no request may be prepared and no connection opened before the load has begun."""
+STOPPING_LIMIT_S: Final = 8.0
+"""How long drivers may take from "stop" to their report."""
 
 OnTick = Callable[[Snapshot], None]
 OnPids = Callable[[list[int]], None]
@@ -53,27 +58,28 @@ Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Pairs]]
 class Load:
     """How a load went: the drivers' own reports, the start (ns, monotonic), and why drivers are missing.
 
-    `lost` names each driver that ended during the load, with the reason.
+    `lost` names each driver that ended during the load, with the reason; `error` is what a driver failed of.
     """
 
     reports: list[DriveReport]
     interrupted: bool
     t0_ns: int | None = None
     lost: Mapping[int, str] = field(default_factory=dict)
+    error: Exception | None = None
 
 
 def fire(job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Drivers | None = None) -> Load:
     """Drive the whole job, by processes of this machine unless `drivers` starts others.
 
     An interrupt asks the drivers to stop, so that every planned request still gets its capture; a second one
-    is raised. Requests of a driver that is lost during the load are captured as `driver_lost`.
+    is raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
+    DriverDiedError where nothing was sent.
     """
     with Counters.create(job.counters, n_workers) as counters:
         parts = job.split(n_workers) if n_workers > 1 else [job]
         with (drivers or local_drivers)(parts, counters) as started:
             on_pids([process.pid for process, _ in started if process.pid])
-            desk = _Desk(started, lambda: _snapshot(counters, len(job.requests), desk.began_s), on_tick)
-            load = desk.attend()
+            load = _Desk(started, counters, len(job.requests), on_tick).attend()
     for worker, why in load.lost.items():
         _account_for_lost(parts[worker], n_workers + worker, why)
     return load
@@ -94,65 +100,85 @@ def _lost(index: int, due_ns: int, why: str) -> Capture:
 
 
 class _Desk:
-    """Hears the drivers until each has said "done"."""
+    """Listens to the drivers until each has reported or is lost."""
 
-    def __init__(
-        self,
-        drivers: Pairs,
-        snapshot: Callable[[], Snapshot],
-        on_tick: OnTick,
-    ) -> None:
+    def __init__(self, drivers: Pairs, counters: Counters, n_planned: int, on_tick: OnTick) -> None:
         self._pending = {conn: (k, process) for k, (process, conn) in enumerate(drivers)}
-        self._snapshot, self._on_tick = snapshot, on_tick
+        self._counters, self._n_planned, self._on_tick = counters, n_planned, on_tick
         self._n_unready = len(drivers)
         self._reports: list[DriveReport] = []
         self._t0_ns: int | None = None
         self._lost: dict[int, str] = {}
-        self.began_s: float | None = None
-        self.interrupted = False
+        self._error: Exception | None = None
+        self._interrupted = False
+        self._progress: tuple[int, int] | None = None
+        self._progress_s = time.monotonic()
+        self._stop_by_s: float | None = None
 
     def attend(self) -> Load:
         while self._pending:
             try:
-                self._hear()
-                if self.began_s is not None:
-                    self._on_tick(self._snapshot())
+                heard = wait(list(self._pending), timeout=TICK_S)
+                with uninterrupted():  # a message that was read half would garble all that follow
+                    for conn in [conn for conn in self._pending if conn in heard]:
+                        self._hear(conn)
+                    self._check_limits()
+                if self._t0_ns is not None:
+                    self._on_tick(_snapshot(self._counters, self._n_planned, self._t0_ns))
             except KeyboardInterrupt:
-                if self.interrupted:
+                if self._interrupted:
                     raise
-                self.interrupted = True
-                self._tell(("stop",))
+                self._interrupted = True
+                self._stop()
         reports = sorted(self._reports, key=lambda report: report.worker)
-        return Load(reports, self.interrupted, self._t0_ns, self._lost)
+        return Load(reports, self._interrupted, self._t0_ns, self._lost, self._error)
 
-    def _hear(self) -> None:
-        heard = wait(list(self._pending), timeout=TICK_S)
-        for conn in [conn for conn in self._pending if conn in heard]:
-            try:
-                self._take(conn, conn.recv())
-            except (EOFError, OSError):
-                self._lose(conn)
-
-    def _lose(self, conn: Connection) -> None:
-        k, process = self._pending.pop(conn)
-        why = process.lost or f"{process.name} ended without its report"
-        if self._t0_ns is None and not self.interrupted:
-            raise DriverDiedError(f"{why}; nothing was sent")
-        self._lost[k] = why
-
-    def _take(self, conn: Connection, message: tuple[Any, ...]) -> None:
+    def _hear(self, conn: Connection) -> None:
+        try:
+            message = conn.recv()
+        except (EOFError, OSError):
+            process = self._pending[conn][1]
+            self._lose(conn, process.lost or f"{process.name} ended without its report")
+            return
         match message:
             case ("ready",):
                 self._n_unready -= 1
-                if self._n_unready == 0 and not self.interrupted:
+                if self._n_unready == 0 and self._stop_by_s is None:
                     self._t0_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
-                    self.began_s = self._t0_ns / 1e9
                     self._tell(("go", self._t0_ns))
             case ("done", report):
                 self._reports.append(report)
                 del self._pending[conn]
             case ("failed", error):
-                raise error
+                self._error = self._error or error
+                del self._pending[conn]
+                self._stop()
+
+    def _lose(self, conn: Connection, why: str) -> None:
+        k, _ = self._pending.pop(conn)
+        if self._t0_ns is None and self._stop_by_s is None:
+            raise DriverDiedError(f"{why}; nothing was sent")
+        self._lost[k] = why
+
+    def _check_limits(self) -> None:
+        at_s = time.monotonic()
+        if self._stop_by_s is not None:
+            if at_s > self._stop_by_s:
+                for conn, (_, process) in list(self._pending.items()):
+                    self._lose(conn, f"{process.name} did not stop within {STOPPING_LIMIT_S:g} s")
+        elif self._t0_ns is None:
+            totals = self._counters.totals()
+            progress = totals["prepared"], totals["connected"]
+            if progress != self._progress:
+                self._progress, self._progress_s = progress, at_s
+            elif at_s - self._progress_s > PREPARING_LIMIT_S:
+                raise DriverDiedError(
+                    f"the drivers prepared no request for {PREPARING_LIMIT_S:g} s; nothing was sent"
+                )
+
+    def _stop(self) -> None:
+        self._stop_by_s = self._stop_by_s or time.monotonic() + STOPPING_LIMIT_S
+        self._tell(("stop",))
 
     def _tell(self, message: tuple[Any, ...]) -> None:
         for conn in self._pending:
@@ -162,11 +188,12 @@ class _Desk:
 
 @dataclass(frozen=True, slots=True)
 class _LocalProcess:
-    process: BaseProcess
+    worker: int
+    process: subprocess.Popen[bytes]
 
     @property
     def name(self) -> str:
-        return self.process.name
+        return f"driver {self.worker}"
 
     @property
     def pid(self) -> int | None:
@@ -174,35 +201,45 @@ class _LocalProcess:
 
     @property
     def lost(self) -> str | None:
-        """The pipe has ended, so the process is ending: its exit code says how."""
-        self.process.join(timeout=1.0)
-        return f"{self.name} ended without its report (exit code {self.process.exitcode})"
+        """The connection has ended, so the process is ending: its exit code says how."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        code = self.process.poll()
+        if code is None:
+            return f"{self.name} closed its connection without its report"
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        cause = " (often: out of memory)" if code == -9 else ""
+        return f"{self.name} {how}{cause} before its report"
 
 
 @contextmanager
 def local_drivers(jobs: Sequence[Job], counters: Counters) -> Iterator[Pairs]:  # noqa: ARG001
-    """One process for each job; they write their counters themselves."""
-    context = multiprocessing.get_context("spawn")
-    started: list[tuple[BaseProcess, Connection]] = []
+    """One process for each job, on our leash; they write their counters themselves."""
+    started: list[tuple[_LocalProcess, Connection]] = []
     try:
         for job in jobs:
-            ours, theirs = context.Pipe()
-            process: BaseProcess = context.Process(
-                target=run, args=(job, theirs), name=f"driver-{job.worker}", daemon=True
-            )
-            process.start()
-            theirs.close()
-            started.append((process, ours))
-        yield [(_LocalProcess(process), conn) for process, conn in started]
+            with uninterrupted():  # else one could be running that is not in the list
+                started.append(_start(job))
+        for (_, conn), job in zip(started, jobs, strict=True):
+            with contextlib.suppress(OSError):  # it has died, as the first look at it will tell
+                conn.send(job)
+        yield started
     finally:
-        for process, conn in started:
+        for _, conn in started:
             conn.close()
-            process.join(timeout=5.0)
-            if process.is_alive():
-                process.kill()
+        for local, _ in started:
+            child.end(local.process, 5.0)
 
 
-def _snapshot(counters: Counters, n_planned: int, began_s: float | None) -> Snapshot:
+def _start(job: Job) -> tuple[_LocalProcess, Connection]:
+    ours, theirs = multiprocessing.Pipe()
+    with theirs:
+        fd = theirs.fileno()
+        process = child.spawn("loadgen.driver.drive", {"connection": fd}, pass_fds=(fd,))
+    return _LocalProcess(job.worker, process), ours
+
+
+def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:
     totals = counters.totals()
     return Snapshot(
         planned=n_planned,
@@ -210,5 +247,5 @@ def _snapshot(counters: Counters, n_planned: int, began_s: float | None) -> Snap
         first_tokens=totals["begun"],
         done=totals["done"],
         failed=totals["failed"],
-        elapsed_s=max(0.0, time.monotonic() - began_s) if began_s else 0.0,
+        elapsed_s=max(0.0, (time.monotonic_ns() - t0_ns) / 1e9),
     )

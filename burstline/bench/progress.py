@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
+from servers.redact import printable, without_known
+
 if TYPE_CHECKING:  # imported where it draws: a run in a pipe draws nothing
     from rich.console import Console
     from rich.live import Live
@@ -78,7 +80,11 @@ class Rich:
 
     def phase(self, text: str) -> None:
         self.close()
-        self._console.print(f"[bold]›[/bold] {text}", highlight=False)
+        from rich.text import Text
+
+        # Not as markup: a server's log may hold brackets.
+        line = Text.assemble(("› ", "bold"), printable(without_known(text)))
+        self._console.print(line, highlight=False)
 
     def update(self, snapshot: Snapshot) -> None:
         from rich.live import Live
@@ -95,15 +101,16 @@ class Rich:
             self._live = None
 
 
-def progress_for(quiet: bool, stream: TextIO = sys.stderr) -> Progress:
-    """The display that suits the stream: live on a terminal, plain lines elsewhere."""
+def progress_for(quiet: bool, stream: TextIO | None = None) -> Progress:
+    """The display that suits the stream (standard error): live on a terminal, plain lines elsewhere."""
     if quiet:
         return Quiet()
+    stream = stream or sys.stderr
     if not stream.isatty():
         return Plain(stream)
     from rich.console import Console
 
-    return Rich(Console(file=stream))
+    return Rich(Console(file=getattr(stream, "raw", stream)))
 
 
 def describe(snapshot: Snapshot) -> str:

@@ -9,13 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from servers.engine import Capabilities, Engine, EngineError, Identity, Launch, LaunchOptions, Target
+from servers.engine import (
+    Capabilities,
+    Engine,
+    EngineError,
+    Identity,
+    Launch,
+    LaunchOptions,
+    Target,
+    target_at,
+)
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
-from servers.host.ready import RefusalError, Startup, getter, send, wait_ready
+from servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
 from servers.host.recognise import engine_at
+from servers.redact import redacted
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 
@@ -73,8 +82,8 @@ def choose_engine(where: Where) -> Engine:
             raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
         return ENGINES[where.engine]
     if where.url is not None:
-        target = Target(_base(where.url), "", where.api_key)
-        return ENGINES[engine_at(getter(target, timeout_s=5.0)) or "openai"]
+        get = getter(target_at(where.url, "", where.api_key), timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
+        return ENGINES[engine_at(get) or "openai"]
     if where.model is not None and ENGINES["vllm"].installed(where.python) is not None:
         return ENGINES["vllm"]
     return ENGINES["reference"]
@@ -83,9 +92,10 @@ def choose_engine(where: Where) -> Engine:
 def check_where(where: Where) -> None:
     """A bad URL, port or model is the user's slip, and found before anything is started."""
     if where.url is not None:
-        parts = urlsplit(where.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise WorkloadError(f"--url {where.url}: expected something like http://127.0.0.1:8000")
+        try:
+            target_at(where.url)
+        except ValueError as error:
+            raise WorkloadError(f"--url {redacted(where.url)}: {error}") from None
         return
     if where.port is not None:
         try:
@@ -168,7 +178,7 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
         startup = wait_ready(
             engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
         )
-        identity = engine.identify(getter(target), server.log())
+        identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), server.log())
         if launch.fixed is not None:
             identity = identity.completed_by(launch.fixed)
         identity = replace(
@@ -206,32 +216,32 @@ def _engine_pid(launch: Launch) -> int | None:
 
 def _attached(engine: Engine, where: Where, say: Say) -> Site:
     assert where.url is not None
-    target = Target(_base(where.url), where.model or "", where.api_key)
+    target = target_at(where.url, where.model or "", where.api_key)
     try:
         if not target.model:
-            identity = engine.identify(getter(target), "")
-            target = Target(target.url, _served_name(identity) or "default", where.api_key)
+            identity = identified(engine, getter(target, within_s=ATTACH_TIMEOUT_S), "")
+            target = replace(target, model=_served_name(identity) or "default")
         startup = wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
     except RefusalError:
         raise  # it runs, and its own words say what it lacks
     except EngineError as error:
         hint = "`burstline engines` says what answers on this machine"
         raise EngineError(
-            f"{error}\nExpected a running {engine.title} at --url {where.url}; {hint}"
+            f"{error}\nExpected a running {engine.title} at --url {target.url}; {hint}"
         ) from error
-    identity = engine.identify(getter(target), "")
+    identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), "")
     return _probed(Site(engine, target, identity, None, None, startup, engine.capabilities), say)
-
-
-def _base(url: str) -> str:
-    """Users give it with and without `/v1`; `/metrics`, `/health` and the like lie beside that."""
-    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def _probed(site: Site, say: Say) -> Site:
     """The site with what its server takes, where that has to be found out."""
     notes = site.launch.notes if site.launch else ()
-    target, lacks = site.engine.probe(partial(send, site.target, timeout_s=PROBE_TIMEOUT_S), site.target)
+    try:
+        target, lacks = site.engine.probe(partial(send, site.target, timeout_s=PROBE_TIMEOUT_S), site.target)
+    except EngineError:
+        raise
+    except Exception as error:  # whatever a server's words can make an adapter do
+        raise EngineError(f"{site.engine.title} answers what makes no sense: {error}") from error
     for note in lacks:
         say(note)
     return replace(site, target=target, capabilities=site.engine.capabilities_of(target), notes=notes + lacks)

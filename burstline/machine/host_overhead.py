@@ -76,6 +76,8 @@ def _burst_log(folder: Path, vocab_size: int, threads: int, burst: Wish) -> Log:
         place = {"captures": folder / "captures", "counters": folder / "counters"}
         job = job_of(plan, load, engine=ENGINE, target=site.target, vocabulary=vocabulary, **place)
         fired = fire(job, 1, lambda _: None, lambda _: None)
+    if fired.error is not None:
+        raise fired.error
     if fired.interrupted:
         raise KeyboardInterrupt
     _, log = load_steps(folder / "steps.jsonl")

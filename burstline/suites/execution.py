@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from burstline import exit_codes
-from burstline.bench.interrupt import terminable
+from burstline.interrupt import terminable
 from burstline.suites.suite import SCHEMA, Contender, Model, Slot, Suite, load_suite, schedule
 from burstline.verbs.run import API_KEY_VARIABLE
 from loadgen.record.files import write_json

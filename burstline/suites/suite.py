@@ -20,7 +20,7 @@ from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import Table
 from burstline.verbs.run import add_arrivals, add_engine, add_load, add_sources, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
-from loadgen.record.redact import without_secrets
+from servers.redact import without_secrets
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 

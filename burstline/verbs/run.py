@@ -217,6 +217,21 @@ def add_targets(group: argparse._ArgumentGroup) -> None:
         help="a target, e.g. 'ttft.p99<=2s' or 'output_tok_per_s>=1000'; without a percentile, e.g. "
         "'ttft<=2s', what each request must meet to count as goodput (repeatable; mind the quotes)",
     )
+    group.add_argument(
+        "--max-failures",
+        type=share,
+        default=0.01,
+        metavar="SHARE",
+        help="the share of requests that may fail, e.g. 0.05 or 5%%; above it the run is not VALID (1%%)",
+    )
+
+
+def share(text: str) -> float:
+    """0.05 and 5% are the same."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a share such as 0.01 or 1%, not {text!r}") from None
 
 
 def run(args: argparse.Namespace) -> int:
@@ -247,6 +262,7 @@ def run(args: argparse.Namespace) -> int:
             hints=hints_of(args),
             targets=tuple(args.slo),
             ray=_ray_of(args),
+            max_failures=args.max_failures,
         )
     )
 

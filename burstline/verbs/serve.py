@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import time
 
-    from burstline.bench.interrupt import terminable
     from burstline.bench.server_session import Where, check_start, check_where, choose_engine, serving
+    from burstline.interrupt import terminable
     from servers.engine import EngineError
 
     where = Where(

@@ -1,7 +1,9 @@
 """One driver: a process of its own that prepares requests, waits for the start, fires, and keeps captures.
 
-The orchestrator starts it and talks to it over a pipe:
+Run as `python -m loadgen.driver.drive` by `burstline.bench.fire`, on the leash of `servers.host.child`: its
+task names the file descriptor of a `multiprocessing` connection, over which the two talk:
 
+    driver <- Job
     driver -> ("ready",)         everything that can be prepared is; connections stand
     driver <- ("go", t0_ns)      absolute monotonic, shortly in the future
     driver <- ("stop",)          at any time: what is in flight ends "cancelled", the rest "not_sent"
@@ -16,9 +18,11 @@ work, and each import would delay the first request.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -36,11 +40,13 @@ from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import Histogram
 from loadgen.driver.job import DriveReport, Job
 from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
-from loadgen.record.capture import NO_STAMP, Capture, Reads
+from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
 from loadgen.record.capture_store import Spool
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.wire import Wire
+from servers.host import child
 from servers.protocol.destination import Destination
+from servers.redact import learn
 from servers.registry import ENGINES
 from workloads.prompts import salted
 from workloads.request import Request
@@ -48,6 +54,8 @@ from workloads.request import Request
 _LOOK_AHEAD: Final = 10_000
 """So many requests are prepared before they are due: those of a burst all, those of a long run a part."""
 _POLL_S: Final = 0.01
+_ORPHAN_GRACE_S: Final = 10.0
+"""How long a driver may take to end its requests and write its captures when the orchestrator has died."""
 _OPENING_S: Final = 60.0
 """How long opening connections may delay the start; what lacks one then waits within its own deadline."""
 
@@ -58,8 +66,9 @@ def run(job: Job, conn: Connection) -> None:
     """Do the job, talking over `conn`; the target of the driver's process. Never raises."""
     if threading.current_thread() is threading.main_thread():
         # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends "stop".
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
+    learn(job.target.api_key, job.target.login)
     message: tuple[str, Any]
     try:
         message = ("done", _Drive(job, conn).run())
@@ -69,11 +78,25 @@ def run(job: Job, conn: Connection) -> None:
         conn.send(message)
 
 
+def main() -> None:
+    """One driver process: its task on standard input, job and report over the connection named there."""
+    task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
+    if not task:
+        return
+    child.end_with_parent(_ORPHAN_GRACE_S)
+    with Connection(task["connection"]) as conn:
+        try:
+            job = conn.recv()
+        except EOFError:  # stopped before it began
+            return
+        run(job, conn)
+
+
 class _Drive:
     def __init__(self, job: Job, conn: Connection) -> None:
         self._job, self._conn = job, conn
         self._engine = ENGINES[job.engine]
-        self._destination = Destination.of(job.target.url)
+        self._destination = Destination.of(job.target.url, job.target.login)
         self._t0_ns: int | None = None
         self._stopped = False
         self._n_prepared = self._n_ended = 0
@@ -101,10 +124,10 @@ class _Drive:
                     before = self._fire()
             finally:
                 wire.close()
+            self._spool.close()  # first: what was captured is kept, whatever went wrong
+            self._cells.release()
             if wire.error is not None:
                 raise wire.error
-            self._spool.close()
-            self._cells.release()
         return self._report(before)
 
     # The thread that prepares and listens.
@@ -141,6 +164,7 @@ class _Drive:
         if self._n_prepared % 32 == 0:
             self._listen(0.0)
         exchange = Exchange(request.index, due_ns)
+        exchange.max_bytes = reply_limit_bytes(request.n_prompt_tok, request.n_output_tok)
         if not self._stopped:
             exchange.payload = self._built(request)
         self._n_prepared += 1
@@ -319,3 +343,7 @@ def _picklable(error: Exception) -> Exception:
         return RuntimeError("".join(traceback.format_exception(error)))
     error.add_note(f"in driver process {os.getpid()}:\n{''.join(traceback.format_tb(error.__traceback__))}")
     return error
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.metrics.windowed import goodput_in, throughputs_in
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.manifest import SCHEMA, ArrivalFacts, Certificate
+from loadgen.record.manifest import MAX_FAILURES, SCHEMA, ArrivalFacts, Certificate
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_bound, label, measured
@@ -69,6 +69,7 @@ class Context:
     not_stationary: tuple[Reason, ...] = ()
     goals: tuple[Goal, ...] = ()
     arrivals: ArrivalFacts | None = None
+    max_failures: float = MAX_FAILURES
 
 
 def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
@@ -82,6 +83,7 @@ def summarize_run(run: Run, **more: Any) -> dict[str, Any]:
         concurrency=manifest.concurrency,
         certificate=manifest.certificate,
         arrivals=manifest.arrivals,
+        max_failures=manifest.max_failures,
         goals=tuple(map(parse_goal, manifest.targets)),
         **more,
     )
@@ -216,6 +218,7 @@ def _evidence(sections: Mapping[str, Any], context: Context, steady: Steady | No
         read_error_s={p: client[f"read_error_{p}_s"] for p in ("p50", "p99")},
         instrument_error_s=errors_of(context.certificate),
         throttled_fraction=None if isinstance(throttled, Absent) else throttled.point,
+        max_failures=context.max_failures,
         not_comparable=context.not_comparable,
         not_stationary=(*context.not_stationary, *(steady.reasons if steady else ())),
     )

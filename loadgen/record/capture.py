@@ -14,6 +14,19 @@ from servers.engine import Read
 NO_STAMP = -(2**63)
 """In a column of stamps: there is none."""
 
+MAX_REPLY_BYTES = 1 << 28
+"""The most bytes of one reply that are ever kept."""
+
+
+def reply_limit_bytes(n_prompt_tok: int, n_output_tok: int) -> int:
+    """The most bytes that a reply to such a request may take before its exchange ends as `too_large`.
+
+    Generous for every dialect: 4 KiB an event, the prompt's ids or text once, the whole text so far in each
+    event (SGLang's cumulative streams), and 256 KiB for heads and error pages.
+    """
+    wanted = (1 << 18) + 64 * n_prompt_tok + 4096 * n_output_tok + 8 * n_output_tok**2
+    return min(wanted, MAX_REPLY_BYTES)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads(Sequence[Read]):
@@ -66,8 +79,9 @@ class Capture:
     All times are ns from the run's start on the monotonic clock, None where it never happened:
     `dispatched_ns` a slot was granted, `connected_ns` the connection stood (None where one was used again,
     negative where it was opened ahead of the run), `sent_ns` the request was fully written, `closed_ns` the
-    reply ended or failed. `failure` names what broke the exchange: connect, reset, truncated, timeout,
-    cancelled, not_sent; None where the reply is whole in HTTP's own terms. `detail` is the error's own text.
+    reply ended or failed. `failure` names what broke the exchange: connect, reset, truncated, too_large,
+    timeout, cancelled, not_sent; None where the reply is whole in HTTP's own terms. `detail` is the error's
+    own text.
     """
 
     index: int

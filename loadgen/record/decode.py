@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import base64
+import io
+import json
 import os
+import pickle
+import subprocess
 import sys
-import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -16,17 +19,20 @@ from types import MappingProxyType
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.feather as feather
 import pyarrow.parquet as pq
 
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import read_captures
+from loadgen.record.capture import Capture, reply_limit_bytes
+from loadgen.record.capture_store import DamagedCapturesError, OnDamage, read_captures, refuse
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from loadgen.record.tables import RECORDS, counts_of, record_table
+from servers.host import child
 from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from workloads.request import Request
 
 _N_AT_ONCE = 500
+_BYTES_PER_READ = 20
+_DAMAGED = 3
+"""A child's exit code: what it read is damaged, its standard error says how."""
 
 
 def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
@@ -34,8 +40,8 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
 
     `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
     read from `counts.parquet`, where somebody did (see `retokenize`). `n_processes` children share the
-    captures (as many as CPUs unless told, fewer for small runs); each streams its share through a file, so
-    that no more raw bytes than one reply's are in memory at once, and no more records than a batch.
+    captures (as many as CPUs unless told, fewer for small runs); each streams its share through a pipe, so
+    that it holds the raw bytes of one reply and the records of one batch. Raises DamagedCapturesError.
     """
     requests, due_ns = _read_asked(directory)
     if n_processes is None:
@@ -45,14 +51,42 @@ def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) 
 
 def _seen(directory: Path, decode: Decode, n_processes: int) -> pa.Table:
     """The records of what was captured, in no order."""
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as parts, ProcessPoolExecutor(n_processes, spawn) as pool:
-        paths = [Path(parts, f"{k}.arrow") for k in range(n_processes)]
-        shares = [pool.submit(_decode_share, directory, decode, paths, k) for k in range(n_processes)]
-        for share in shares:
-            share.result()
-        # Read by copy: a file that is mapped cannot be removed everywhere.
-        return pa.concat_tables(feather.read_table(path, memory_map=False) for path in paths)
+    children: list[subprocess.Popen[bytes]] = []
+    task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
+    try:
+        for k in range(n_processes):
+            share = {**task, "share": k, "shares": n_processes}
+            children.append(child.spawn("loadgen.record.decode", share, stderr=subprocess.PIPE))
+        with ThreadPoolExecutor(n_processes) as threads:
+            try:
+                return pa.concat_tables(threads.map(_received, children))
+            except BaseException:
+                for each in children:
+                    each.kill()  # ends the threads as well: their pipes end
+                raise
+    finally:
+        for each in children:
+            child.end(each, 1.0)
+
+
+def _received(process: subprocess.Popen[bytes]) -> pa.Table:
+    """All that one child has decoded."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    table = None
+    try:
+        # Buffered, for Arrow takes a short read for the end.
+        with io.BufferedReader(process.stdout) as pipe, pa.ipc.open_stream(pipe) as stream:  # type: ignore[type-var]
+            table = stream.read_all()
+    except (pa.ArrowException, OSError):
+        pass  # it ended before its stream did: its exit code says why
+    complaint = process.stderr.read().decode(errors="replace").strip()
+    code = process.wait()
+    if code == _DAMAGED:
+        raise DamagedCapturesError(complaint)
+    if code != 0 or table is None:
+        raise RuntimeError(f"a decoding process ended with exit code {code}: {complaint[-2000:]}")
+    return table
 
 
 def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
@@ -77,9 +111,10 @@ def decoded_batches(
     requests: list[Request],
     decode: Decode,
     counts: Mapping[int, Counts] = MappingProxyType({}),
+    on_damage: OnDamage = refuse,
 ) -> Iterator[list[Record]]:
     """The records of `captures`, 500 at a time, in the order of the captures."""
-    captures = iter(captures)
+    captures = _planned(captures, len(requests), on_damage)
     while batch := list(islice(captures, _N_AT_ONCE)):
         yield [
             record_of(requests[capture.index], capture, decode, counts.get(capture.index, ()))
@@ -87,14 +122,42 @@ def decoded_batches(
         ]
 
 
-def _decode_share(directory: Path, decode: Decode, paths: Sequence[Path], k: int) -> None:
-    # Each child walks the whole file and decodes every n-th capture: walking costs a tenth of decoding, and
-    # nothing crosses a pipe.
+def _planned(captures: Iterable[Capture], n_planned: int, on_damage: OnDamage) -> Iterator[Capture]:
+    for capture in captures:
+        if 0 <= capture.index < n_planned:
+            yield capture
+        else:
+            on_damage(f"a capture is of request {capture.index:,}, but the plan has {n_planned:,}")
+
+
+def capture_limit_bytes(requests: Iterable[Request]) -> int:
+    """The largest that a capture of one of these can be: its reply, and its read times at a read a byte."""
+    replies = (reply_limit_bytes(request.n_prompt_tok, request.n_output_tok) for request in requests)
+    return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
+
+
+def main() -> None:
+    """One child: decodes every n-th capture and writes its records to standard output, as an Arrow stream.
+
+    Each child walks the whole file: that costs a tenth of decoding, and only records cross a pipe.
+    """
+    task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
+    if not task:
+        return
+    child.end_with_parent()
+    directory, decode = Path(task["directory"]), pickle.loads(base64.b64decode(task["decode"]))  # noqa: S301 the parent's own
     requests, _ = _read_asked(directory)
-    captures = islice(read_captures(directory / "captures"), k, None, len(paths))
-    with pa.ipc.new_file(paths[k], RECORDS) as part:
-        for records in decoded_batches(captures, requests, decode, _read_counts(directory)):
-            part.write_table(record_table(records))
+    captures = read_captures(directory / "captures", max_bytes=capture_limit_bytes(requests))
+    share = islice(captures, task["share"], None, task["shares"])
+    try:
+        with pa.ipc.new_stream(sys.stdout.buffer, RECORDS) as stream:
+            for records in decoded_batches(share, requests, decode, _read_counts(directory)):
+                stream.write_table(record_table(records))
+        sys.stdout.flush()
+    except DamagedCapturesError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+        os._exit(_DAMAGED)
 
 
 def _read_counts(directory: Path) -> dict[int, Counts]:
@@ -111,3 +174,7 @@ def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
     names = [name for name in pq.read_schema(directory / "plan.parquet").names if name in WITHOUT_PROMPTS]
     table = pq.read_table(directory / "plan.parquet", columns=names)
     return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())
+
+
+if __name__ == "__main__":
+    main()

@@ -18,6 +18,9 @@ from servers.engine import Capabilities, Identity, Stage
 SCHEMA: Final = 2
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
 
+MAX_FAILURES: Final = 0.01
+"""The share of requests that may fail where the user states no other."""
+
 Status = Literal["running", "complete", "interrupted", "failed"]
 Option = str | int | float | bool | None
 
@@ -194,8 +197,9 @@ class Certificate:
 class Manifest:
     """What was asked, of whom, where and with what. Sections that a run has not reached yet are None.
 
-    `asked` are the load's options as given; `repeat` is the command that sends the same bytes again;
-    `step_log` the header of the engine's own step log; `error` why nothing could be sent.
+    `asked` are the load's options as given, `max_failures` the share of requests that may fail; `repeat` is
+    the command that sends the same bytes again; `step_log` the header of the engine's own step log; `error`
+    why nothing could be sent, or what ended the load.
     """
 
     schema: int = SCHEMA
@@ -216,6 +220,7 @@ class Manifest:
     concurrency: int | None = None
     arrivals: ArrivalFacts | None = None
     targets: tuple[str, ...] = ()
+    max_failures: float = MAX_FAILURES
     seed: int | None = None
     salt: str | None = None
     repeat: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Final
@@ -13,6 +13,8 @@ import numpy as np
 from loadgen.record.capture import NO_STAMP, Capture
 from loadgen.wire import http1
 from servers.engine import EngineError, HttpReply, Kind, Reply
+from servers.protocol.replies import understood
+from servers.redact import words_of_server
 from workloads.request import Request
 
 Decode = Callable[[HttpReply], Reply]
@@ -26,8 +28,9 @@ class Outcome(StrEnum):
     `ok` is HTTP 200 without an error, with a terminal event and exactly the asked tokens (at most the asked
     where the model was free to stop). The rest: `short` ended by a stop although it was told not to stop;
     `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
-    token at all; `error_event` an error inside the reply; `aborted` the server says it gave up; `truncated`
-    the reply stops before its end; `timeout`, `connect`, `reset` the wire failed; `cancelled` we gave up;
+    token at all; `error_event` an error inside the reply, or one that makes no sense; `aborted` the server
+    says it gave up; `truncated` the reply stops before its end; `too_large` it grew past every reply that was
+    asked for, and we hung up; `timeout`, `connect`, `reset` the wire failed; `cancelled` we gave up;
     `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
     """
 
@@ -42,6 +45,7 @@ class Outcome(StrEnum):
     RESET = "reset"
     TRUNCATED = "truncated"
     ABORTED = "aborted"
+    TOO_LARGE = "too_large"
     CANCELLED = "cancelled"
     NOT_SENT = "not_sent"
     DRIVER_LOST = "driver_lost"
@@ -53,6 +57,9 @@ GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
 RECOUNTS: Final = ("tokenize", "tokenizer")
 """Who may count a reply's text again, most trusted first: the server's own endpoint, a local tokenizer."""
+MOST_TIMES: Final = 16
+MOST_MORE_TOK: Final = 16_384
+"""A count of more than so many times the tokens asked for, and so many more, is no count."""
 _NO_REPLY: Final = Reply(events=())
 _TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
 
@@ -138,7 +145,8 @@ class _Heard:
 def record_of(request: Request, capture: Capture, decode: Decode, recounts: Counts = ()) -> Record:
     """What became of a request, from what its wire did; `decode` is its engine's.
 
-    `recounts` are asked only where the server itself did not count.
+    `recounts` are asked only where the server itself did not count. Never raises on what a server sent: a
+    reply that cannot be read is an `error_event` that says why, and its bytes stay in the capture.
     """
     try:
         parsed = http1.parse(capture.reads)
@@ -147,12 +155,32 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     if parsed is None:
         return _record(request, capture, capture.failure or Outcome.TRUNCATED, capture.detail, _Heard())
     http, arrivals = parsed
-    reply = decode(http)
+    reply = _plausible(request, understood(decode, http))
     tokens = _tokens(reply, recounts)
     token_ns, lag_ns = _stamps(arrivals, tokens.ends)
     heard = _Heard(reply, tokens, token_ns, lag_ns, arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     return _record(request, capture, outcome, reply.error or capture.detail, heard)
+
+
+def _plausible(request: Request, reply: Reply) -> Reply:
+    """The reply; with an error, and without its counts, where they are of another order than the request's.
+
+    A chat template or another tokenizer makes a prompt longer, and a text may be cached whole; neither makes
+    512 tokens a billion, which one such record would make of the run's throughput.
+    """
+    limits = (
+        ("prompt", reply.n_prompt_tok, request.n_prompt_tok),
+        ("cached", reply.n_cached_tok, request.n_prompt_tok),
+        ("generated", reply.n_output_usage, request.n_output_tok),
+    )
+    for what, n, asked in limits:
+        if n is not None and n > MOST_TIMES * asked + MOST_MORE_TOK:
+            error = f"the reply makes no sense: {n:,} {what} tokens, where {asked:,} were asked for"
+            return replace(
+                reply, n_prompt_tok=None, n_cached_tok=None, n_output_usage=None, error=reply.error or error
+            )
+    return reply
 
 
 def record_without_capture(request: Request, due_ns: int) -> Record:
@@ -274,5 +302,5 @@ def _record(request: Request, capture: Capture, outcome: str, error: str | None,
         http_status=heard.status,
         n_events=len(reply.events),
         n_reads=len(capture.reads),
-        error=error,
+        error=None if error is None else words_of_server(error),
     )

@@ -11,6 +11,7 @@ from loadgen.record.capture_store import read_captures
 from loadgen.record.record import Decode
 from loadgen.wire import http1
 from servers.engine import EngineError, Reply
+from servers.protocol.replies import understood
 
 GLANCE: Final = 32
 """A server that counted so many replies, and left none uncounted, counts: the others need no look."""
@@ -40,4 +41,4 @@ def _reply(capture: Capture, decode: Decode) -> Reply | None:
         parsed = http1.parse(capture.reads)
     except EngineError:
         return None
-    return decode(parsed[0]) if parsed else None
+    return understood(decode, parsed[0]) if parsed else None

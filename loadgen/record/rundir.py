@@ -23,9 +23,9 @@ import psutil
 
 from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
 from loadgen.record.manifest import SCHEMA, Clock, Manifest, Status
-from loadgen.record.redact import without_secrets
 from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
+from servers.redact import without_secrets
 from servers.registry import ENGINES
 from workloads.plan import Plan
 from workloads.request import Request, WorkloadError

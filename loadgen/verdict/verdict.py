@@ -58,7 +58,8 @@ class Evidence:
     could have spoilt, by metric and percentile ("ttft", "p99"); sending late spoils no gap between tokens.
     `send_lag_s` and `read_error_s` say by percentile how late the client was, `instrument_error_s` by metric
     and percentile how far off a server of known truth found it. `throttled_fraction` is the share of time
-    in which the system kept the client from running.
+    in which the system kept the client from running. `max_failures` is the share of planned requests that may
+    fail.
     """
 
     counts: Mapping[str, int]
@@ -68,6 +69,7 @@ class Evidence:
     read_error_s: Mapping[str, Figure]
     instrument_error_s: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
     throttled_fraction: float | None = None
+    max_failures: float = SHARE
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
 
@@ -115,12 +117,14 @@ def _insufficient(evidence: Evidence) -> list[Reason]:
                 "Ask for more with --requests.",
             )
         )
-    elif ok * 2 <= planned:
+    elif evidence.status != "interrupted" and planned - ok > evidence.max_failures * planned:
+        failed = planned - ok
+        share, most = 100 * failed / planned, 100 * evidence.max_failures
         reasons.append(
             Reason(
-                "mostly-failed",
-                f"{planned - ok:,} of {planned:,} requests failed, so that not even a median exists.",
-                "Look at the first failure in the report; lower the load or raise the server's limits.",
+                "too-many-failures",
+                f"{failed:,} of {planned:,} requests failed ({share:.3g}%); at most {most:.3g}% may.",
+                "Look at the first failure in the report; lower the load, or allow more with --max-failures.",
             )
         )
     return reasons

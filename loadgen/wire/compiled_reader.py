@@ -133,7 +133,8 @@ class _State(ctypes.Structure):
 
 def _typed(found: ctypes.CDLL) -> ctypes.CDLL:
     found.reader_wait.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    found.reader_follow.argtypes = found.reader_leave.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    found.reader_follow.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int64)
+    found.reader_leave.argtypes = (ctypes.c_void_p, ctypes.c_int)
     found.reader_close.argtypes = (ctypes.c_void_p,)
     found.reader_follow.restype = ctypes.POINTER(_Stream)
     found.reader_leave.restype = found.reader_close.restype = None
@@ -165,9 +166,11 @@ class CompiledReader:
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def follow(self, connection: Connection) -> None:
-        if connection.fd in self._followed:
+        exchange = connection.exchange
+        if connection.fd in self._followed or exchange is None:
             return
-        stream = self._library.reader_follow(self._at, connection.fd)
+        left = exchange.max_bytes - len(exchange.data)
+        stream = self._library.reader_follow(self._at, connection.fd, left)
         if not stream:
             raise MemoryError
         self._followed[connection.fd] = stream.contents

@@ -22,8 +22,13 @@ now = time.monotonic_ns
 class Traffic:
     """What is parked, waiting for a connection, in flight, and ended since somebody last asked.
 
-    Its plain integers may be read from any thread; all else belongs to the wire's. `next_due_ns` is when
-    there is next something to do, absolute.
+    Its plain integers and `stopped` may be read from any thread without a lock: one thread writes them, and
+    a reader that is a moment late only waits a moment longer. All else belongs to the wire's thread.
+    `next_due_ns` is when there is next something to do, absolute.
+
+    Invariants: an exchange is in exactly one of the schedule, `_in_flight` and `_ended`. `_in_flight` keeps
+    the order of dispatch (a dict does), so that the first entries expire first; its value is None while the
+    exchange waits for a connection, and then it is in `_waiting` too.
     """
 
     def __init__(
@@ -110,7 +115,13 @@ class Traffic:
         connection.exchange = exchange
         if not connection.used:
             exchange.connected_ns = connection.connected_ns
-        payload = exchange.payload if connection.tls is None else connection.tls.encrypt(exchange.payload)
+        payload: bytes = exchange.payload
+        if connection.tls is not None:
+            try:
+                payload = connection.tls.encrypt(payload)
+            except OSError as error:  # SSLError is one: the server ended TLS while the connection was idle
+                self.lose(connection, error)
+                return
         self.write(connection, exchange, payload)
 
     def write(self, connection: Connection, exchange: Exchange, data: bytes | memoryview) -> None:
@@ -142,7 +153,7 @@ class Traffic:
                 self._send(connection, exchange)
 
     def refuse_waiting(self) -> None:
-        """What waits for a connection that cannot be had has failed."""
+        """Fail what waits for a connection that cannot be had."""
         if self._waiting and self._pool.failure is not None and self._pool.is_settled:
             waiting, self._waiting = self._waiting, deque()
             for exchange in waiting:
@@ -173,6 +184,7 @@ class Traffic:
         self.n_done += 1
         if connection.is_open and connection.unsent is None and exchange.is_exact():
             connection.used = True
+            self._pool.n_stillborn = 0
             self._pool.idle[connection] = None
             self.serve_waiting()
         else:
@@ -194,6 +206,19 @@ class Traffic:
         self._ended.append(exchange)
         self.n_failed += 1
         self._plan_ahead()
+
+    def outgrow(self, exchange: Exchange) -> None:
+        """The reply has passed its limit: keep what came, and hang up."""
+        limit = exchange.max_bytes
+        self.fail(exchange, "too_large", f"the reply is larger than {limit:,} bytes and has not ended")
+
+    def break_off(self, connection: Connection, error: Exception) -> None:
+        """End what an unforeseen exception has interrupted, and nothing else."""
+        exchange = connection.exchange
+        if exchange is not None and exchange in self._in_flight:
+            self.fail(exchange, "truncated", f"the client could not read on: {type(error).__name__}: {error}")
+        elif connection.is_open:
+            self._pool.drop(connection)
 
     def _part(self, connection: Connection) -> None:
         """The exchange gets all that was read for it, and the connection forgets it."""
@@ -220,7 +245,8 @@ class Traffic:
         self._part(connection)
         self._pool.drop(connection)
         if exchange is None:
-            self._plan_ahead()  # closed while idle: replaced before anybody needs it
+            self._pool.note_unused(connection)
+            self._plan_ahead()  # closed while idle: replaced before it is needed
         elif connection.used and not exchange.data and not exchange.resent:
             self._resend(exchange)
         elif error is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from loadgen.record.capture import Capture, Reads
+from loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
 from loadgen.wire.clock import Offsets
 from loadgen.wire.http1 import Head, read_head, skip_chunks
 
@@ -25,7 +25,8 @@ class Exchange:
     """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
-    happened.
+    happened. Until it has ended, only the wire's thread may touch it; after that, only who awaits `future`.
+    `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
     """
 
     __slots__ = (
@@ -40,6 +41,7 @@ class Exchange:
         "future",
         "head",
         "index",
+        "max_bytes",
         "mid_stream",
         "payload",
         "reads",
@@ -51,6 +53,7 @@ class Exchange:
     def __init__(self, index: int = 0, due_ns: int = 0) -> None:
         self.index = index
         self.due_ns = due_ns
+        self.max_bytes = MAX_REPLY_BYTES
         self.payload = b""
         self.dispatched_ns: int | None = None
         self.connected_ns: int | None = None
@@ -80,9 +83,11 @@ class Exchange:
         """
         head = self.head
         if head is None:
-            head = self.head = read_head(self.data)
-            if head is None:
+            found = read_head(self.data, self.walked)
+            if isinstance(found, int):
+                self.walked = found
                 return False
+            head = self.head = found
             self.walked = head.body_start
         if not self.begun and len(self.data) > head.body_start:
             self.begun = True

@@ -15,7 +15,12 @@ from loadgen.record.capture import Reads
 from servers.engine import EngineError, HttpReply, Read
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9][0-9])(?: |$)")
-_MAX_HEAD_BYTES = 1 << 18
+# Fifteen hex and eighteen decimal digits fit into 63 bits: no server can make us build a larger number.
+_CHUNK_SIZE = re.compile(rb"([0-9a-fA-F]{1,15})[ \t]*(?:;|\Z)")
+_CONTENT_LENGTH = re.compile(r"[0-9]{1,18}", re.ASCII)
+_MAX_HEAD_BYTES = 1 << 17
+_MAX_INTERIM_HEADS = 64
+_MAX_CHUNK_LINE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ def parse(reads: Sequence[Read]) -> tuple[HttpReply, Arrivals] | None:
     columns = Reads.of(reads)
     data = columns.data
     head = read_head(data)
-    if head is None:
+    if isinstance(head, int):
         return None
     _refuse_compression(head)
     if head.chunked:
@@ -74,18 +79,25 @@ def parse(reads: Sequence[Read]) -> tuple[HttpReply, Arrivals] | None:
     return HttpReply(head.status, head.headers, body, complete), arrivals
 
 
-def read_head(data: bytes | bytearray) -> Head | None:
-    """The head of the first reply in `data` that is not interim (1xx); None while it has not come whole."""
-    start = 0
-    while True:
+def read_head(data: bytes | bytearray, start: int = 0) -> Head | int:
+    """The first final head (not 1xx) at or behind `start`, or, while it is incomplete, where it begins.
+
+    Pass that offset as `start` when more bytes have come: complete interim heads are then not read again.
+    """
+    for _ in range(_MAX_INTERIM_HEADS):
         end = data.find(b"\r\n\r\n", start)
         if end < 0:
             _check_start(data, start)
-            return None
+            return start
+        if end > _MAX_HEAD_BYTES:
+            break
         head = _final_head(bytes(data[start:end]), start)
         if head is not None:
             return head
         start = end + 4
+    raise EngineError(
+        f"expected a head of at most {_MAX_HEAD_BYTES} bytes and {_MAX_INTERIM_HEADS} interim (1xx) replies"
+    )
 
 
 @lru_cache(maxsize=256)
@@ -121,9 +133,11 @@ def skip_chunks(data: bytes | bytearray, at: int) -> tuple[int, bool]:
     n_bytes = len(data)
     while True:
         eol = data.find(b"\r\n", at)
+        if (eol if eol >= 0 else n_bytes) - at > _MAX_CHUNK_LINE_BYTES:
+            raise EngineError(f"expected the size of a chunk in hex, got {bytes(data[at : at + 40])!r}")
         if eol < 0:
             return at, False
-        size = _chunk_size(data[at:eol])
+        size = _chunk_size(bytes(data[at:eol]))
         if size == 0:
             end = data.find(b"\r\n\r\n", eol)
             return (at, False) if end < 0 else (end + 4, True)
@@ -152,9 +166,9 @@ def _content_length(status: int, headers: Mapping[str, str]) -> int | None:
     text = headers.get("content-length")
     if text is None:
         return None
-    lengths = {part.strip() for part in text.split(",")}  # RFC 9112, 6.3: a repeated equal value is one
-    if len(lengths) != 1 or not (digits := lengths.pop()).isdigit():
-        raise EngineError(f"the server sent Content-Length {text!r}; expected one number")
+    lengths = {part.strip(" \t") for part in text.split(",")}  # RFC 9112, 6.3: a repeated equal value is one
+    if len(lengths) != 1 or not _CONTENT_LENGTH.fullmatch(digits := lengths.pop()):
+        raise EngineError(f"the server sent Content-Length {text[:80]!r}; expected one number")
     return int(digits)
 
 
@@ -162,7 +176,7 @@ def _check_start(data: bytes | bytearray, start: int) -> None:
     seen = bytes(data[start : start + 5])
     if not b"HTTP/".startswith(seen):
         raise EngineError(f"expected an HTTP/1.1 reply, got {bytes(data[start : start + 80])!r}")
-    if len(data) - start > _MAX_HEAD_BYTES:
+    if len(data) > _MAX_HEAD_BYTES:
         raise EngineError(f"the head of the reply is longer than {_MAX_HEAD_BYTES} bytes and still open")
 
 
@@ -175,17 +189,13 @@ def _refuse_compression(head: Head) -> None:
         )
 
 
-def _chunk_size(line: bytes | bytearray) -> int:
-    try:
-        size = int(line, 16)
-    except ValueError:
-        try:
-            size = int(line.partition(b";")[0], 16)
-        except ValueError:
-            size = -1
-    if size < 0:
-        raise EngineError(f"expected the size of a chunk in hex, got {bytes(line[:40])!r}")
-    return size
+@lru_cache(maxsize=4096)
+def _chunk_size(line: bytes) -> int:
+    """Remembered: the chunks of one load have few different sizes."""
+    match = _CHUNK_SIZE.match(line)
+    if match is None:
+        raise EngineError(f"expected the size of a chunk in hex, got {line[:40]!r}")
+    return int(match[1], 16)
 
 
 def _dechunk(data: bytes, at: int) -> tuple[bytes, list[int], list[int], bool]:

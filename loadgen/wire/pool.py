@@ -24,6 +24,12 @@ _MAX_CONNECTING = 64
 _CONNECT_TIMEOUT_NS = 10_000_000_000
 _N_TRIES = 4
 
+# A server that closes connections within a second, before any request, is asked more and more slowly.
+_STILLBORN_NS = 1_000_000_000
+_FIRST_PAUSE_NS = 10_000_000
+_LONGEST_PAUSE_NS = 1_000_000_000
+_N_STILLBORN = 5
+
 now = time.monotonic_ns
 
 
@@ -66,6 +72,11 @@ class Pool:
 
     `idle` are free now, last used last. A connect that fails is tried again at the next ticks, over the
     server's other addresses too. `failure` is why the latest failed for good, None once one has stood again.
+    `n_stillborn` counts how often in a row connections were closed unused soon after they stood.
+
+    Invariants: `by_fd` holds every open connection, `idle` and `_connecting` are disjoint parts of it. A
+    descriptor is closed only by `sweep`, at the end of a pass: the kernel hands out the lowest free number,
+    so one closed at once could be a new connection's while the poller's events for the old one still wait.
     """
 
     def __init__(
@@ -80,6 +91,8 @@ class Pool:
         self._retries: list[int] = []
         self._closing: list[socket.socket] = []
         self._n_wanted = 0
+        self.n_stillborn = 0
+        self._pause_until_ns = 0
 
     def take(self) -> Connection | None:
         """The connection used last, now the caller's; None where none is free."""
@@ -88,6 +101,8 @@ class Pool:
     def want(self, n_free: int) -> None:
         """From now on `n_free` connections shall be free, or on their way."""
         self._n_wanted = n_free
+        if self.n_stillborn and now() < self._pause_until_ns:
+            return  # `tick` asks again
         missing = n_free - len(self.idle) - len(self._connecting) - len(self._retries)
         for _ in range(min(missing, _MAX_CONNECTING - len(self._connecting))):
             if not self._open(0):
@@ -100,7 +115,8 @@ class Pool:
     @property
     def is_settled(self) -> bool:
         """Whether all that was wanted stands, or cannot."""
-        enough = len(self.idle) >= self._n_wanted or self.failure is not None
+        hopeless = self.failure is not None or self.n_stillborn >= _N_STILLBORN
+        enough = hopeless or len(self.idle) >= self._n_wanted
         return enough and not self._connecting and not self._retries
 
     def advance(self, connection: Connection) -> bool:
@@ -119,9 +135,17 @@ class Pool:
         self.want(self._n_wanted)
         return True
 
+    def note_unused(self, connection: Connection) -> None:
+        """A connection was closed while idle: wait before the next where it had stood for hardly a second."""
+        at = now()
+        born_ns = connection.connected_ns
+        if connection.used or born_ns is None or at - born_ns > _STILLBORN_NS or at < self._pause_until_ns:
+            return
+        self._pause_until_ns = at + min(_FIRST_PAUSE_NS << min(self.n_stillborn, 10), _LONGEST_PAUSE_NS)
+        self.n_stillborn += 1
+
     def drop(self, connection: Connection) -> None:
-        """Close it: at once for the poller, at the end of the pass for the kernel, so that no number is used
-        for another socket while events of this one may still be in hand."""
+        """Close it: at once for the poller, at the end of the pass for the kernel (see the invariants)."""
         connection.is_open = False
         del self.by_fd[connection.fd]
         self.idle.pop(connection, None)
@@ -142,6 +166,8 @@ class Pool:
             self._miss(connection, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)))
         for _ in range(min(len(self._retries), _MAX_CONNECTING - len(self._connecting))):
             self._open(self._retries.pop())
+        if self.n_stillborn:
+            self.want(self._n_wanted)
 
     def close(self) -> None:
         for connection in self.by_fd.values():

@@ -16,7 +16,7 @@ enum { BATCH = 512, BUFFER = 1 << 17, SPIN_NS = 120000, MS = 1000000, READ = 1 <
 
 typedef struct { int64_t at; struct timespec kernel; int64_t length; } read_t;
 typedef struct { char *bytes; int64_t n, room; } arena_t;
-typedef struct { arena_t reads, data; } stream_t;
+typedef struct { arena_t reads, data; int64_t left; } stream_t; /* left: bytes until the reply is too large */
 typedef struct { int32_t fd, what; } report_t;
 
 typedef struct { /* down to the reports as loadgen/wire/compiled_reader.py has it */
@@ -61,6 +61,7 @@ static int take(reader_t *r, int fd, stream_t *s) {
     if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : LOST | errno;
     read_t read = {.at = r->at = now(), .length = n};
     if (n == 0) return LOST;
+    if ((s->left -= n) < 0) return LOST | EMSGSIZE; /* TCP itself never says so */
     if (CMSG_FIRSTHDR(&message)) memcpy(&read.kernel, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof read.kernel);
     if (!fits(&s->reads, sizeof read) || !fits(&s->data, n)) return LOST | ENOMEM;
     append(&s->reads, &read, sizeof read);
@@ -99,8 +100,8 @@ int reader_wait(reader_t *r, int64_t due, int64_t tick) {
     return n_reports;
 }
 
-/* From now on the stream of `fd` is read here. NULL where there is no memory. */
-stream_t *reader_follow(reader_t *r, int fd) {
+/* From now on the stream of `fd` is read here, at most `left` bytes of it. NULL where there is no memory. */
+stream_t *reader_follow(reader_t *r, int fd, int64_t left) {
     if (fd >= r->n_streams) {
         stream_t **moved = realloc(r->streams, 2 * (fd + 1) * sizeof *moved);
         if (!moved) return NULL;
@@ -108,7 +109,9 @@ stream_t *reader_follow(reader_t *r, int fd) {
         r->streams = moved;
         r->n_streams = 2 * (fd + 1);
     }
-    return r->streams[fd] = calloc(1, sizeof(stream_t));
+    stream_t *s = calloc(1, sizeof *s);
+    if (s) s->left = left;
+    return r->streams[fd] = s;
 }
 
 /* No longer; what has not been collected is gone. */

@@ -6,6 +6,7 @@ Order of work on a read: the bytes, the stamp, the question whether the stream j
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import time
@@ -19,7 +20,9 @@ from loadgen.wire.pool import Connection
 READ: Final = 1 << 16
 """Reported of a followed connection: bytes were read, and they may be the last."""
 LOST: Final = 1 << 17
-"""Reported of a followed connection, with an errno in the lower bits: it has ended (0: in order)."""
+"""Reported of a followed connection, with an errno in the lower bits: it has ended (0: in order).
+
+EMSGSIZE, which TCP never reports, says that the reply has passed its `max_bytes`."""
 
 READ_BYTES: Final = 1 << 17
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
@@ -111,7 +114,9 @@ class PythonReader:
                 data += view[:n]
                 n_reads += 1
                 n_bytes += n
-                if not data.endswith(MID_STREAM):
+                if len(data) > exchange.max_bytes:  # type: ignore[union-attr]
+                    reports.append((fd, LOST | errno.EMSGSIZE))
+                elif not data.endswith(MID_STREAM):
                     reports.append((fd, READ))
             if at - woken > self.max_pass_ns:
                 self.max_pass_ns = at - woken

@@ -15,11 +15,15 @@ from loadgen.wire.http1 import body_of
 from loadgen.wire.wire import Wire
 from servers.protocol.destination import addresses_of
 
+OPENING_LIMIT_S = 60.0
+"""How long opening connections may delay the start of a load."""
+
 _ERRORS: dict[str, type[httpx.TransportError]] = {
     "connect": httpx.ConnectError,
     "timeout": httpx.ReadTimeout,
     "reset": httpx.ReadError,
     "truncated": httpx.RemoteProtocolError,
+    "too_large": httpx.RemoteProtocolError,
 }
 
 
@@ -85,17 +89,23 @@ class Transport(httpx.AsyncBaseTransport):
             raise
         return _response(exchange)
 
-    async def opened(self, n_parked: int) -> None:
+    async def opened(self, n_parked: int, limit_s: float = OPENING_LIMIT_S) -> None:
         """Wait until `n_parked` requests are parked and those due in the first second have a connection.
 
-        Raises what brought the wire down, if anything did.
+        Returns early after `stop`, and after `limit_s` of opening connections: requests that still lack one
+        then wait for it within their own deadline. Raises what brought the wire down, if anything did.
         """
         self._running_loop()
         wire, stand = self.wire, threading.Event()
-        while wire.traffic.n_parked < n_parked and wire.error is None:  # noqa: ASYNC110 another thread counts
+
+        def going() -> bool:
+            return wire.error is None and not wire.traffic.stopped
+
+        while wire.traffic.n_parked < n_parked and going():  # noqa: ASYNC110 another thread counts
             await asyncio.sleep(0.005)
         wire.when_open(stand.set)
-        while not stand.is_set() and wire.error is None:  # noqa: ASYNC110
+        until_s = time.monotonic() + limit_s
+        while not stand.is_set() and going() and time.monotonic() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         if wire.error is not None:
             raise wire.error

@@ -1,10 +1,12 @@
 """The only timed sockets: one thread that sends each request when it is due and stamps every read.
 
-Nothing is parsed, nothing is logged, nothing is handed to another thread while bytes wait.
+Nothing is parsed, nothing is logged, nothing is handed to another thread while bytes wait. Whatever a server
+sends can end its own exchange, never the thread: every exception on a connection fails that exchange alone.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import ssl
 import threading
@@ -68,7 +70,7 @@ class Wire:
         self._poller.register(self._wake_in, IN)
         self._commands: deque[Callable[[], None]] = deque()
         self._when_open: list[Callable[[], None]] = []
-        self._closed = False
+        self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
 
     # What others ask of the wire.
@@ -78,8 +80,12 @@ class Wire:
         self._thread.start()
 
     def park(self, exchange: Exchange) -> None:
-        """Hold a serialised request until it is due."""
+        """Hold a serialised request until it is due; "not_sent" at once where the thread has ended."""
         self._ask(lambda: self.traffic.park(exchange))
+        # The thread sets `_ended` before it obeys for the last time: one that reads False here was heard.
+        if self._ended and exchange.failure is None:
+            exchange.failure = "not_sent"
+            self._on_ended([exchange])
 
     def cancel(self, exchange: Exchange) -> None:
         """Give one exchange up: "cancelled" once dispatched, "not_sent" before."""
@@ -105,6 +111,7 @@ class Wire:
             self._thread.join()
 
     def _ask(self, command: Callable[[], None]) -> None:
+        # A deque's append and popleft are atomic: commands need no lock. The pipe only wakes the poller.
         self._commands.append(command)
         with suppress(OSError):  # full: the wire is about to wake anyway; closed: it is gone
             os.write(self._wake_out, b"!")
@@ -116,9 +123,11 @@ class Wire:
             self._serve()
         except BaseException as error:  # our bug: every exchange must still end, and the cause be told
             self.error = error
-            self._stop()
-            self._obey()
         finally:
+            self._ended = True
+            with suppress(Exception):
+                self.traffic.stop()
+                self._obey()
             self._hand_over()
             self.reader.close()
             self.pool.close()
@@ -135,9 +144,14 @@ class Wire:
         while not self._closed:
             at = 0
             for fd, what in reader.wait(traffic.next_due_ns, next_tick):
+                # Dropped sockets are closed at the end of the pass (`Pool.sweep`), so that within it no
+                # new connection can have the number of an old one whose events are still in this list.
                 connection = by_fd.get(fd)
                 if connection is not None:
-                    self._take(connection, what)
+                    try:
+                        self._take(connection, what)
+                    except Exception as error:  # a reply that nobody foresaw must not end the others
+                        traffic.break_off(connection, error)
                 elif fd == self._wake_in:
                     self._obey()
                 # else dropped earlier in this pass
@@ -166,6 +180,7 @@ class Wire:
         self._publish()
 
     def _publish(self) -> None:
+        # Every cell is an aligned int64 with one writer, so readers in other processes need no lock.
         traffic, reader = self.traffic, self.reader
         self.n_reads, self.n_bytes = self._n_reads + reader.n_reads, self._n_bytes + reader.n_bytes
         if self._counters is not None:
@@ -198,6 +213,9 @@ class Wire:
         """What the reader reports of a connection: it has read, has met the end, or leaves it to us."""
         if what & LOST:
             code = what ^ LOST
+            if code == errno.EMSGSIZE and connection.exchange is not None:
+                self.traffic.outgrow(connection.exchange)
+                return
             self.traffic.lose(connection, OSError(code, os.strerror(code)) if code else None)
             return
         if what != READ:
@@ -229,7 +247,7 @@ class Wire:
             received = connection.sock.recv(READ_BYTES)
             if received and connection.tls is not None:
                 connection.tls.feed(memoryview(received))
-                if not connection.tls.decrypt():
+                if not connection.tls.decrypt() and not connection.tls.closed:
                     return
         self.traffic.lose(connection, None)
 
@@ -246,8 +264,9 @@ class Wire:
         if n == 0:
             self.traffic.lose(connection, None)
             return
-        if connection.tls is not None:
-            n = self._decrypt(connection, connection.tls, n)
+        tls = connection.tls
+        if tls is not None:
+            n = self._decrypt(connection, tls, n)
             if n == 0:
                 return
         self.reader.collect(connection)  # what it read of this exchange came before
@@ -256,19 +275,28 @@ class Wire:
         self._n_reads += 1
         self._n_bytes += n
         self._look(connection, exchange)
+        if tls is not None and tls.closed and connection.is_open:
+            self.traffic.lose(connection, None)
 
     def _decrypt(self, connection: Connection, tls: Channel, n: int) -> int:
-        """Turn the `n` bytes read into plain text, in place; its length, 0 where no record is whole."""
+        """Turn the `n` bytes read into plain text, in place; its length, 0 where there is none to look at."""
         try:
             tls.feed(self._view[:n])
             plain = tls.decrypt()
         except ssl.SSLError as error:
             self.traffic.lose(connection, error)
             return 0
+        if tls.closed and not plain:
+            self.traffic.lose(connection, None)
+            return 0
+        if len(plain) > len(self._view):
+            raise ssl.SSLError(f"{n} bytes of TLS hold {len(plain)} of plain text")
         self._view[: len(plain)] = plain
         return len(plain)
 
     def _look(self, connection: Connection, exchange: Exchange) -> None:
         """Whether the exchange has ended, where its last bytes do not say that the stream goes on."""
-        if not exchange.data.endswith(exchange.mid_stream):
+        if len(exchange.data) > exchange.max_bytes:
+            self.traffic.outgrow(exchange)
+        elif not exchange.data.endswith(exchange.mid_stream):
             self.traffic.check(connection, exchange)

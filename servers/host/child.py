@@ -2,37 +2,58 @@
 
 The leash is the child's standard input: one line of JSON tells it what to do, further lines are commands,
 and its end means that the parent is gone, killed -9 included. A process that the parent forked may hold the
-input open for longer, so the child looks at times who its parent is, too.
+input open for longer, so the child also checks now and then whether its parent is still the same.
+
+Every child is a session of its own, so that Ctrl-C in a terminal reaches only the parent, and runs under
+`-P`: a `psutil.py` or a `servers/` in the working directory is never imported.
 """
 
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from servers.engine import EngineError
 
 _OURS = Path(__file__).resolve().parents[2]
+_LOOK_AROUND_S = 2.0
 
 
-def spawn(module: str, task: Mapping[str, object]) -> subprocess.Popen[bytes]:
-    """Starts `python -m module` in its own session, so that a Ctrl-C in our terminal does not reach it."""
+def command(module: str) -> tuple[str, ...]:
+    """The command line that runs one of our modules, whatever lies in the working directory."""
+    return (sys.executable, "-P", "-m", module)
+
+
+def import_path() -> str:
+    """The PYTHONPATH under which `command` finds our modules: where we are, then what the user has set."""
+    theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([str(_OURS), *filter(None, theirs)])
+
+
+def spawn(
+    module: str, task: Mapping[str, object], *, pass_fds: Sequence[int] = (), stderr: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start one of our modules with a task; its standard output is a pipe."""
     if os.name != "posix":
         raise EngineError(
             f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
             "use WSL, or start the server yourself and attach to it"
         )
-    paths = [str(_OURS), os.environ.get("PYTHONPATH", "")]
     child = subprocess.Popen(
-        [sys.executable, "-m", module],
+        command(module),
         bufsize=0,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        stderr=stderr,
+        env=os.environ | {"PYTHONPATH": import_path()},
         start_new_session=True,
+        pass_fds=pass_fds,
     )
     tell(child, task)
     return child
@@ -47,8 +68,23 @@ def tell(child: subprocess.Popen[bytes], what: Mapping[str, object]) -> None:
             unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
 
 
+def end(child: subprocess.Popen[bytes], grace_s: float) -> int:
+    """Let go of the leash, wait, kill after the grace; the exit code."""
+    for pipe in (child.stdin, child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+    try:
+        return child.wait(grace_s)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
+
+
+# In the child.
+
+
 def next_line(descriptor: int) -> bytes:
-    """In the child: one line of its input, b"" at its end; byte by byte, so that `select` sees the rest."""
+    """One line of the input, b"" at its end; byte by byte, so that `select` sees the rest."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(descriptor, 1)
@@ -56,3 +92,21 @@ def next_line(descriptor: int) -> bytes:
             return b""
         line += byte
     return line
+
+
+def end_with_parent(grace_s: float = 0.0, sleep: Callable[[float], None] = time.sleep) -> None:
+    """From now on end this process, after the grace, when its standard input or its parent has ended.
+
+    For children that take no further commands.
+    """
+    parent = os.getppid()
+
+    def hold() -> None:
+        with contextlib.suppress(OSError):
+            while os.getppid() == parent:
+                if select.select([0], [], [], _LOOK_AROUND_S)[0] and not os.read(0, 4096):
+                    break
+        sleep(grace_s)
+        os._exit(1)
+
+    threading.Thread(target=hold, name="leash", daemon=True).start()

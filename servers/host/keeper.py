@@ -4,10 +4,16 @@ Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the k
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, log, stop_grace_s, after, leftovers, leftover_id}`
+Standard input: one line of JSON `{argv, env, log, stop_grace_s, after, leftovers, leftover_id, secrets}`
 (`servers.engine.Launch` says what they are); any more of it, or its end, means stop. Standard output: one
 JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has ended,
 `{"survivors"}` when all have.
+
+Where there are `secrets`, the engine's output passes through the keeper, which leaves them out of the log:
+engines print their arguments. Otherwise the engine writes its log itself, and outlives nobody's pipe.
+
+Signals only set `stopping` and wake `select`: everything else happens in the one thread that waits, so that
+no handler ever interrupts the reaping of a process or sees half of its state.
 """
 
 import contextlib
@@ -20,15 +26,17 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
 from servers.host import child
+from servers.redact import learn, masked
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -37,6 +45,11 @@ ORPHANS_GRACE_S = 1.0
 KILLED_GRACE_S = 10.0
 AFTER_TIMEOUT_S = 10.0
 """How long the command may take that removes what is no process of ours: a container."""
+LOG_GRACE_S = 2.0
+"""How long the last of an engine's output may take to be written when all its processes have ended."""
+LINE_BYTES = 1 << 16
+LINE_S = 0.2
+"""A line of output that does not end is written after so many bytes or so long."""
 POLL_S = 0.05
 WATCH_PERIOD_S = 1.0
 """How often the keeper looks around though nothing has woken it."""
@@ -52,7 +65,16 @@ class Keeper:
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
-        self.root = _start(task["argv"], task["env"], task["log"])
+        self._log: threading.Thread | None = None
+        with open(task["log"], "ab", buffering=0) as log:  # noqa: PTH123
+            if task["secrets"]:
+                learn(*task["secrets"])
+                self.root = _start(task["argv"], task["env"], subprocess.PIPE)
+                arguments = (self.root, os.dup(log.fileno()))
+                self._log = threading.Thread(target=_keep_log, args=arguments, daemon=True)
+                self._log.start()
+            else:
+                self.root = _start(task["argv"], task["env"], log)
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -77,6 +99,8 @@ class Keeper:
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
         self._wait(self._killed_all, KILLED_GRACE_S)
+        if self._log is not None:
+            self._log.join(LOG_GRACE_S)
         _clean_up(self._task)
         return [process.pid for process in self._look()]
 
@@ -144,17 +168,35 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str], log: str) -> subprocess.Popen[bytes]:
-    with open(log, "ab") as file:  # noqa: PTH123
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_end_with_the_keeper if sys.platform == "linux" else None,
-        )
+def _start(argv: Sequence[str], env: Mapping[str, str], out: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_end_with_the_keeper if sys.platform == "linux" else None,
+    )
+
+
+def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
+    """Write what the engine prints, without secrets: whole lines, for a secret may come in two reads."""
+    assert process.stdout is not None
+    output = process.stdout.fileno()
+    line = b""
+    while True:
+        ended = False
+        if not line or select.select([output], [], [], LINE_S)[0]:
+            read = os.read(output, LINE_BYTES)
+            line, ended = line + read, not read
+            end = len(line) if ended or len(line) > LINE_BYTES else line.rfind(b"\n") + 1
+        else:
+            end = len(line)
+        os.write(log, masked(line[:end]))
+        line = line[end:]
+        if ended:
+            return
 
 
 def _end_with_the_keeper() -> None:

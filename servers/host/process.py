@@ -15,6 +15,7 @@ import psutil
 
 from servers.engine import EngineError, Launch
 from servers.host import child
+from servers.redact import known_secrets, printable
 
 KEEPER_GRACE_S = 30.0
 """What a keeper may need to kill what would not end and to clean up, beyond the engine's own grace."""
@@ -67,7 +68,7 @@ class Server:
         with self.log_path.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return next((printable(line.strip()) for line in reversed(lines) if line.strip()), "")
 
     def stop(self) -> int | None:
         """Ends the whole process tree and returns the engine's exit code; a second time does nothing.
@@ -126,6 +127,7 @@ def start(launch: Launch, log_path: Path) -> Server:
         "after": launch.after,
         "leftovers": launch.leftovers,
         "leftover_id": launch.leftover_id,
+        "secrets": known_secrets(),
     }
     return Server(child.spawn("servers.host.keeper", task), launch, log_path)
 

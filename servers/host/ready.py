@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import math
 import queue
 import re
 import socket
@@ -14,11 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from servers.engine import Call, Engine, EngineError, Get, HttpReply, Kind, Reply, Stage, Target
+from servers.engine import Call, Engine, EngineError, Get, HttpReply, Identity, Kind, Reply, Stage, Target
 from servers.host.process import Server
 from servers.protocol.destination import Destination
 from servers.protocol.introspection import log_message
 from servers.protocol.openai import path_under
+from servers.protocol.replies import understood
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""
@@ -153,13 +155,31 @@ def _why_not_ready(
     return f"{what}{doing}: {state}; its log ends: {log_message(server.last_line())}"
 
 
-def getter(target: Target, *, timeout_s: float = 30.0) -> Get:
-    """GET for this server: what `Engine.identify` and probes ask with."""
+def getter(target: Target, *, timeout_s: float = 30.0, within_s: float = math.inf) -> Get:
+    """GET for this server: what `Engine.identify` and probes ask with.
+
+    Each request may take `timeout_s`, and none may end later than `within_s` from now.
+    """
+    until_s = time.monotonic() + within_s
 
     def get(path: str) -> HttpReply:
-        return send(target, Call("GET", path, headers=()), timeout_s)
+        left_s = min(timeout_s, until_s - time.monotonic())
+        if left_s <= 0:
+            raise EngineError(f"GET {target.url}{path}: no answers within {within_s:.3g} s")
+        return send(target, Call("GET", path, headers=()), left_s)
 
     return get
+
+
+def identified(engine: Engine, get: Get, log: str) -> Identity:
+    """Who the server is; EngineError also where what it says of itself makes no sense."""
+    try:
+        return engine.identify(get, log)
+    except EngineError:
+        raise
+    except Exception as error:  # whatever a server's words can make an adapter do
+        what = f"{type(error).__name__}: {error}"
+        raise EngineError(f"{engine.title} describes itself in a way that makes no sense: {what}") from error
 
 
 def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | None:
@@ -186,7 +206,7 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
     if (told := engine.ready(target, timeout_s)) is not None:
         return told
     raw = send(target, engine.ready_call(target), timeout_s)
-    reply = engine.decode(raw)
+    reply = understood(engine.decode, raw)
     if 400 <= raw.status < 500 and raw.status != 429:
         refused = f"refuses a request for one token (HTTP {raw.status})"
         raise RefusalError(f"{engine.title} at {target.url} {refused}: {reply.error}")
@@ -211,7 +231,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     url = target.url.rstrip("/") + path_under(target.url, call.path)
     if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
         call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key}")))
-    destination = Destination.of(target.url)
+    destination = Destination.of(target.url, target.login)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s
     alarm = threading.Timer(timeout_s, _hang_up, [connection])
@@ -228,7 +248,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
             if len(body) <= MAX_REPLY_BYTES and (reply.length or time.monotonic() >= until_s):
                 raise http.client.IncompleteRead(body, reply.length)
             headers = {name.lower(): value for name, value in reply.getheaders()}
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         late = time.monotonic() >= until_s
         why = f"no whole answer within {timeout_s:g} s" if late else error
         raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from servers.engine import Engine, EngineError, Get, Target
 from servers.host.ready import getter
 from servers.host.telemetry import Row, missing, rows_of
+from servers.redact import words_of_server
 
 PERIOD_S = 1.0
 """Rarely: an engine renders its metrics on the very thread that serves requests."""
@@ -47,7 +48,10 @@ def _gauge_rows(engine: Engine, get: Get, path: str) -> list[Row]:
     at_ns = time.monotonic_ns()
     if reply.status != 200:
         return [missing("engine", f"{path} answers {reply.status}")]
-    values = asdict(engine.gauges(reply.body.decode(errors="replace")))
+    try:
+        values = asdict(engine.gauges(reply.body.decode(errors="replace")))
+    except Exception as error:  # whatever a server's bytes can make a parser do
+        return [missing("engine", words_of_server(f"{path} cannot be read: {error}"))]
     latencies: dict[str, float] = values.pop("latencies") or {}
     rows = [Row(at_ns, "engine", "scrape_s", (at_ns - began_ns) / 1e9)]
     for name, value in values.items():

@@ -23,6 +23,7 @@ from servers.host.processes import ProcessTree
 from servers.host.scrape import TIMEOUT_S, scrape
 from servers.host.sources import CpuPressure, HostCpu, MissingSourceError, Source, Throttling, gpus
 from servers.host.telemetry import Row, as_lines, missing, rows_of
+from servers.redact import known_secrets, learn
 from servers.registry import ENGINES
 
 PERIOD_S = 0.2
@@ -92,6 +93,7 @@ def start_watcher(
         "engine": engine,
         "target": asdict(target) if target else None,
         "period_s": period_s,
+        "secrets": known_secrets(),
     }
     return Watcher(child.spawn("servers.host.watch", task), path)
 
@@ -177,6 +179,7 @@ class Watch:
 
 def main() -> None:
     task = json.loads(child.next_line(sys.stdin.fileno()))
+    learn(*task["secrets"])
     os.nice(NICENESS)
     file = os.open(task["path"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 

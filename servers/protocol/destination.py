@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from servers.engine import Call, EngineError
 
@@ -30,9 +30,11 @@ class Destination:
 
     url: SplitResult
     port: int
+    login: str | None = None
 
     @classmethod
-    def of(cls, url: str) -> Destination:
+    def of(cls, url: str, login: str | None = None) -> Destination:
+        """`login` is "user:password", for basic authorization where a call brings none of its own."""
         try:
             parts = urlsplit(url.rstrip("/"))
             port = parts.port or _PORTS[parts.scheme]
@@ -40,7 +42,7 @@ class Destination:
             parts, port = SplitResult("", "", "", "", ""), 0
         if not parts.hostname:
             raise EngineError(f"expected http://host:port or https://host:port, got {url!r}")
-        return cls(parts, port)
+        return cls(parts, port, login)
 
     @property
     def host(self) -> str:
@@ -71,9 +73,9 @@ class Destination:
         name = f"[{self.host}]" if ":" in self.host else self.host
         if self.port != _PORTS[self.url.scheme]:
             name = f"{name}:{self.port}"
-        user = f"{unquote(self.url.username or '')}:{unquote(self.url.password or '')}"
-        secret = base64.b64encode(user.encode()).decode()
-        basic = [("authorization", f"Basic {secret}")] if user != ":" else []
+        basic = []
+        if self.login:
+            basic = [("authorization", f"Basic {base64.b64encode(self.login.encode()).decode()}")]
         return [("host", name), *_HEADERS, *basic]
 
     @cached_property

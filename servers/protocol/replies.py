@@ -5,13 +5,15 @@ cut off and what makes no sense are the same for all.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from servers.engine import Event, HttpReply, Kind, Reply, ServerTimes
 from servers.protocol import sse
+from servers.redact import words_of_server
 
 DONE = b"[DONE]"
 _TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)
@@ -168,3 +170,51 @@ def loads(payload: bytes) -> Any:
         return orjson.loads(payload.decode(errors="replace"))
     except orjson.JSONDecodeError:
         return payload
+
+
+MOST_TOKENS = 2**31 - 1
+_REASON = re.compile(r"[A-Za-z][\w .:-]{0,63}", re.ASCII)
+
+
+def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
+    """What `decode` makes of a reply, checked. Never raises: a reply that makes no sense has an `error`.
+
+    This is the one way from bytes to a `Reply`. Counts are whole numbers from 0 to `MOST_TOKENS`, the finish
+    reason is a word, texts are printable and hold no secret of ours. Where one of them is not so, its field
+    is left out and `error` says what came instead.
+    """
+    try:
+        answer = decode(reply)
+        wrong = list(_wrong(answer))
+    except Exception as error:  # whatever a server can make an adapter or its libraries do
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        return Reply([], error=words_of_server(f"the reply makes no sense: {what}"))
+    if not wrong:
+        if answer.error is None:
+            return answer
+        return replace(answer, error=words_of_server(str(answer.error)))
+    said = answer.error or "the reply makes no sense: " + ", ".join(f"{name} is {got}" for name, got in wrong)
+    without: dict[str, Any] = {name: None for name, _ in wrong if name != "n_tok"}
+    if any(name == "n_tok" for name, _ in wrong):
+        without["events"] = []
+    return replace(answer, **without, error=words_of_server(str(said)))
+
+
+def _wrong(reply: Reply) -> Iterator[tuple[str, str]]:
+    """Every field that cannot be what it says, and a glimpse of what it is."""
+    for name in ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok"):
+        n = getattr(reply, name)
+        if n is not None and not _is_count(n):
+            yield name, f"{n!r:.80}"
+    bad = next(
+        (event.n_tok for event in reply.events if not (event.n_tok is None or _is_count(event.n_tok))), None
+    )
+    if bad is not None:
+        yield "n_tok", f"{bad!r:.80}"
+    reason: object = reply.finish_reason
+    if reason is not None and not (isinstance(reason, str) and _REASON.fullmatch(reason)):
+        yield "finish_reason", f"{reason!r:.80}"
+
+
+def _is_count(n: object) -> bool:
+    return type(n) is int and 0 <= n <= MOST_TOKENS

@@ -46,10 +46,21 @@ CASES = {
     "throttled": ({"throttled_fraction": 0.02}, State.CLIENT_BOUND, ["starved"]),
     "no success": ({"counts": {"planned": 9, "ok": 0, "connect": 9}}, State.INSUFFICIENT, ["no-success"]),
     "ten successes": ({"counts": {"planned": 10, "ok": 10}}, State.INSUFFICIENT, ["too-few"]),
-    "half failed": (
-        {"counts": {"planned": 100, "ok": 50, "reset": 50}},
+    "one in a hundred failed": ({"counts": {"planned": 200, "ok": 198, "reset": 2}}, State.VALID, []),
+    "more failed": (
+        {"counts": {"planned": 200, "ok": 197, "reset": 3}},
         State.INSUFFICIENT,
-        ["mostly-failed"],
+        ["too-many-failures"],
+    ),
+    "as many failed as may": (
+        {"counts": {"planned": 200, "ok": 150, "reset": 50}, "max_failures": 0.25},
+        State.VALID,
+        [],
+    ),
+    "one failed and none may": (
+        {"counts": {"planned": 200, "ok": 199, "reset": 1}, "max_failures": 0.0},
+        State.INSUFFICIENT,
+        ["too-many-failures"],
     ),
     "cut off": ({"status": "interrupted"}, State.INSUFFICIENT, ["cut-off"]),
     "two states at once": (

@@ -20,7 +20,9 @@ import pytest
 
 from loadgen.record.capture import Capture
 from loadgen.wire import http1
+from loadgen.wire.dispatcher import Traffic
 from loadgen.wire.exchange import Exchange
+from loadgen.wire.pool import Connection
 from loadgen.wire.transport import Transport
 from loadgen.wire.wire import Wire
 from tests.loadgen.readers import use_reader
@@ -642,17 +644,45 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
     def breaks(self: object, *_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("loadgen.wire.dispatcher.Traffic.check", breaks)
+    monkeypatch.setattr("loadgen.wire.dispatcher.Traffic.expire", breaks)
 
     async def scenario() -> None:
-        async with serving(stream) as server:
+        async with serving(hangs) as server:
             transport = Transport(server.url)
             async with httpx.AsyncClient(transport=transport) as client:
-                with pytest.raises(httpx.TransportError, match="cancelled"):
-                    await client.get(server.url)
+                for _ in range(2):  # also one that is parked when the thread has ended
+                    with pytest.raises(httpx.TransportError, match=r"cancelled|not_sent"):
+                        await client.get(server.url)
             assert str(transport.wire.error) == "a bug"
 
     asyncio.run(scenario())
+
+
+def test_a_bug_on_one_reply_ends_that_exchange_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Traffic.check
+
+    def breaks(self: Traffic, connection: Connection, exchange: Exchange) -> None:
+        if exchange.index == 1:
+            raise ValueError("a reply that nobody foresaw")
+        check(self, connection, exchange)
+
+    monkeypatch.setattr(Traffic, "check", breaks)
+
+    async def scenario() -> list[Exchange]:
+        exchanges = [Exchange(index) for index in range(3)]
+        async with serving(stream) as server:
+            transport = Transport(server.url)
+            async with httpx.AsyncClient(transport=transport) as client:
+                for exchange in exchanges:
+                    request = client.build_request("GET", server.url, extensions={"exchange": exchange})
+                    with suppress(httpx.TransportError):
+                        await client.send(request)
+            assert transport.wire.error is None
+        return exchanges
+
+    first, second, third = asyncio.run(scenario())
+    assert (first.failure, second.failure, third.failure) == (None, "truncated", None)
+    assert "ValueError: a reply that nobody foresaw" in str(second.detail)
 
 
 def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(

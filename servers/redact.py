@@ -1,0 +1,150 @@
+"""What may be written down: secrets are taken out, and text of a server cannot steer a terminal.
+
+`without_secrets` knows secrets by their names and forms, and by value once `learn` has seen them: the values
+of the command line and the environment are learned when the command begins, so that they are also removed
+where a server or an engine's log repeats them. `printable` is for every text that a server can influence.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, quote_plus, unquote
+
+REMOVED: Final = "(removed)"
+LEAST_KNOWN: Final = 5
+"""Shorter values are removed by their names only: a word like "key" stands in too many places."""
+_PLACEHOLDERS: Final = frozenset({"EMPTY", "empty", "dummy", "false", "False"})
+
+_NAME: Final = (
+    r"(?:api[_-]?key|[a-z0-9][_-]key|secret|passw(?:or)?d|passphrase|(?<![a-z])pwd|authorization|credentials?"
+    r"|cookie|(?:(?:hf|hub|auth|access|bearer|api|id|refresh|session|security|secret)[_-]?|(?<=--))token)"
+)
+_SECRET_NAME: Final = re.compile(rf"(?i:{_NAME}$|^token$)|^[A-Z0-9_]+_TOKEN$")
+_VARIABLE: Final = r"\b[A-Z0-9_]+_TOKEN"
+# `Authorization: Bearer X`, `--api-key=X`, `X-API-Key: X`, `{"api_key": "X"}`, `api_key=['X']`, `?api_key=X`.
+_ASSIGNED: Final = re.compile(
+    rf"((?:(?i:{_NAME})|{_VARIABLE})(?:\\?[\"'])?\s*(?:=|:|%3D|%3A)\s*[\[(]?(?:\\?[\"'])?(?:(?i:bearer|basic)\s+)?)"
+    r"(?!\(removed\))([^\s\"'\\,;&#)\]}]+)"
+)
+_BEARER: Final = re.compile(r"\b((?:Bearer|Basic)\s+)([\w.~+/=-]{5,})", re.IGNORECASE)
+_URL_USER: Final = re.compile(r"(\w+://)((?:[^\s/@\"'<>:]*:[^\s\"'<>]*)|[^\s/@\"'<>:]+)@")
+_FORMS: Final = (_ASSIGNED, _BEARER, _URL_USER)
+
+# C0 without tab and line feed, DEL, C1; marks that reorder or hide text; line separators.
+_CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+_known: set[str] = set()
+_known_text: re.Pattern[str] | None = None
+_known_bytes: re.Pattern[bytes] | None = None
+
+
+def without_secrets(value: Any) -> Any:
+    """The JSON value with every key, token and password replaced by "(removed)".
+
+    Names decide (`api_key`, `HF_TOKEN`, `--api-key VALUE`, `X-API-Key: VALUE`, `{"password": "VALUE"}`),
+    forms (`Bearer ...`, `https://user:password@host`), and values that were learned.
+    """
+    if isinstance(value, Mapping):
+        return {k: REMOVED if _names_secret(k) and v else without_secrets(v) for k, v in value.items()}
+    if isinstance(value, str):
+        return redacted(value)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
+        return [REMOVED if hidden else without_secrets(item) for item, hidden in _marked(value)]
+    return value
+
+
+def without_known(text: str) -> str:
+    """The text without the values that were learned."""
+    return text if _known_text is None else _known_text.sub(REMOVED, text)
+
+
+def redacted(text: str) -> str:
+    """The text without secrets."""
+    text = without_known(text)
+    text = _ASSIGNED.sub(rf"\1{REMOVED}", text)
+    return _URL_USER.sub(rf"\1{REMOVED}@", _BEARER.sub(rf"\1{REMOVED}", text))
+
+
+def printable(text: str, limit: int | None = None) -> str:
+    """The text with characters that steer a terminal, or hide or reorder text, written as their escapes.
+
+    Line feeds and tabs stay; `limit` cuts what is longer.
+    """
+    if limit is not None and len(text) > limit:
+        text = text[:limit] + " ..."
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def words_of_server(text: str, limit: int = 2000) -> str:
+    """What a server says, on one line, printable and without secrets: it cannot forge lines of ours."""
+    return printable(" ".join(redacted(text[: 4 * limit]).split()), limit)
+
+
+def learn(*secrets: str | None) -> None:
+    """From now on remove these values wherever they stand, in each encoding that a server may use."""
+    global _known_text, _known_bytes
+    for secret in secrets:
+        if secret and len(secret) >= LEAST_KNOWN and secret not in _PLACEHOLDERS:
+            _known.update(form for form in _encodings(secret) if len(form) >= LEAST_KNOWN)
+    if _known:
+        longest_first = sorted(_known, key=lambda form: (-len(form), form))
+        _known_text = re.compile("|".join(map(re.escape, longest_first)))
+        _known_bytes = re.compile(b"|".join(re.escape(form.encode()) for form in longest_first))
+
+
+def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Learn every secret that the command line or the environment names as one."""
+    learn(*(value for name, value in environ.items() if _names_secret(name)))
+    learn(*(item for item, hidden in _marked(argv) if hidden))
+    learn(*(secret for item in argv for secret in _secrets_in(item)))
+
+
+def known_secrets() -> tuple[str, ...]:
+    """All that was learned, for a child that writes as well."""
+    return tuple(sorted(_known))
+
+
+def masked(data: bytes) -> bytes:
+    """Raw bytes with known values overwritten by as many asterisks: framing and offsets stay true."""
+    if _known_bytes is None:
+        return data
+    return _known_bytes.sub(lambda found: b"*" * len(found[0]), data)
+
+
+def _marked(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each item, and whether the one before it is an option that names a secret."""
+    hidden = False
+    for item in items:
+        yield item, hidden
+        is_option = isinstance(item, str) and item.startswith("-") and "=" not in item
+        hidden = is_option and _names_secret(item)
+
+
+def _secrets_in(text: str) -> Iterator[str]:
+    for form in _FORMS:
+        for found in form.finditer(text):
+            secret = found[2]
+            yield secret
+            if form is _URL_USER:
+                user, colon, password = secret.partition(":")
+                yield password if colon else user
+                yield unquote(secret)
+                yield unquote(password)
+
+
+def _encodings(secret: str) -> set[str]:
+    as_json = {json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]}
+    percent = {quote(secret), quote(secret, safe=""), quote_plus(secret)}
+    lower = {re.sub("%[0-9A-F]{2}", lambda found: found[0].lower(), form) for form in percent}
+    slashes = {form.replace("/", "\\/") for form in as_json}
+    in_base64 = {base64.b64encode(secret.encode()).decode()} if ":" in secret else set()
+    as_html = secret.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace('"', "&quot;")
+    return {secret, *as_json, *slashes, *percent, *lower, as_html, as_html.replace("'", "&#x27;"), *in_base64}
+
+
+def _names_secret(name: Any) -> bool:
+    return _SECRET_NAME.search(str(name).lstrip("-")) is not None
