@@ -387,15 +387,17 @@ class Engine:
     signs: Sequence[Sign] = ()
     """By which it is recognised at a URL; the first engine of the registry with a matching sign wins."""
     stages: Sequence[tuple[str, str]] = (
-        (r"(?i)download", "downloading"),
+        (r"(?i)\bdownloading\b", "downloading"),
         (r"(?i)load\w* .*(?:weights|checkpoint|shards|tensors)", "loading weights"),
-        (r"(?i)torch\.compile|compil(?:ing|ation)", "compiling"),
+        (r"(?i)torch\.compile takes|\bcompiling\b|compile range", "compiling"),
         (r"(?i)warm(?:ing)? ?up", "warming up"),
         (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
     )
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""
     needs_weights: bool = False
     """It cannot start from a folder that has a config.json alone."""
+    weight_files: Sequence[str] = ("safetensors", "bin", "pt", "pth", "gguf")
+    """By their endings, the files that it reads weights from."""
     admission: Admission | None = None
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
     self_describing: bool = False
@@ -404,6 +406,12 @@ class Engine:
     """Flags whose values differ from start to start: ports, sockets, folders."""
     load_flags: frozenset[str] = frozenset()
     """Flags that the adapter sets to the number of requests at once."""
+
+    def lacks_weights(self, folder: Path) -> bool:
+        """Whether the folder is a model's and holds no weights that this engine can read."""
+        if not (folder / "config.json").is_file():
+            return False
+        return not any(any(folder.glob(f"*.{ending}")) for ending in self.weight_files)
 
     def installed(self, python: str | None) -> str | None:
         """Its version on this machine ("" where it has none to tell), None where it is not installed."""

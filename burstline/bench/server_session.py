@@ -125,8 +125,8 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
     folder = Path(where.model or "")
     if where.model is None or not (folder / "config.json").is_file():
         return
-    if engine.needs_weights and not any(any(folder.glob(f"*.{kind}")) for kind in WEIGHT_FILES):
-        kinds = ", ".join(f"*.{kind}" for kind in WEIGHT_FILES)
+    if engine.needs_weights and engine.lacks_weights(folder):
+        kinds = ", ".join(f"*.{kind}" for kind in engine.weight_files)
         raise WorkloadError(
             f"--model {where.model} holds no weights ({kinds}), and {engine.title} does not start without; "
             "`burstline make-model` writes some"
@@ -137,9 +137,6 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
             f"the longest request has {longest_tok:,} tokens (prompt and output), but the model's "
             f"config.json allows {limit:,} (max_position_embeddings); ask for fewer"
         )
-
-
-WEIGHT_FILES = ("safetensors", "bin", "pt", "pth", "gguf")
 
 
 def context_limit(folder: Path) -> int | None:

@@ -24,6 +24,7 @@ SHARD_BYTES: Final = 5 * 10**9
 _CHUNK: Final = 1 << 22
 _SAFETENSORS: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 _N_BYTES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+DTYPES: Final = tuple(_N_BYTES)
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -108,7 +108,7 @@ def make_where_missing(model: Model) -> None:
         add_missing_formats(Path(model.path), model.formats)
         return
     print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
-    make_model(Path(model.path), model.like, formats=model.formats)
+    make_model(Path(model.path), model.like, formats=model.formats, dtype=model.dtype)
 
 
 def _environment(engine: Contender) -> dict[str, str]:

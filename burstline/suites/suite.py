@@ -8,13 +8,13 @@ import hashlib
 import itertools
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import checked
-from burstline.models.random_weights import FORMATS
+from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import Table
@@ -41,14 +41,18 @@ class Contender:
 class Model:
     """A model folder or name; `like` says after which model the folder is made where it is missing.
 
-    `formats` are those of the weights it is made with.
+    `formats` are those of the weights it is made with, `dtype` is theirs.
     """
 
     name: str
     path: str | None
     like: str | None
     formats: tuple[str, ...]
+    dtype: str | None
     flags: tuple[str, ...]
+
+
+_NO_MODEL: Final = Model("", None, None, (), None, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +151,8 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         description=top.get("description", str, ""),
         repeats=top.get("repeats", int, 1),
         engines=tuple(_engine(table) for table in top.tables("engine", required=True)),
-        models=tuple(_model(table) for table in top.tables("model")) or (Model("", None, None, (), ()),),
+        models=tuple(_model(table) for table in top.tables("model"))
+        or (Model("", None, None, (), None, ()),),
         workloads=tuple(
             _workload(one, of=table.need("name", str))
             for table in top.tables("workload", required=True)
@@ -200,17 +205,24 @@ def _engine(table: Table) -> Contender:
 def _model(table: Table) -> Model:
     load = _flags_of(add_load)
     flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
-    table.only("name", "path", "like", "weights", "format", *flags)
-    wanted = table.get("format", str, "safetensors" if table.get("weights", bool, False) else "none")
-    if wanted not in ("none", "both", *FORMATS):
-        raise WorkloadError(f"{table.where}: format {wanted!r}; expected one of {', '.join(FORMATS)}, both")
+    table.only("name", "path", "like", "weights", "format", "dtype", *flags)
+    default = "safetensors" if table.get("weights", bool, False) else "none"
+    wanted = _one_of(table, "format", (*FORMATS, "both")) or default
     return Model(
         name=_slug(table.need("name", str), table),
         path=table.need("path", str),
         like=table.get("like", str, None),
         formats=tuple(kind for kind in FORMATS if wanted in (kind, "both")),
+        dtype=_one_of(table, "dtype", DTYPES),
         flags=_as_flags(table, flags),
     )
+
+
+def _one_of(table: Table, key: str, choices: Sequence[str]) -> str | None:
+    value: str | None = table.get(key, str, None)
+    if value is not None and value not in choices:
+        raise WorkloadError(f"{table.where}: {key} {value!r}; expected one of: {', '.join(choices)}")
+    return value
 
 
 def _workload(table: Table, of: str) -> Workload:

@@ -58,11 +58,13 @@ MAX_SLOTS = 256
 _PAD_TOK = 256
 """A slot's context is a multiple of this."""
 _MAX_HTTP_THREADS = 4096
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_CONTEXT_FLAGS = ("-c", "--ctx-size", "--kv-unified-per-slot")
+_DTYPES = {"all F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _CACHE_TYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _STOPS = {"limit": "length", "eos": "eos", "word": "word"}
 _CAUSE = re.compile(
-    r"^.*?((?:error while handling argument|error: |failed to |couldn't bind|unable to|ggml.*memory).*)$",
+    r"^.*?((?:error loading model: |error while handling argument|error: |failed to |couldn't bind|"
+    r"unable to|ggml.*memory).*)$",
     re.MULTILINE,
 )
 
@@ -84,6 +86,9 @@ class LlamaCpp(Engine):
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8080
     image: Image | None = Image("ghcr.io/ggml-org/llama.cpp:server-cuda")
+    needs_weights = True
+    weight_files: Sequence[str] = ("gguf",)
+    stages: Sequence[tuple[str, str]] = ((r"loading model", "loading weights"),)
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
     load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
     how_to_get = (
@@ -196,21 +201,24 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
 def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Slots, context and connections for the load, and what the user must know of them.
 
-    By default 4 slots share the model's whole context; with `-np` each has an equal part of `-c`, and each
-    connection takes one of slots + 4 threads, unseen in the metrics while it waits for one.
+    By default 4 slots share the model's whole context; with `-np` each has an equal part of `-c`, and all
+    connections share slots + 4 threads, in no metric while they wait for one.
     """
     extra, wanted = options.extra_args, options.n_concurrent
-    if wanted is None or option_of(extra, "-np", "--parallel", "--n-parallel"):
-        return (), ()
-    slots = min(wanted, MAX_SLOTS)
-    flags, notes = ["-np", str(slots)], [f"-np {slots}: a slot for each request at a time"]
-    if slots < wanted:
-        notes = [f"-np {slots}: llama.cpp has no more, {wanted - slots} of {wanted} requests wait for a slot"]
-    if options.n_request_tok and not option_of(extra, "-c", "--ctx-size", "--kv-unified-per-slot"):
+    flags: list[str] = []
+    notes: list[str] = []
+    slots = number(value_of(extra, "-np", "--parallel", "--n-parallel"))
+    if slots is None and wanted is not None:
+        slots = min(wanted, MAX_SLOTS)
+        flags += ["-np", str(slots)]
+        notes.append(f"-np {slots}: as many slots as requests at a time")
+    if slots is not None and wanted is not None and slots < wanted:
+        notes = [f"-np {slots}: {wanted - slots} of {wanted} requests at a time wait for a slot"]
+    if slots and options.n_request_tok and not option_of(extra, *_CONTEXT_FLAGS):
         context = -(-options.n_request_tok // _PAD_TOK) * _PAD_TOK
         flags += ["-c", str(slots * context)]
-        notes.append(f"-c {slots * context}: {context} tokens for each of them")
-    if not option_of(extra, "--threads-http"):
+        notes.append(f"-c {slots * context}: {context} tokens for each slot")
+    if wanted is not None and not option_of(extra, "--threads-http"):
         flags += ["--threads-http", str(min(wanted, _MAX_HTTP_THREADS) + 4)]
     return tuple(flags), tuple(notes)
 

@@ -12,6 +12,7 @@ import psutil
 from servers.engine import (
     Call,
     Capabilities,
+    CpuSetup,
     Engine,
     EngineError,
     Event,
@@ -39,6 +40,7 @@ from servers.protocol.introspection import (
     option_of,
     owned_by,
     samples,
+    short_dtype,
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
@@ -87,11 +89,18 @@ class Sglang(Engine):
         queue_depth=True,
         graceful_overload=False,
     )
-    # /health runs a generation of its own; this one only tells what is loaded.
-    probe_path: str | None = "/model_info"
+    # It says 503 until the server's own warm-up is over, whose 8 tokens its counters would count as ours.
+    probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 30000
     image: Image | None = Image("lmsysorg/sglang:v0.5.23", shm="32g")
+    stages: Sequence[tuple[str, str]] = (
+        (r"Init parallel begin|Init torch distributed begin", "starting its processes"),
+        (r"Load weight begin", "loading weights"),
+        (r"Load weight end|KV Cache is allocated", "allocating the KV cache"),
+        (r"Capture .*graph begin", "capturing CUDA graphs"),
+        (r"Uvicorn running on", "warming up"),
+    )
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
     how_to_get = (
         "On a GPU machine: pip install 'sglang==0.5.23' into an environment of its own. "
@@ -109,6 +118,7 @@ class Sglang(Engine):
         if found is None and not options.image:
             raise EngineError(f"SGLang is not installed for {python}. {self.how_to_get}")
         extra = options.extra_args
+        dummy = not option_of(extra, "--load-format") and self.lacks_weights(Path(options.model))
         cpu = found is not None and _is_cpu(found)
         argv = (
             *_server_command(found),
@@ -120,11 +130,24 @@ class Sglang(Engine):
             *_unless(extra, ("--tp-size", "--tensor-parallel-size"), "1"),
             *_unless(extra, ("--random-seed",), "0"),
             *(_cpu_flags(extra, options.model) if cpu else ()),
+            *(("--load-format", "dummy") if dummy else ()),
             *extra,
         )
-        environment = _cpu_environment(found) if found is not None and cpu else {}
+        environment = {
+            # By default each question about its health generates a token and takes a second.
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
+            **(_cpu_environment(found) if found is not None and cpu else {}),
+        }
+        note = f"{options.model} holds no weights: SGLang invents them (--load-format dummy)"
         # A stop drains what runs, looking every 5 s, then grants the schedulers 15 s.
-        return Launch(argv, environment, ready_timeout_s=1200.0, stop_grace_s=60.0)
+        return Launch(
+            argv,
+            environment,
+            ready_timeout_s=1200.0,
+            stop_grace_s=60.0,
+            scripts=found.scripts if found else None,
+            notes=(note,) if dummy else (),
+        )
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
@@ -183,6 +206,13 @@ class Sglang(Engine):
             tensor_parallel=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},
         )
+
+    def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
+        """Its line on threads names the cores, where it runs on a CPU."""
+        cores = re.search(r"init_threads_binding: .*local_omp_cpuid=([\d,]+)", log)
+        if cores is None:
+            return None
+        return CpuSetup(len(cores[1].split(",")), argv[0], short_dtype(identity.dtype) or "bf16")
 
     def gauges(self, metrics: str) -> Gauges:
         return gauges_in(_without_priorities(metrics), _GAUGES, _LATENCIES)

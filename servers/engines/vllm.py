@@ -104,7 +104,7 @@ class Vllm(Engine):
         found = None if options.image else _find(options.python)
         if found is None and not options.image:
             raise EngineError(f"vLLM is not installed for {python}. {self.how_to_get}")
-        dummy = not option_of(options.extra_args, "--load-format") and _lacks_weights(Path(options.model))
+        dummy = not option_of(options.extra_args, "--load-format") and self.lacks_weights(Path(options.model))
         argv = (
             *(_server_command(found, options.model) if found else ("--model", options.model)),
             *(
@@ -224,12 +224,6 @@ def _environment(model: str, *, cpu: bool) -> dict[str, str]:
         # A CPU build would else take its KV cache out of nearly all of the machine's memory.
         wanted["VLLM_CPU_KVCACHE_SPACE"] = "2"
     return {name: value for name, value in wanted.items() if name not in os.environ}
-
-
-def _lacks_weights(model: Path) -> bool:
-    if not (model / "config.json").is_file():
-        return False
-    return not any(any(model.glob(f"*.{kind}")) for kind in ("safetensors", "bin", "pt", "pth", "gguf"))
 
 
 def _cache_config(metrics: str) -> Mapping[str, str]:

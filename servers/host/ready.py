@@ -216,9 +216,10 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
 def _why_it_ended(engine: Engine, server: Server) -> str:
     code = server.exit_code
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-    if code == -9:
+    known = engine.root_cause(server.log())
+    if code == -9 and known is None:
         how += " (often: out of memory)"
-    cause = engine.root_cause(server.log()) or log_message(server.last_line()) or "it printed nothing"
+    cause = known or log_message(server.last_line()) or "it printed nothing"
     return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
 
 

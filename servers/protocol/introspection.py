@@ -141,7 +141,7 @@ def option_of(arguments: Sequence[str], *names: str) -> bool:
 def value_of(arguments: Sequence[str], *names: str) -> str | None:
     """The value of one of these flags, `--flag value` or `--flag=value`; the last counts, as for engines."""
     value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for argument, following in zip(arguments, (*arguments[1:], ""), strict=False):
         name, has_value, rest = argument.partition("=")
         if name in names:
             value = rest if has_value else following

@@ -101,9 +101,9 @@ def test_slots_context_and_connections_are_sized_to_the_load() -> None:
     assert room(8) == ("-np", "8", "-c", str(8 * 768), "--threads-http", "12")
     assert room(1000) == ("-np", "256", "-c", str(256 * 768), "--threads-http", "1004")
     assert room(8, "-c", "4096") == ("-np", "8", "--threads-http", "12", "-c", "4096")
-    assert room(8, "--parallel", "4") == ("--parallel", "4")
+    assert room(8, "--parallel", "4") == ("-c", str(4 * 768), "--threads-http", "12", "--parallel", "4")
     asked = replace(options("m.gguf"), n_concurrent=1000, n_request_tok=576)
-    assert "744 of 1000 requests wait for a slot" in ENGINE.launch(asked).notes[1]
+    assert "744 of 1000 requests at a time wait for a slot" in ENGINE.launch(asked).notes[1]
 
 
 @pytest.mark.usefixtures("installed")
@@ -175,6 +175,13 @@ def test_gauges_that_it_gives_and_those_it_does_not() -> None:
         (
             "main: couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1",
             "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 1",
+        ),
+        (
+            (
+                "0.00.024.017 E llama_model_load: error loading model: tensor 'a' is not within the file\n"
+                "0.00.024.025 E llama_model_load_from_file_impl: failed to load model"
+            ),
+            "error loading model: tensor 'a' is not within the file",
         ),
         ("main: server is listening on http://127.0.0.1:8001", None),
     ],
