@@ -46,6 +46,7 @@ TITLES = {
     "total_s": "Time stalled, all requests together",
     "request_fraction": "Requests with a stall",
     "threshold_s": "A gap is a stall beyond",
+    "token": "Most stalls come before token",
     "mean": "Mean",
     "max": "Most at once",
     "send_spread_s": "First to last request sent",

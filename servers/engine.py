@@ -98,7 +98,9 @@ class Reply:
     back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
     dialect's own end was seen (`[DONE]`, `finished: true`, a final event with details). `error` is the
     server's message where it sent one, in whatever status. `text` is what was generated, for whoever can
-    count its tokens: None where the server did, or where it is not all text.
+    count its tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
+    on beyond the asked length by its own rules; what is beyond is no part of the request. `overloaded`: it
+    refused because it has too many requests.
     """
 
     events: Sequence[Event]
@@ -111,6 +113,8 @@ class Reply:
     error: str | None = None
     text: str | None = None
     times: ServerTimes | None = None
+    overshoots: bool = False
+    overloaded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +174,10 @@ def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
 class Identity:
     """What a server says of itself; None means "not provided", never 0.
 
-    `kv_tok` is the KV cache's capacity in tokens, `raw` the replies it was read from (kept in the manifest).
+    `kv_tok` is the KV cache's capacity in tokens; `max_num_seqs` how many requests decode at once,
+    `admission_limit` how many may be there at once before the server refuses more, `max_input_tok` the
+    longest prompt. `attention` is the attention kernel's name, `system` what the engine
+    computes on, `raw` the replies it was read from (kept in the manifest).
     """
 
     engine: str
@@ -185,6 +192,16 @@ class Identity:
     weight_bytes: int | None = None
     max_num_seqs: int | None = None
     max_batched_tok: int | None = None
+    admission_limit: int | None = None
+    max_input_tok: int | None = None
+    quantization: str | None = None
+    chunked_prefill: bool | None = None
+    cuda_graphs: str | None = None
+    attention: str | None = None
+    system: str | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    expert_parallel: bool | None = None
     vocab_size: int | None = None
     prefix_caching: bool | None = None
     tensor_parallel: int | None = None
@@ -404,6 +421,10 @@ class Engine:
     """One device, no quantisation and no speculative decoding: its identity says all of how it computes."""
     start_flags: frozenset[str] = frozenset({"--port"})
     """Flags whose values differ from start to start: ports, sockets, folders."""
+    admission_flag: str | None = None
+    """Its flag for how many requests it admits."""
+    slots_flag: str | None = None
+    """Its flag for how many requests it decodes at once."""
     load_flags: frozenset[str] = frozenset()
     """Flags that the adapter sets to the number of requests at once."""
 
@@ -459,6 +480,10 @@ class Engine:
         """The ids that this server itself makes of a text; None where it has no such endpoint."""
         return None
 
+    def hang_up_at(self, request: Request) -> int | None:  # noqa: ARG002
+        """After how many events the client ends the stream; None where the server itself stops as asked."""
+        return None
+
     def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:  # noqa: ARG002
         """The tokens of a text, special ones not added; None where this server has no such endpoint."""
         return None
@@ -478,6 +503,28 @@ class Engine:
     def model_config(self, identity: Identity) -> Mapping[str, object] | None:  # noqa: ARG002
         """The model's config.json where the server itself tells it."""
         return None
+
+    def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:  # noqa: ARG002
+        """What this server will do with such a load that its user should know before it is fired."""
+        notes = []
+        limit, slots = identity.admission_limit, identity.max_num_seqs
+        if limit is not None and n_at_once > limit:
+            notes.append(
+                f"{self.title} admits {limit:,} requests at once: of {n_at_once:,} it will refuse up to "
+                f"{n_at_once - limit:,}. Pass --concurrency {limit}, or raise the server's limit"
+                + self._flag_hint(self.admission_flag)
+            )
+        if not self.capabilities.queue_depth and slots is not None and n_at_once > slots:
+            notes.append(
+                f"{self.title} has {slots:,} slots: of {n_at_once:,} requests at once up to "
+                f"{n_at_once - slots:,} wait in a queue that none of its metrics shows. Pass --concurrency "
+                f"{slots}, or raise the server's limit" + self._flag_hint(self.slots_flag)
+            )
+        return tuple(notes)
+
+    @staticmethod
+    def _flag_hint(flag: str | None) -> str:
+        return f" ({flag})" if flag else ""
 
     def cpu_setup(
         self,

@@ -173,6 +173,11 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )
+        longest = max((request.n_output_tok for request in plan.requests), default=0)
+        expected = engine.before_load(site.identity, load.n_at_once, longest)
+        for note in expected:
+            progress.phase(note)
+        site = replace(site, notes=site.notes + expected)
         server = _server_facts(site, settings.where.model)
         begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
         run.save_manifest(begun)

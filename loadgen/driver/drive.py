@@ -167,6 +167,7 @@ class _Drive:
         exchange.max_bytes = reply_limit_bytes(request.n_prompt_tok, request.n_output_tok)
         if not self._stopped:
             exchange.payload = self._built(request)
+            exchange.hang_up_at = self._engine.hang_up_at(request)
         self._n_prepared += 1
         self._cells[0] = self._n_prepared
         self._wire.park(exchange)  # a wire that was stopped ends it "not_sent"

@@ -134,7 +134,7 @@ def stalls(c: Columns) -> dict[str, Figure]:
     gap_s, owner = samples.value[came], samples.owner[came]
     if not len(gap_s):
         return dict.fromkeys(
-            ("count", "total_s", "request_fraction", "threshold_s"), Absent("no gap to judge")
+            ("count", "total_s", "request_fraction", "threshold_s", "token"), Absent("no gap to judge")
         )
     threshold_s = max(STALL_FLOOR_S, STALL_FACTOR * float(np.median(gap_s)))
     stalled = gap_s > threshold_s
@@ -146,7 +146,25 @@ def stalls(c: Columns) -> dict[str, Figure]:
             len(np.unique(owner[stalled])) / int(c.ok.sum()), "1", "", int(c.ok.sum())
         ),
         "threshold_s": measured(threshold_s, "s", "", n),
+        "token": _stalled_token(c, threshold_s),
     }
+
+
+def _stalled_token(c: Columns, threshold_s: float) -> Figure:
+    """The token before which most stalls of a run come: an engine that queues a request again has one."""
+    n_before = np.cumsum(c.event_n) - c.event_n
+    of_request = n_before - n_before[c.starts[c.owner]]
+    follows = np.flatnonzero(np.diff(c.owner, prepend=-1) == 0)
+    follows = follows[c.ok[c.owner[follows]]]
+    stalled = follows[c.event_s[follows] - c.event_s[follows - 1] > threshold_s]
+    if not len(stalled):
+        return Absent("no gap is a stall")
+    tokens, n = np.unique(of_request[stalled] + 1, return_counts=True)
+    share = float(n.max() / len(stalled))
+    if share <= 0.5 or len(stalled) < 2:
+        return Absent("stalls come at no particular token")
+    note = f"{share:.0%} of the stalls come before this token"
+    return Estimate(float(tokens[n.argmax()]), None, None, None, len(stalled), "tok", note)
 
 
 def burst(c: Columns) -> dict[str, Figure]:

@@ -44,14 +44,23 @@ def lengths(c: Columns) -> dict[str, Any]:
         "output_sources": c.tally("output_source"),
         "splits": c.tally("split"),
         "count_gaps": _gaps(c),
+        "beyond_tok": _beyond(c),
     }
 
 
 def conservation(c: Columns, watched: Watched) -> dict[str, Figure]:
-    """Tokens as the client received them against the growth of the server's own counters."""
+    """Tokens as the client received them against the growth of the server's own counters.
+
+    Tokens that a server made beyond the asked length count here: it counted them.
+    """
     n = len(c)
+    beyond = _beyond(c)
+    beyond_tok = 0.0 if isinstance(beyond, Absent) else beyond.point
     pairs = {
-        "output": ("generation_tokens", np.nansum(c.output_tok) if (~np.isnan(c.output_tok)).any() else None),
+        "output": (
+            "generation_tokens",
+            np.nansum(c.output_tok) + beyond_tok if (~np.isnan(c.output_tok)).any() else None,
+        ),
         "prompt": ("prompt_tokens", np.nansum(c.prompt_tok) if (~np.isnan(c.prompt_tok)).any() else None),
     }
     found: dict[str, Figure] = {}
@@ -104,6 +113,15 @@ def _fraction(c: Columns, known: Any) -> Figure:
     total = float(prompt.sum())
     share = float(c.cached_tok[known].sum()) / total if total else None
     return measured(share, "1", "the server did not say what its prefix cache served", len(prompt))
+
+
+def _beyond(c: Columns) -> Figure:
+    """Tokens that came after all that was asked for, of a server that does not stop there."""
+    column = c.table.column("beyond_tok").to_numpy().astype(np.float64)
+    known = column[~np.isnan(column)]
+    return measured(
+        float(known.sum()) if len(known) else None, "tok", "the server stops as asked", len(known)
+    )
 
 
 def _gaps(c: Columns) -> Figure:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 import numpy as np
@@ -28,9 +29,10 @@ class Outcome(StrEnum):
     `ok` is HTTP 200 without an error, with a terminal event and exactly the asked tokens (at most the asked
     where the model was free to stop). The rest: `short` ended by a stop although it was told not to stop;
     `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
-    token at all; `error_event` an error inside the reply, or one that makes no sense; `aborted` the server
-    says it gave up; `truncated` the reply stops before its end; `too_large` it grew past every reply that was
-    asked for, and we hung up; `timeout`, `connect`, `reset` the wire failed; `cancelled` we gave up;
+    token at all; `error_event` an error inside the reply, or one that makes no sense; `refused` the server
+    says that it has too many requests; `aborted` it says that it gave up; `truncated` the reply stops before
+    its end; `too_large` it grew past every reply that was asked for, and we hung up; `timeout`, `connect`,
+    `reset` the wire failed; `cancelled` we gave up;
     `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
     """
 
@@ -40,6 +42,7 @@ class Outcome(StrEnum):
     LONG = "long"
     EMPTY = "empty"
     ERROR_EVENT = "error_event"
+    REFUSED = "refused"
     TIMEOUT = "timeout"
     CONNECT = "connect"
     RESET = "reset"
@@ -60,6 +63,8 @@ RECOUNTS: Final = ("tokenize", "tokenizer")
 MOST_TIMES: Final = 16
 MOST_MORE_TOK: Final = 16_384
 """A count of more than so many times the tokens asked for, and so many more, is no count."""
+HUNG_UP: Final = "hung_up"
+"""A capture's failure where the client had all that it asked for and ended a stream that would go on."""
 _NO_REPLY: Final = Reply(events=())
 _TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
 
@@ -76,9 +81,11 @@ class Record:
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
     own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
     the load, "tokenizer" a local one; None where nobody did, and then the count is None.
-    `output_gap_tok` is what the next most trusted count says more, None where there is only one. `split` says
-    how `token_n` is known: "counted" by the server, "one-each" from as many events as tokens, "spread" evenly
-    because nobody said, "unknown" (each 1, a placeholder) where not even the total is known.
+    `beyond_tok` is how many tokens came after all that were asked for, of a server that goes on; they count
+    nowhere else. `output_gap_tok` is what the next most trusted count says more, None where there is only
+    one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
+    tokens, "spread" evenly because nobody said, "unknown" (each 1, a placeholder) where not even the total is
+    known.
     """
 
     index: int
@@ -107,6 +114,7 @@ class Record:
     n_events: int
     n_reads: int
     error: str | None
+    beyond_tok: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +131,24 @@ class _Tokens:
     source: str | None = None
     gap: int | None = None
     split: str | None = None
+    beyond: int | None = None
 
     @property
     def generated(self) -> int | None:
         """The server's own total: text that was tokenized again may be a token off, and judges nobody."""
         return None if self.source in RECOUNTS else self.total
+
+    def cut_to(self, n_tok: int) -> _Tokens:
+        """The first `n_tok` tokens, with how many came `beyond` them; unchanged where fewer came."""
+        came = list(accumulate(self.n))
+        if not came or came[-1] < n_tok or self.split == "unknown":
+            return self
+        k = bisect_left(came, n_tok)
+        n = [*self.n[:k], self.n[k] - (came[k] - n_tok)]
+        beyond = max(came[-1], self.total or 0) - n_tok
+        return replace(
+            self, ends=self.ends[: k + 1], n=n, total=n_tok, source="events", gap=None, beyond=beyond
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +178,8 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     http, arrivals = parsed
     reply = _plausible(request, understood(decode, http))
     tokens = _tokens(reply, recounts)
+    if reply.overshoots or capture.failure == HUNG_UP:
+        tokens = tokens.cut_to(request.n_output_tok)
     token_ns, lag_ns = _stamps(arrivals, tokens.ends)
     heard = _Heard(reply, tokens, token_ns, lag_ns, arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
@@ -194,8 +217,12 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
 
     A wire that fails after the reply's own end took nothing from the user and does not count.
     """
+    if reply.overloaded:
+        return Outcome.REFUSED
     if http.status != 200:
         return f"http_{http.status}"
+    if tokens.beyond is not None:
+        return Outcome.OK  # all that was asked for came, whatever became of the rest
     if reply.error is not None:
         return Outcome.ERROR_EVENT
     if failure is not None and not reply.terminated:
@@ -303,4 +330,5 @@ def _record(request: Request, capture: Capture, outcome: str, error: str | None,
         n_events=len(reply.events),
         n_reads=len(capture.reads),
         error=None if error is None else words_of_server(error),
+        beyond_tok=tokens.beyond,
     )

@@ -175,8 +175,10 @@ class Run:
         Decoded anew from the captures where the run was cut off before that; a request without a capture is
         `cancelled`. Read again each time, for it is most of the memory that a large run takes.
         """
+        from loadgen.record.tables import as_records
+
         table = self._read("records.parquet")
-        return self._decoded if table is None else table
+        return self._decoded if table is None else as_records(table)
 
     @cached_property
     def _decoded(self) -> pa.Table:
@@ -185,10 +187,11 @@ class Run:
     @cached_property
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
-        from loadgen.record.tables import PER_REQUEST
+        from loadgen.record.tables import PER_REQUEST, as_records
 
         table = self._read("records.parquet", PER_REQUEST)
-        return self._decoded.select(PER_REQUEST) if table is None else table
+        whole = self._decoded if table is None else as_records(table)
+        return whole.select(PER_REQUEST)
 
     @cached_property
     def columns(self) -> Columns:

@@ -45,6 +45,7 @@ class Traffic:
         self._schedule = Schedule(_OPEN_AHEAD_NS)
         self._waiting: deque[Exchange] = deque()
         self._in_flight: dict[Exchange, Connection | None] = {}
+        self._limited: set[Exchange] = set()
         self._ended: list[Exchange] = []
 
     def take_ended(self) -> list[Exchange]:
@@ -112,6 +113,8 @@ class Traffic:
 
     def _send(self, connection: Connection, exchange: Exchange) -> None:
         self._in_flight[exchange] = connection
+        if exchange.hang_up_at is not None:
+            self._limited.add(exchange)
         connection.exchange = exchange
         if not connection.used:
             exchange.connected_ns = connection.connected_ns
@@ -182,7 +185,12 @@ class Traffic:
         del self._in_flight[exchange]
         self._ended.append(exchange)
         self.n_done += 1
-        if connection.is_open and connection.unsent is None and exchange.is_exact():
+        if (
+            connection.is_open
+            and connection.unsent is None
+            and exchange.failure is None
+            and exchange.is_exact()
+        ):
             connection.used = True
             self._pool.n_stillborn = 0
             self._pool.idle[connection] = None
@@ -193,6 +201,22 @@ class Traffic:
             self._plan_ahead()  # who waits needs another
         if self._schedule.soon:  # in a closed loop the next may go at once
             self.next_due_ns = min(self.next_due_ns, (self._t0_ns or 0) + self._schedule.soon[0][0])
+
+    def hang_up(self) -> None:
+        """End each stream that has brought all that its client waits for, though the server would go on.
+
+        Looked at once a tick, so that the inner loop that reads has nothing to count.
+        """
+        for exchange in list(self._limited):
+            connection = self._in_flight.get(exchange)
+            if connection is None:
+                self._limited.discard(exchange)
+                continue
+            self._reader.collect(connection)
+            if exchange.has_said_enough():
+                self._limited.discard(exchange)
+                exchange.failure = exchange.hang_up_as
+                self._finish(connection, exchange, now())
 
     def fail(self, exchange: Exchange, failure: str, detail: str | None) -> None:
         """End it with what came so far."""

@@ -18,6 +18,7 @@ READ = struct.Struct("q16sq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes."""
 MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
+_BLANK_LINE = b"\n\n"
 _LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
 
 
@@ -27,6 +28,8 @@ class Exchange:
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
     happened. Until it has ended, only the wire's thread may touch it; after that, only who awaits `future`.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
+    With `hang_up_at` the client ends the exchange once so many events have come, and `failure` says why by
+    `hang_up_as`.
     """
 
     __slots__ = (
@@ -39,15 +42,19 @@ class Exchange:
         "due_ns",
         "failure",
         "future",
+        "hang_up_as",
+        "hang_up_at",
         "head",
         "index",
         "max_bytes",
         "mid_stream",
+        "n_blocks",
         "payload",
         "reads",
         "resent",
         "sent_ns",
         "walked",
+        "walked_blocks",
     )
 
     def __init__(self, index: int = 0, due_ns: int = 0) -> None:
@@ -62,6 +69,9 @@ class Exchange:
         self.failure: str | None = None
         self.detail: str | None = None
         self.resent = False
+        self.hang_up_at: int | None = None
+        self.hang_up_as = "hung_up"
+        self.n_blocks = self.walked_blocks = 0
         self.future: asyncio.Future[None] | None = None
         self.reads = bytearray()
         self.data = bytearray()
@@ -74,6 +84,16 @@ class Exchange:
     def last_read_ns(self) -> int:
         """When the latest bytes came."""
         return int(READ.unpack_from(self.reads, len(self.reads) - READ.size)[0])
+
+    def has_said_enough(self) -> bool:
+        """Whether as many events have ended as the client waits for. Each byte is looked at once."""
+        if self.hang_up_at is None or self.head is None:
+            return False
+        begin = max(self.walked_blocks, self.head.body_start)
+        self.n_blocks += self.data.count(_BLANK_LINE, begin)
+        last = self.data.rfind(_BLANK_LINE, begin)
+        self.walked_blocks = last + len(_BLANK_LINE) if last >= 0 else max(begin, len(self.data) - 1)
+        return self.n_blocks >= self.hang_up_at
 
     def is_whole(self) -> bool:
         """Whether the end of the message has come, by Content-Length or by the last chunk.

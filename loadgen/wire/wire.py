@@ -177,6 +177,7 @@ class Wire:
         self.pool.tick(at)
         self.traffic.refuse_waiting()
         self.traffic.expire(at)
+        self.traffic.hang_up()
         self._publish()
 
     def _publish(self) -> None:

@@ -104,11 +104,12 @@ def _row(name: str, estimate: Mapping[str, Any]) -> list[str]:
     return [f"  {title_of(name)}", point(estimate, scale), scale.unit, interval(estimate, scale)]
 
 
+_OUTCOMES = {"refused": "refused: overloaded", "error_event": "failed inside the reply"}
+"""Outcomes whose name says too little in a terminal."""
+
+
 def _outcomes(summary: Mapping[str, Any]) -> str:
     counts = {name: n for name, n in summary.get("counts", {}).items() if n and name != "planned"}
     planned = summary.get("counts", {}).get("planned", sum(counts.values()))
-    return (
-        f"Of {planned:,} requests: " + ", ".join(f"{n:,} {name}" for name, n in counts.items())
-        if counts
-        else ""
-    )
+    told = ", ".join(f"{n:,} {_OUTCOMES.get(name, name)}" for name, n in counts.items())
+    return f"Of {planned:,} requests: {told}" if told else ""

@@ -27,6 +27,7 @@ MEANING = {
     "long": "more tokens than asked",
     "empty": "no token at all",
     "error_event": "an error inside the reply",
+    "refused": "refused: the server is overloaded",
     "timeout": "not done by its deadline",
     "connect": "no connection",
     "reset": "the connection broke",

@@ -49,6 +49,7 @@ _GAUGES = {
     "waiting": ("lightllm_queue_size",),
     "prompt_tokens": ("lightllm_prompt_tokens_total",),
     "generation_tokens": ("lightllm_generation_tokens_total",),
+    "prefix_hit_tokens": ("lightllm_cache_length_sum",),
 }
 _LATENCIES = {
     "ttft": "lightllm_request_first_token_duration",
@@ -79,6 +80,7 @@ class Lightllm(Engine):
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("lightllm")),)
     needs_weights = True
+    slots_flag = "--running_max_req_size"
     load_flags = frozenset({"--running_max_req_size"})
     how_to_get = (
         "Install it from https://github.com/ModelTC/LightLLM (what PyPI calls lightllm is another age) "
@@ -151,7 +153,13 @@ class Lightllm(Engine):
             model=info.get("model_dir") or model.get("id"),
             max_model_len=model.get("max_model_len"),
             dtype=info.get("data_type"),
-            kv_dtype=info.get("llm_kv_type") or info.get("data_type"),
+            # "None", the flag's own default, is a text: the cache is kept in the data type.
+            kv_dtype=_unless_none(info.get("llm_kv_type")) or info.get("data_type"),
+            quantization=info.get("quant_type"),
+            chunked_prefill=opposite(info.get("disable_chunked_prefill")),
+            cuda_graphs=_graphs(info),
+            attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
+            data_parallel=info.get("dp"),
             kv_tok=kv_tok,
             # Each rank logs the bytes of its own share of a token.
             kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
@@ -196,6 +204,17 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
         tally.finish_reason = answer["finish_reason"]
         tally.terminated = True
     return Event(end, Kind.ANSWER, tally.n_output_usage - n_before)
+
+
+def _unless_none(name: str | None) -> str | None:
+    return None if name in (None, "None", "none") else name
+
+
+def _graphs(info: Mapping[str, Any]) -> str | None:
+    """For which batches decoding replays a CUDA graph; beyond them it runs eagerly."""
+    if info.get("disable_cudagraph") is None:
+        return None
+    return "off" if info["disable_cudagraph"] else f"up to {info.get('graph_max_batch_size')}"
 
 
 def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -48,6 +48,8 @@ from workloads.request import Request
 
 LAUNCHER_VARIABLE = "BURSTLINE_TGI_LAUNCHER"
 LAUNCHER = "text-generation-launcher"
+ROUND_TOK = 1024
+"""So many tokens a request gets at a time; then prompt and answer are queued again as one text."""
 DEFAULT_CONCURRENT = 128
 """TGI's own `--max-concurrent-requests`: what exceeds them is refused at once."""
 
@@ -81,6 +83,7 @@ class Tgi(Engine):
     admission = Admission(chunked_prefill=False, reserve_output=True)
     start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
     needs_weights = True
+    admission_flag = "--max-concurrent-requests"
     load_flags = frozenset({"--max-concurrent-requests"})
     how_to_get = (
         f"Use --container, or build it from https://github.com/huggingface/text-generation-inference and "
@@ -159,6 +162,26 @@ class Tgi(Engine):
         )
         return post(target, "/generate_stream", _without_none(asked))
 
+    def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:
+        notes = super().before_load(identity, n_at_once, longest_output_tok)
+        if longest_output_tok <= ROUND_TOK:
+            return notes
+        rounds = -(-longest_output_tok // ROUND_TOK)
+        note = (
+            f"TGI serves outputs beyond {ROUND_TOK:,} tokens in rounds of {ROUND_TOK:,}: after each round a "
+            f"request is queued and prefilled again, and {longest_output_tok:,} tokens would become "
+            f"{rounds * ROUND_TOK:,}. The client hangs up at the asked token; expect a gap at token "
+            f"{ROUND_TOK + 1:,}"
+        )
+        return (*notes, note)
+
+    def hang_up_at(self, request: Request) -> int | None:
+        """Beyond 1,024 tokens the router serves whole rounds of 1,024: nothing stops it at the asked one.
+
+        DEFAULT_GENERATION_LENGTH, router/src/validation.rs and router/src/infer/mod.rs, since 3.2.0.
+        """
+        return request.n_output_tok if request.n_output_tok > ROUND_TOK else None
+
     def decode(self, reply: HttpReply) -> Reply:
         """Errors of a stream, an overload too, come inside a reply of status 200."""
         return decode_reply(reply, _take)
@@ -172,13 +195,24 @@ class Tgi(Engine):
             version=info.get("version"),
             model=info.get("model_id"),
             max_model_len=info.get("max_total_tokens"),
-            dtype=info.get("model_dtype"),  # gone since 3.0
+            dtype=_dtype(_argument(said, "dtype")) or info.get("model_dtype"),  # the latter is gone since 3.0
             kv_tok=kv_tok or (int(blocks[1]) * int(blocks[2]) if blocks else None),
             kv_block_tok=int(blocks[2]) if blocks else None,
-            max_num_seqs=info.get("max_concurrent_requests"),
-            max_batched_tok=number(logged(said, r"max_batch_prefill_tokens: (?:Some\(\s*)?(\d+)")),
-            prefix_caching=_flag(logged(log, r"[Uu]sing prefix caching = (\w+)")),
-            tensor_parallel=number(logged(said, r"num_shard: (?:Some\(\s*)?(\d+)")),
+            max_input_tok=info.get("max_input_tokens"),
+            # /info does not tell the batch limit: max_concurrent_requests is the one of admission.
+            max_num_seqs=number(_argument(said, "max_batch_size")),
+            admission_limit=info.get("max_concurrent_requests"),
+            max_batched_tok=number(
+                _argument(said, "max_batch_prefill_tokens")
+                or logged(said, r"Default `max_batch_prefill_tokens` to (\d+)")
+            ),
+            quantization=(_argument(said, "quantize") or "none").lower() if said else None,
+            kv_dtype=_dtype(_argument(said, "kv_cache_dtype")) or _dtype(_argument(said, "dtype")),
+            chunked_prefill=_flag(logged(said, r"Using prefill chunking = (\w+)")),
+            attention=logged(said, r"Using [Aa]ttention =? ?([\w-]+)"),
+            system=logged(said, r"Detected system (\w+)"),
+            prefix_caching=_flag(logged(said, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
+            tensor_parallel=number(_argument(said, "num_shard")),
             raw={"info": info},
         )
 
@@ -203,6 +237,7 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
     """One event: one token. The last one, which carries the totals, is read through its published type."""
     if "token" not in answer:
         return _take_whole(tally, answer, end)
+    tally.overshoots = len(tally.events) >= ROUND_TOK
     if answer.get("details") is None:
         return Event(end, Kind.ANSWER, 1)
     return _read(tally, TextGenerationStreamOutput.parse_obj_as_instance(dict(answer)), end)
@@ -274,6 +309,20 @@ def _messages(log: str) -> list[str]:
         text = str(fields.get("message", line))
         messages += [level + text, *text.splitlines()] if level else text.splitlines()
     return messages
+
+
+def _argument(text: str, name: str) -> str | None:
+    """An argument's value in the launcher's `Args { ... }`, where it is `Some` over several lines."""
+    found = re.search(rf"\b{name}: (?:Some\(\s*)?\"?([\w./-]+)", text)
+    return None if found is None or found[1] == "None" else found[1]
+
+
+_DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "fp8_e4m3fn": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+
+
+def _dtype(name: str | None) -> str | None:
+    """The launcher prints variants of its own enumeration: `BFloat16`, `Fp8e4m3fn`."""
+    return None if name is None else _DTYPES.get(name.lower(), name.lower())
 
 
 def _flag(word: str | None) -> bool | None:

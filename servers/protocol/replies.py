@@ -35,6 +35,8 @@ class Tally:
         "n_output_ids",
         "n_output_usage",
         "n_prompt",
+        "overloaded",
+        "overshoots",
         "terminated",
         "texts",
         "times",
@@ -48,6 +50,7 @@ class Tally:
         self.n_cached: int | None = None
         self.finish_reason: str | None = None
         self.terminated = False
+        self.overshoots = self.overloaded = False
         self.error: str | None = None
         self.counting: bool | None = None
         self.texts: list[str] | None = []
@@ -66,6 +69,8 @@ class Tally:
             error=self.error,
             times=self.times,
             text=None if counted else "".join(self.texts or ()) or None,
+            overshoots=self.overshoots,
+            overloaded=self.overloaded,
         )
 
 
@@ -116,6 +121,7 @@ def _taken(tally: Tally, take: Take, answer: Any, end: int) -> Event:
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         said = f"not a reply of this engine: {answer!r:.300}"
     tally.error = tally.error or error_message(answer) or said
+    tally.overloaded = tally.overloaded or is_overload(answer)
     return Event(end, Kind.ERROR, None)
 
 
@@ -135,14 +141,23 @@ def error_message(answer: object) -> str | None:
     return error if isinstance(error, str) else orjson.dumps(error).decode()
 
 
+def is_overload(answer: object) -> bool:
+    """Whether an error says that there are too many requests: TGI's `error_type`, or its OpenAI message."""
+    if not isinstance(answer, dict):
+        return False
+    return answer.get("error_type") == "overloaded" or error_message(answer) == "Model is overloaded"
+
+
 def refusal(reply: HttpReply) -> Reply:
     """A reply whose status is not 200, with the server's own words; of a web page its title, if any."""
-    said = error_message(loads(reply.body))
+    answer = loads(reply.body)
+    said = error_message(answer)
     if said is None and (page := _TITLE.search(reply.body[:4096])):
         said = f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
     said = said or reply.body[:300].decode(errors="replace").strip()
     error = said or f"HTTP {reply.status} without a body"
-    return Reply([Event(len(reply.body), Kind.ERROR, None)], error=error)
+    event = Event(len(reply.body), Kind.ERROR, None)
+    return Reply([event], error=error, overloaded=is_overload(answer))
 
 
 def is_stream(reply: HttpReply) -> bool:

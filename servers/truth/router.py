@@ -159,7 +159,8 @@ class Desk:
             "/health": {},
             "/version": {"version": version("burstline")},
             "/v1/models": _models(self.house),
-            "/info": {"model_id": self.house.model, "router": "truth"},
+            "/info": _info(self.house),
+            "/get_server_info": _lightllm_info(self.house),
         }
         if path == "/metrics":
             text = metrics(self.counters, time.process_time()).encode()
@@ -167,6 +168,19 @@ class Desk:
         if path not in pages:
             return plain_reply(404, b'{"detail":"Not Found"}')
         return plain_reply(200, orjson.dumps(pages[path]))
+
+
+def _info(house: House) -> dict[str, Any]:
+    """As TGI tells its limits."""
+    limits = {"max_concurrent_requests": house.max_in_flight, "max_total_tokens": house.max_model_len}
+    return {"model_id": house.model, "router": "text-generation-router", "version": "3.3.7", **limits}
+
+
+def _lightllm_info(house: House) -> dict[str, Any]:
+    """As LightLLM tells its slots: the servers of the queue."""
+    slots = house.queue.n_servers if house.queue else 1000
+    types = {"data_type": "float32", "llm_kv_type": "None", "vocab_size": None}
+    return {"model_dir": house.model, "running_max_req_size": slots, "tp": 1, **types}
 
 
 def _models(house: House) -> dict[str, Any]:

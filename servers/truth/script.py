@@ -25,6 +25,8 @@ class Script:
       "cumulative": in every event; "lagging": in every event, one event behind but for the last; "null": the
       key is there and empty; "off": nowhere.
     - `finish`: the finish reason, None: none is ever given.
+    - `round_tok`: the server generates whole rounds of so many tokens where more than one round is asked for
+      (TGI: 1,024), and before each further round the request waits `round_gap_s` longer.
     Failures:
     - `status`: other than 200 refuses the request after `headers_s`; `message` is what errors say.
     - `fault`, when the event after `fault_after_tok` tokens would be due (-1: before the headers): "error"
@@ -62,10 +64,13 @@ class Script:
     drip_bytes: int = 0
     split_gap_s: float = 0.0005
     stamp: bool = True
+    round_tok: int | None = None
+    round_gap_s: float = 0.0
 
     def __post_init__(self) -> None:
         first_s = self.ttft_s if self.role_s is None else self.role_s
-        times_s = (self.headers_s, first_s, self.ttft_s, *self.gaps_s, *self.comments_s, self.split_gap_s)
+        gaps_s = (*self.gaps_s, self.split_gap_s, self.round_gap_s)
+        times_s = (self.headers_s, first_s, self.ttft_s, *gaps_s, *self.comments_s)
         faults = [
             (self.usage not in USAGE, f"usage {self.usage!r}: expected one of {', '.join(USAGE)}"),
             (self.fault not in (None, *FAULTS), f"fault {self.fault!r}: expected one of {', '.join(FAULTS)}"),
@@ -76,6 +81,7 @@ class Script:
             ),
             (not self.gaps_s or not self.tok_per_event, "gaps_s and tok_per_event need at least one value"),
             (any(n < 1 for n in self.tok_per_event), "tok_per_event: expected at least 1 token an event"),
+            (self.round_tok is not None and self.round_tok < 1, "round_tok: expected at least 1"),
             (not 100 < self.status < 600, f"status {self.status}: expected an HTTP status"),
             (self.n_tok is not None and self.n_tok < 0, f"n_tok {self.n_tok}: expected 0 or more"),
             (self.events_per_write < 1 or self.drip_bytes < 0, "events_per_write from 1, drip_bytes from 0"),
@@ -83,6 +89,14 @@ class Script:
         for wrong, message in faults:
             if wrong:
                 raise WorkloadError(f"script: {message}")
+
+    def served_tok(self, n_asked: int) -> int:
+        """How many tokens a request for so many gets."""
+        if self.n_tok is not None:
+            return self.n_tok
+        if self.round_tok is None or n_asked <= self.round_tok:
+            return n_asked
+        return -(-n_asked // self.round_tok) * self.round_tok
 
     @property
     def arranged(self) -> bool:

@@ -122,13 +122,21 @@ class _Track:
 def _timeless(script: Script) -> Script:
     """The same words at no particular times: replies that differ in nothing else share their bytes."""
     return replace(
-        script, headers_s=0.0, ttft_s=0.0, gaps_s=(0.0,), role_s=None if script.role_s is None else 0.0
+        script,
+        headers_s=0.0,
+        ttft_s=0.0,
+        gaps_s=(0.0,),
+        round_gap_s=0.0,
+        role_s=None if script.role_s is None else 0.0,
     )
 
 
 def _token_offsets_ns(script: Script, n_events: int) -> list[int]:
     gaps_ns = [to_ns(gap_s) for gap_s in script.gaps_s[: max(n_events - 1, 0)]]
     gaps_ns += [to_ns(script.gaps_s[-1])] * (n_events - 1 - len(gaps_ns))
+    if script.round_tok is not None and script.round_gap_s:
+        for i in range(script.round_tok - 1, len(gaps_ns), script.round_tok):
+            gaps_ns[i] += to_ns(script.round_gap_s)
     return list(accumulate(gaps_ns, initial=to_ns(script.ttft_s)))[:n_events]
 
 
@@ -136,7 +144,7 @@ def _stream(
     script: Script, ask: Ask, track: _Track, pace: Pace | None, status: int = 500
 ) -> tuple[list[Write], list[int], str]:
     """The writes of a streamed reply, one an event, their offsets, and how it ends."""
-    n_tok = ask.n_output_tok if script.n_tok is None else script.n_tok
+    n_tok = script.served_tok(ask.n_output_tok)
     n_fault = min(script.fault_after_tok, n_tok) if script.fault else n_tok
     track.grow(n_tok)
     n_all = bisect_left(track.befores, n_tok)
@@ -196,7 +204,7 @@ def _say(script: Script, ask: Ask, payload: Json, seq: int, mark: Mark) -> Write
 
 def _plain_scene(script: Script, ask: Ask, track: _Track, pace: Pace | None) -> Scene:
     """The whole reply at the moment its last token would have been streamed."""
-    n_tok = ask.n_output_tok if script.n_tok is None else script.n_tok
+    n_tok = script.served_tok(ask.n_output_tok)
     track.grow(n_tok)
     times_ns = (pace or list)(_token_offsets_ns(script, bisect_left(track.befores, n_tok)))
     body = orjson.dumps(DIALECTS[ask.dialect].plain(ask, script, n_tok))

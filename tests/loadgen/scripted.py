@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from servers.engine import Call, Target
+from servers.engine import Call, Engine, Target
 from workloads.request import Request
 
 Script = Callable[[asyncio.StreamWriter, "Asked"], Awaitable[None]]
@@ -98,7 +98,7 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-class FakeEngine:
+class FakeEngine(Engine):
     """Sends the prompt's text as the body."""
 
     name = "fake"

@@ -1,3 +1,4 @@
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -121,8 +122,25 @@ def test_it_identifies_a_server_from_recorded_replies_and_its_log() -> None:
         "tensor_parallel": 1,
         "version": None,
         "weight_bytes": None,
+        "kv_dtype": identity["dtype"],
     }
     assert {name: identity[name] for name in expected} == expected
+
+
+def test_the_text_none_is_no_data_type_of_the_kv_cache() -> None:
+    """`--llm_kv_type` is "None" by default, and every comparison of the KV cache's precision failed."""
+    assert json.loads(recorded("/get_server_info").body)["llm_kv_type"] == "None"
+    identity = ENGINE.identify(recorded, "")
+    assert identity.kv_dtype == identity.dtype == "bf16"
+
+
+def test_requests_beyond_its_slots_are_told_before_the_load() -> None:
+    (note,) = ENGINE.before_load(ENGINE.identify(recorded, ""), 40, 64)
+    assert note == (
+        "LightLLM has 8 slots: of 40 requests at once up to 32 wait in a queue that none of its metrics "
+        "shows. Pass --concurrency 8, or raise the server's limit (--running_max_req_size)"
+    )
+    assert ENGINE.before_load(ENGINE.identify(recorded, ""), 8, 64) == ()
 
 
 def test_without_a_log_its_kv_cache_is_what_the_user_gave() -> None:
@@ -136,6 +154,7 @@ def test_gauges_come_from_recorded_metrics_and_what_is_not_provided_is_none() ->
     latencies = gauges.pop("latencies")
     assert (latencies["ttft_count"], latencies["e2e_count"]) == (6, 6)
     assert latencies["ttft_sum"] < latencies["e2e_sum"]
+    assert gauges.pop("prefix_hit_tokens") == 0
     assert set(gauges.values()) == {None}
     running = 'lightllm_num_running_reqs{model_name="m"} 3.0\nlightllm_queue_size{model_name="m"} 2.0\n'
     assert (ENGINE.gauges(running).running, ENGINE.gauges(running).waiting) == (3, 2)

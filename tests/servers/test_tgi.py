@@ -10,8 +10,9 @@ import pytest
 from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
 from servers.engines import tgi
 from servers.engines.tgi import Tgi
+from servers.protocol.openai import decode_completion
 from tests.servers import documented as said
-from tests.servers.golden import http_reply
+from tests.servers.golden import GOLDEN, golden_reply, http_reply
 from workloads.request import Request, Sampling
 
 ENGINE = Tgi()
@@ -170,9 +171,44 @@ def test_where_it_is_not_installed_the_user_is_told_how_to_get_it(
 def test_it_identifies_a_server_by_its_info_and_its_log() -> None:
     identity = ENGINE.identify(info, LOG)
     assert (identity.version, identity.model, identity.max_model_len) == ("3.3.7", "/m", 4096)
-    assert (identity.kv_tok, identity.kv_block_tok, identity.max_num_seqs) == (43808, 1, 128)
+    assert (identity.kv_tok, identity.kv_block_tok) == (43808, 1)
+    assert (identity.admission_limit, identity.max_num_seqs) == (128, None)
     assert (identity.prefix_caching, identity.tensor_parallel, identity.max_batched_tok) == (True, 2, 8192)
     assert ENGINE.identify(info, "").kv_tok is None
+
+
+def test_what_a_real_launcher_logs_is_read_back() -> None:
+    log = (GOLDEN / "tgi" / "server.log").read_text()
+    identity = ENGINE.identify(lambda path: golden_reply("tgi/info.http"), log)
+    assert (identity.dtype, identity.kv_dtype, identity.quantization) == ("bfloat16", "bfloat16", "none")
+    assert (identity.max_batched_tok, identity.admission_limit, identity.max_num_seqs) == (4096, 4, None)
+    assert (identity.max_model_len, identity.max_input_tok) == (4096, 4095)
+    assert (identity.attention, identity.chunked_prefill) == ("flashdecoding-ipex", True)
+    assert identity.prefix_caching is False
+    limited = log.replace("max_batch_size: None", "max_batch_size: Some(\\n        128,\\n    )")
+    assert ENGINE.identify(lambda path: golden_reply("tgi/info.http"), limited).max_num_seqs == 128
+
+
+def test_what_exceeds_its_admission_limit_is_told_before_the_load() -> None:
+    identity = ENGINE.identify(lambda path: golden_reply("tgi/info.http"), "")
+    (note,) = ENGINE.before_load(identity, 200, 64)
+    assert note == (
+        "TGI admits 4 requests at once: of 200 it will refuse up to 196. Pass --concurrency 4, or raise the "
+        "server's limit (--max-concurrent-requests)"
+    )
+    assert ENGINE.before_load(identity, 4, 1024) == ()
+    (rounds,) = ENGINE.before_load(identity, 4, 1500)
+    assert "1,500 tokens would become 2,048" in rounds
+    assert "expect a gap at token 1,025" in rounds
+
+
+@pytest.mark.parametrize("name", ["generate_stream_overloaded", "completions_stream_overloaded"])
+def test_an_overload_inside_a_reply_of_status_200_is_a_refusal_by_overload(name: str) -> None:
+    raw = golden_reply(f"tgi/{name}.http")
+    reply = ENGINE.decode(raw) if name.startswith("generate") else decode_completion(raw)
+    assert reply.overloaded
+    assert reply.error == "Model is overloaded"
+    assert not ENGINE.decode(golden_reply("tgi/generate_stream_too_long.http")).overloaded
 
 
 def test_gauges_that_it_gives_and_those_it_does_not() -> None:

@@ -1,0 +1,83 @@
+"""What engines were seen to do, played by the known-truth server, and what a run makes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from loadgen.record.rundir import Run, open_run
+from servers.truth.rig import truth_server
+from servers.truth.router import House
+from servers.truth.script import Script
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One token a word, as the known-truth server counts a text."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    made = Tokenizer(models.WordLevel({"?": 0} | {f"w{i}": i + 1 for i in range(200)}, unk_token="?"))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
+    """What a whole run printed, what it told meanwhile, and its folder."""
+    argv = [sys.executable, "-m", "burstline", "run", "--no-certify", "--no-calibrate", "--out", str(out)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(out.with_name("cache"))}
+    done = subprocess.run([*argv, *words], env=environment, capture_output=True, text=True, timeout=100)
+    assert "Traceback" not in done.stderr, done.stderr
+    runs = list(out.iterdir()) if out.exists() else []
+    assert runs, done.stdout + done.stderr
+    return done.stdout, done.stderr, open_run(runs[0])
+
+
+def counts(run: Run) -> dict[str, int]:
+    assert run.summary is not None
+    return {name: n for name, n in run.summary["counts"].items() if n}
+
+
+def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_the_last_asked_token(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    rounds = Script(ttft_s=0.05, gaps_s=(0.001,), round_tok=1024, round_gap_s=0.6, text=" w1")
+    with truth_server(house=House((rounds,), native="tgi", max_model_len=4096)) as truth:
+        load = ("--requests", "16", "--prompt-tokens", "16", "--output-tokens", "1500")
+        where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
+        stdout, stderr, run = burstline(tmp_path / "runs", *where, *load)
+    assert "1,500 tokens would become 2,048. The client hangs up at the asked token" in stderr
+    assert counts(run) == {"planned": 16, "ok": 16}
+    records = run.records
+    assert set(records["output_tok"]) == {1500}
+    assert all(len(token_ns) == 1500 for token_ns in records["token_ns"])
+    assert (records["beyond_tok"] >= 0).all()
+    assert (records["beyond_tok"] < 548).all()  # hung up within 50 ms of the asked token
+    e2e_s = [(row.token_ns[1499] - row.due_ns) / 1e9 for row in records.itertuples()]
+    told = run.summary["metrics"]["e2e"]["p50"]["point"]
+    assert min(e2e_s) <= told <= max(e2e_s)
+    stalls = run.summary["stalls"]
+    assert (stalls["count"]["point"], stalls["token"]["point"]) == (16, 1025)
+    assert "Most stalls come before token" in (run.path / "report.html").read_text("utf-8")
+    assert "16 ok" in stdout
+
+
+def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    house = House((Script(ttft_s=0.3, text=" w1"),), native="tgi", max_in_flight=6)
+    with truth_server(house=house) as truth:
+        load = ("--requests", "20", "--prompt-tokens", "16", "--output-tokens", "8")
+        where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
+        stdout, stderr, run = burstline(tmp_path / "runs", *where, *load)
+    assert "TGI admits 6 requests at once: of 20 it will refuse up to 14. Pass --concurrency 6" in stderr
+    assert counts(run) == {"planned": 20, "ok": 6, "refused": 14}
+    assert "14 refused: overloaded" in stdout
+    assert "refused: the server is overloaded" in (run.path / "report.html").read_text("utf-8")
+    manifest = json.loads((run.path / "manifest.json").read_text())
+    assert any("will refuse up to 14" in note for note in manifest["server"]["notes"])
