@@ -24,6 +24,8 @@ from servers.host import child
 
 LEAD_S = 0.05
 """From the last driver's "ready" to the run's start: time for every driver to hear of it."""
+CLUSTER_LEAD_S = 1.0
+"""The same over a cluster: a message to each of hundreds of workers takes milliseconds."""
 TICK_S = 0.25
 PREPARING_LIMIT_S: Final = 120.0
 """How long no request may be prepared and no connection opened before the load has begun."""
@@ -106,6 +108,7 @@ class _Desk:
         self._pending = {conn: (k, process) for k, (process, conn) in enumerate(drivers)}
         self._counters, self._n_planned, self._on_tick = counters, n_planned, on_tick
         self._n_unready = len(drivers)
+        self._lead_s = LEAD_S if all(process.pid for process, _ in drivers) else CLUSTER_LEAD_S
         self._reports: list[DriveReport] = []
         self._t0_ns: int | None = None
         self._lost: dict[int, str] = {}
@@ -144,7 +147,7 @@ class _Desk:
             case ("ready",):
                 self._n_unready -= 1
                 if self._n_unready == 0 and self._stop_by_s is None:
-                    self._t0_ns = time.monotonic_ns() + int(LEAD_S * 1e9)
+                    self._t0_ns = time.monotonic_ns() + int(self._lead_s * 1e9)
                     self._tell(("go", self._t0_ns))
             case ("done", report):
                 self._reports.append(report)
