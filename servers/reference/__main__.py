@@ -20,6 +20,12 @@ def _options() -> argparse.Namespace:
     add("--max-num-batched-tokens", type=_count, default=2048, help="tokens computed in a step")
     add("--block-size", type=_count, default=16, help="tokens in a KV block")
     add("--kv-tokens", type=_count, default=163_840, help="capacity of the KV cache")
+    add(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the KV blocks of finished requests for prompts that begin alike",
+    )
     add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
     add("--threads", type=_count, default=1, help="cores to compute on; others are left to the clients")
     add("--step-log", type=Path, help="write what each step computed here, as JSON lines")

@@ -15,6 +15,7 @@ from servers.reference.completions import ApiError, Reader, Writer
 from servers.reference.engine import Engine, Output
 from servers.reference.metrics import Metrics
 from servers.reference.scheduler import Sequence
+from servers.reference.weights import Array
 from workloads.seeds import rng
 
 PROMETHEUS = {"content-type": CONTENT_TYPE_LATEST}
@@ -32,6 +33,9 @@ class Api:
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/v1/embeddings", self._embed, methods=["POST"]),
+                Route("/rerank", self._rerank, methods=["POST"]),
+                Route("/v1/rerank", self._rerank, methods=["POST"]),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/v1/models", lambda _: JSONResponse({"object": "list", "data": [card]})),
                 Route("/health", lambda _: Response(status_code=503 if engine.failure else 200)),
@@ -44,12 +48,10 @@ class Api:
         )
 
     async def _complete(self, request: Request) -> Response:
-        if self._engine.failure:
-            raise ApiError(f"the engine has failed: {self._engine.failure}", status=503)
-        body = self._reader.parse(await request.body())
+        body = self._parsed(await request.body())
         self._n_asked += 1
         sequence = self._reader.sequence(body, unseeded=rng(self._seed, f"request {self._n_asked}"))
-        writer = Writer(body, list(sequence.ids), self._reader)
+        writer = Writer(body, sequence, self._reader)
         kind = "text/event-stream" if writer.streams else "application/json"
         return StreamingResponse(self._answer(sequence, writer), media_type=kind)
 
@@ -68,6 +70,60 @@ class Api:
                 yield b"".join(due)
         finally:
             self._engine.abort(sequence)
+
+    async def _embed(self, request: Request) -> Response:
+        """A vector for each prompt: the last token's final hidden state, at length 1."""
+        body = self._parsed(await request.body())
+        if body.get("encoding_format") not in (None, "float"):
+            raise ApiError(
+                "encoding_format: only float is offered by the reference engine", "encoding_format"
+            )
+        prompts = body.get("input")
+        if isinstance(prompts, str) or (isinstance(prompts, list) and prompts and type(prompts[0]) is int):
+            prompts = [prompts]
+        if not isinstance(prompts, list) or not prompts:
+            raise ApiError("input must be a text, a list of token ids, or a list of either", "input")
+        sequences = [self._reader.embedded({"prompt": prompt}) for prompt in prompts]
+        states = await asyncio.gather(*map(self._state, sequences))
+        rows = [
+            {"object": "embedding", "index": k, "embedding": state.tolist()} for k, state in enumerate(states)
+        ]
+        n_tok = sum(sequence.n_prompt for sequence in sequences)
+        usage = {"prompt_tokens": n_tok, "total_tokens": n_tok}
+        answer = {"object": "list", "model": self._reader.served_name, "data": rows, "usage": usage}
+        return JSONResponse(answer)
+
+    async def _rerank(self, request: Request) -> Response:
+        """Documents by their embeddings' cosine with the query's, as in vLLM with an embedding model."""
+        body = self._parsed(await request.body())
+        texts = [body.get("query"), *(body.get("documents") or ())]
+        if len(texts) < 2 or not all(isinstance(text, str) and text for text in texts):
+            raise ApiError("expected a query and a list of documents, all of them texts", "documents")
+        sequences = [self._reader.embedded({"prompt": text}) for text in texts]
+        query, *states = await asyncio.gather(*map(self._state, sequences))
+        scores = [float(query @ state) for state in states]
+        order = sorted(range(len(scores)), key=lambda k: -scores[k])[: body.get("top_n") or None]
+        rows = [{"index": k, "document": {"text": texts[k + 1]}, "relevance_score": scores[k]} for k in order]
+        n_tok = sum(sequence.n_prompt for sequence in sequences)
+        usage = {"prompt_tokens": n_tok, "total_tokens": n_tok}
+        return JSONResponse({"model": self._reader.served_name, "results": rows, "usage": usage})
+
+    def _parsed(self, raw: bytes) -> dict[str, Any]:
+        if self._engine.failure:
+            raise ApiError(f"the engine has failed: {self._engine.failure}", status=503)
+        return self._reader.parse(raw)
+
+    async def _state(self, sequence: Sequence) -> Array:
+        """What the engine computes of a sequence that asks for its hidden state."""
+        sequence.sink = queue = asyncio.Queue[tuple[Array | None, str | None]]()
+        self._engine.submit(sequence)
+        try:
+            state, reason = await queue.get()
+        finally:
+            self._engine.abort(sequence)
+        if state is None:
+            raise ApiError(f"the engine gave up: {reason}", status=503)
+        return state
 
     async def _tokenize(self, request: Request) -> Response:
         ids = self._reader.prompt_ids(self._reader.parse(await request.body()))

@@ -74,6 +74,14 @@ class Reader:
             raise ApiError(f"Token id {wrong} is out of vocabulary (0 to {self.vocab_size - 1})", "prompt")
         return prompt
 
+    def embedded(self, body: Mapping[str, Any]) -> Sequence:
+        """A prompt whose last hidden state is wanted."""
+        ids = self.prompt_ids(body)
+        if len(ids) > self.max_model_len:
+            message = f"This model's maximum context length is {self.max_model_len} tokens, not {len(ids)}."
+            raise ApiError(message, "input")
+        return Sequence(ids, 1, embed=True, arrived_ns=time.monotonic_ns())
+
     def sequence(self, body: Mapping[str, Any], unseeded: np.random.Generator) -> Sequence:
         """What is to be computed, drawing from `unseeded` where the body brings no seed."""
         for name, neutral in NOT_OFFERED.items():
@@ -114,7 +122,7 @@ def _number(body: Mapping[str, Any], name: str, default: Any, low: float, high: 
 class Writer:
     """The bytes of one answer: an event with every token where it is streamed, else all with the last."""
 
-    def __init__(self, body: Mapping[str, Any], prompt_ids: list[int], reader: Reader) -> None:
+    def __init__(self, body: Mapping[str, Any], sequence: Sequence, reader: Reader) -> None:
         options = body.get("stream_options") or {}
         if not isinstance(options, dict):
             raise ApiError(f"stream_options is {options!r}, expected an object", "stream_options")
@@ -123,7 +131,7 @@ class Writer:
         self._usage_always = self._usage_at_end and bool(options.get("continuous_usage_stats"))
         now, self._head = int(datetime.now(UTC).timestamp()), dict[str, Any](id=f"cmpl-{uuid4().hex[:16]}")
         self._head |= {"object": "text_completion", "created": now, "model": reader.served_name}
-        self._prompt_ids, self._n_output = prompt_ids, 0
+        self._sequence, self._prompt_ids, self._n_output = sequence, list(sequence.ids), 0
         self._decoder, self._text, self._ids = TextStream(reader.tokenizer), "", list[int]()
 
     def write(self, token: int | None, finish_reason: str | None) -> bytes:
@@ -140,7 +148,10 @@ class Writer:
             choice |= {"token_ids": self._ids, "prompt_token_ids": self._prompt_ids if first else None}
         self._text, self._ids = "", []
         n_in, n_out = len(self._prompt_ids), self._n_output
-        usage = {"prompt_tokens": n_in, "total_tokens": n_in + n_out, "completion_tokens": n_out}
+        usage: dict[str, Any] = {"prompt_tokens": n_in, "total_tokens": n_in + n_out}
+        n_cached = self._sequence.n_cached
+        usage["completion_tokens"] = n_out
+        usage["prompt_tokens_details"] = None if n_cached is None else {"cached_tokens": n_cached}
         answer = {**self._head, "choices": [choice]}
         if self._usage_always or not self.streams:
             answer["usage"] = usage

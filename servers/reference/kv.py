@@ -1,5 +1,6 @@
-"""The KV cache: fixed blocks of tokens, handed out from a free list, reached through block tables."""
+"""The KV cache: fixed blocks of tokens, reached through block tables, kept after use for equal prefixes."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,22 +13,69 @@ Index = npt.NDArray[np.intp]
 
 
 class BlockPool:
-    """Which blocks are free. A block belongs to one sequence or to the free list, never to both."""
+    """Which blocks are in use, by how many sequences, and which free ones still hold a known prefix.
 
-    def __init__(self, n_blocks: int) -> None:
-        self.n_blocks, self._free = n_blocks, list(reversed(range(n_blocks)))
+    Its content is named by the hash of its tokens and of all that stands before them. A free block keeps
+    its content until it is needed for something else; the one free for longest goes first (as in vLLM).
+    """
+
+    def __init__(self, n_blocks: int, *, caches: bool = True) -> None:
+        self.n_blocks, self.caches = n_blocks, caches
+        self._blank = list(reversed(range(n_blocks)))
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        self._n_users: dict[int, int] = {}
+        self._block_of: dict[int, int] = {}
+        self._hash_of: dict[int, int] = {}
 
     @property
     def n_free(self) -> int:
-        return len(self._free)
+        return len(self._blank) + len(self._kept)
 
     def take(self, n: int) -> list[int] | None:
-        """`n` blocks, or None (and nothing taken) where fewer are free."""
-        return [self._free.pop() for _ in range(n)] if n <= self.n_free else None
+        """`n` blocks of no content, or None (and nothing taken) where fewer are free."""
+        if n > self.n_free:
+            return None
+        blocks = [self._blank.pop() if self._blank else self._evicted() for _ in range(n)]
+        self._n_users.update(dict.fromkeys(blocks, 1))
+        return blocks
+
+    def _evicted(self) -> int:
+        block, _ = self._kept.popitem(last=False)
+        del self._block_of[self._hash_of.pop(block)]
+        return block
+
+    def share(self, hashes: Sequence[int]) -> list[int]:
+        """The blocks that hold the longest known beginning of a chain of hashes, now used once more."""
+        blocks = []
+        for known in hashes:
+            block = self._block_of.get(known)
+            if block is None:
+                break
+            self._kept.pop(block, None)
+            self._n_users[block] = self._n_users.get(block, 0) + 1
+            blocks.append(block)
+        return blocks
+
+    def name(self, block: int, content: int) -> None:
+        """Have a block that was computed found by its content; where another has the same, that one stays."""
+        if self.caches and content not in self._block_of and block not in self._hash_of:
+            self._block_of[content], self._hash_of[block] = block, content
 
     def give_back(self, blocks: list[int]) -> None:
-        """Free a sequence's whole table; its list is emptied, so that it cannot be freed twice."""
-        self._free.extend(reversed(blocks))
+        """One user less of each; the list is emptied, so that it cannot be freed twice.
+
+        The last block goes first where room is needed: a prefix is of use without its end, not without its
+        beginning.
+        """
+        for block in reversed(blocks):
+            self._n_users[block] -= 1
+            if self._n_users[block]:
+                continue
+            del self._n_users[block]
+            if block in self._hash_of:
+                self._kept[block] = None
+            else:
+                self._blank.append(block)
         blocks.clear()
 
 

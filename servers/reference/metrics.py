@@ -36,6 +36,8 @@ class Metrics(Collector):
             (Gauge, "cache_config_info", "The KV cache.", [(self._cache, 1)]),
             (Counter, "num_preemptions", "Requests that lost their blocks.", [({}, scheduler.n_preemptions)]),
             (Counter, "prompt_tokens", "Prompt tokens up to a first token.", [({}, n_prompt_tok)]),
+            (Counter, "prefix_cache_queries", "Prompt tokens looked up.", [({}, scheduler.n_queried_tok)]),
+            (Counter, "prefix_cache_hits", "Prompt tokens found cached.", [({}, scheduler.n_hit_tok)]),
             (Counter, "generation_tokens", "Tokens generated.", [({}, n_output_tok)]),
             (Counter, "request_success", "Requests ended.", ended),
         ):

@@ -14,7 +14,9 @@ from workloads.request import GREEDY, Sampling
 class Sequence:
     """One request on its way: `ids` are prompt and output so far, of which `n_computed` are in the KV cache.
 
-    `sink` is whoever waits for its tokens; the scheduler only carries it.
+    `n_cached` prompt tokens were found in the cache when it was first admitted. `hashes` name the contents of
+    its whole blocks. With `embed` its last hidden state is wanted instead of tokens. `sink` is whoever waits
+    for its tokens; the scheduler only carries it.
     """
 
     ids: list[int]
@@ -27,6 +29,9 @@ class Sequence:
     arrived_ns: int = 0
     n_prompt: int = field(init=False)
     n_computed: int = 0
+    n_cached: int | None = None
+    embed: bool = False
+    hashes: list[int] = field(default_factory=list)
     table: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +66,7 @@ class Scheduler:
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
-        self.n_preemptions = 0
+        self.n_preemptions = self.n_queried_tok = self.n_hit_tok = 0
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.append(sequence)
@@ -87,12 +92,49 @@ class Scheduler:
             budget -= shares[-1].n
         while budget and self.waiting and len(self.running) < self.max_num_seqs:
             # Room for the whole prompt at once: only decoding can then run out of blocks.
-            if self.n_preemptions > n_preempted or not self._has_room(self.waiting[0]):
+            if self.n_preemptions > n_preempted or not self._admitted(self.waiting[0]):
                 break
             self.running.append(self.waiting.popleft())
             shares.append(_share(self.running[-1], budget))
             budget -= shares[-1].n
         return shares
+
+    def _admitted(self, sequence: Sequence) -> bool:
+        """Give a new sequence the blocks that the cache has of it, and room for the rest; or nothing at all.
+
+        The last token is always computed: the next one follows from it.
+        """
+        if self.pool.caches:
+            n_blocks = (len(sequence.ids) - 1) // self.block_size
+            sequence.table.extend(self.pool.share(self._hashes(sequence, n_blocks)))
+        n_found = len(sequence.table) * self.block_size
+        if not self._has_room(sequence):
+            self.pool.give_back(sequence.table)
+            return False
+        sequence.n_computed = n_found
+        if self.pool.caches and sequence.n_cached is None:
+            sequence.n_cached = n_found
+            self.n_queried_tok += sequence.n_prompt
+            self.n_hit_tok += n_found
+        return True
+
+    def computed(self, sequence: Sequence, n: int) -> None:
+        """`n` more of its tokens are in the cache: blocks that are whole by that can be shared."""
+        before = sequence.n_computed // self.block_size
+        sequence.n_computed += n
+        after = sequence.n_computed // self.block_size
+        if self.pool.caches and after > before:
+            hashes = self._hashes(sequence, after)
+            for k in range(before, after):
+                self.pool.name(sequence.table[k], hashes[k])
+
+    def _hashes(self, sequence: Sequence, n_blocks: int) -> list[int]:
+        """The contents of its first blocks, each named by its tokens and the block before it."""
+        hashes, size = sequence.hashes, self.block_size
+        while len(hashes) < n_blocks:
+            at = len(hashes) * size
+            hashes.append(hash((hashes[-1] if hashes else 0, *sequence.ids[at : at + size])))
+        return hashes[:n_blocks]
 
     def _has_room(self, sequence: Sequence) -> bool:
         """Give it the blocks it lacks for all its ids; False, and none given, where too few are free."""

@@ -69,12 +69,12 @@ def _load(options: argparse.Namespace) -> tuple[Api, Engine]:
         "kv_cache_size_tokens": n_blocks * options.block_size,
         "kv_cache_memory_bytes": kv.n_bytes(),
         "cache_dtype": "float32",
-        "enable_prefix_caching": False,
+        "enable_prefix_caching": options.enable_prefix_caching,
         "threads": options.threads,
         "config": dataclasses.asdict(config),
     }
     log = StepLog(options.step_log, {**info, "gemms": GEMMS}) if options.step_log else None
-    pool, budget = BlockPool(n_blocks), options.max_num_batched_tokens
+    pool, budget = BlockPool(n_blocks, caches=options.enable_prefix_caching), options.max_num_batched_tokens
     scheduler = Scheduler(pool, options.block_size, options.max_num_seqs, budget)
     engine = Engine(Model(config, weights), kv, scheduler, log)
     reader = Reader(name, max_model_len, config.vocab_size, tokenizer.load(folder, config.vocab_size))

@@ -44,4 +44,4 @@ def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_p
     assert len(records) == n
     assert (records["outcome"] == "ok").all()
     assert (records["prompt_tok"] == records["planned_prompt_tok"]).all()
-    assert run.plan.sha256 == run.manifest["plan_sha256"]
+    assert run.plan.sha256 == run.manifest.plan_sha256

@@ -12,8 +12,9 @@ BLOCK = 4
 
 def check(scheduler: Scheduler, shares: list[Share]) -> None:
     """What must hold after every call of schedule()."""
-    held = [block for sequence in scheduler.running for block in sequence.table]
-    assert len(held) == len(set(held))
+    tables = [sequence.table for sequence in scheduler.running]
+    assert all(len(table) == len(set(table)) for table in tables)
+    held = {block for table in tables for block in table}  # prompts that begin alike share blocks
     assert len(held) + scheduler.pool.n_free == scheduler.pool.n_blocks
     assert all(not sequence.table and not sequence.n_computed for sequence in scheduler.waiting)
     assert sum(share.n for share in shares) <= scheduler.max_num_batched_tokens
@@ -28,7 +29,7 @@ def check(scheduler: Scheduler, shares: list[Share]) -> None:
 def advance(scheduler: Scheduler, shares: list[Share]) -> None:
     """Do as the engine does, without a model: computed, one token more, the finished leave."""
     for share in shares:
-        share.sequence.n_computed += share.n
+        scheduler.computed(share.sequence, share.n)
         if share.samples:
             share.sequence.ids.append(0)
             if share.sequence.n_output == share.sequence.max_tokens:

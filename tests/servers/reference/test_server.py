@@ -102,7 +102,9 @@ def test_a_plain_answer_has_vllms_shape(client: httpx.Client) -> None:
         "text_completion",
         client.get("/v1/models").json()["data"][0]["id"],
     )
-    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 9, "completion_tokens": 6}
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 9, "completion_tokens": 6} | {
+        "prompt_tokens_details": {"cached_tokens": 0}
+    }
     assert (choice["finish_reason"], choice["token_ids"], choice["prompt_token_ids"]) == (
         "length",
         None,
@@ -266,6 +268,46 @@ def test_a_text_is_counted_by_its_own_tokenizer(client: httpx.Client) -> None:
     assert REFERENCE.count_tokens(text, ask, target) == len(known)
 
 
+def test_a_prompt_that_begins_like_an_earlier_one_is_partly_cached_and_counted(client: httpx.Client) -> None:
+    def counters() -> list[float]:
+        lines = client.get("/metrics").text.splitlines()
+        names = ("vllm:prefix_cache_queries_total{", "vllm:prefix_cache_hits_total{")
+        return [float(line.split()[-1]) for name in names for line in lines if line.startswith(name)]
+
+    def ask(prompt: list[int]) -> dict:
+        body = IDS | {"prompt": prompt}
+        return client.post("/v1/completions", json=body).json()
+
+    queries, hits = counters()
+    long = [(7 * k) % 290 + 1 for k in range(50)]
+    first, again, other = ask(long), ask(long), ask([*long[:40], 3, 3, 3])
+    cached = [reply["usage"]["prompt_tokens_details"]["cached_tokens"] for reply in (first, again, other)]
+    assert cached == [0, 48, 32]
+    assert first["choices"][0]["text"] == again["choices"][0]["text"]
+    assert counters() == [queries + 143, hits + 80]
+
+
+def test_an_embedding_is_a_unit_vector_that_depends_on_the_prompt_alone(client: httpx.Client) -> None:
+    reply = client.post("/v1/embeddings", json={"input": [[5, 6, 7], [9, 8], [5, 6, 7]]}).json()
+    one, two, again = (np.array(row["embedding"]) for row in reply["data"])
+    assert reply["usage"] == {"prompt_tokens": 8, "total_tokens": 8}
+    assert one == pytest.approx(again, abs=1e-5)
+    assert np.linalg.norm(one) == pytest.approx(1, abs=1e-5)
+    assert abs(one @ two) < 0.999
+    assert client.post("/v1/embeddings", json={"input": []}).status_code == 400
+    assert client.post("/v1/embeddings", json={"input": "a", "encoding_format": "base64"}).status_code == 400
+
+
+def test_documents_are_ranked_by_their_likeness_to_the_query(client: httpx.Client) -> None:
+    body = {"query": " a b c", "documents": [" x y", " a b c", " q"]}
+    reply = client.post("/rerank", json=body).json()
+    scores = [row["relevance_score"] for row in reply["results"]]
+    assert reply["results"][0]["index"] == 1
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] == pytest.approx(1, abs=1e-5)
+    assert len(client.post("/v1/rerank", json=body | {"top_n": 1}).json()["results"]) == 1
+
+
 def test_the_step_log_of_a_live_server_holds_every_token(
     client: httpx.Client, server: tuple[str, Path]
 ) -> None:
@@ -285,7 +327,7 @@ def test_the_adapter_asks_reads_and_identifies(client: httpx.Client) -> None:
     identity = REFERENCE.identify(get, "")
     assert (identity.kv_tok, identity.max_num_seqs, identity.max_batched_tok) == (384, 4, 64)
     assert (identity.vocab_size, identity.max_model_len, identity.dtype) == (300, 256, "float32")
-    assert (identity.kv_dtype, identity.kv_block_tok, identity.prefix_caching) == ("float32", 16, False)
+    assert (identity.kv_dtype, identity.kv_block_tok, identity.prefix_caching) == ("float32", 16, True)
     assert (identity.engine, identity.tensor_parallel) == ("reference", 1)
     assert identity.kv_bytes == 384 * 2 * 2 * 2 * 8 * 4
     target = Target(str(client.base_url), client.get("/v1/models").json()["data"][0]["id"])
