@@ -15,15 +15,17 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from workloads.lengths import Lengths
 from workloads.request import Request, RequestKind, WorkloadError
 from workloads.rows import Row, read_rows
 from workloads.seeds import rng
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
     "prompt": ("prompt", "question", "instruction", "text", "query"),

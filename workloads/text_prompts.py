@@ -11,13 +11,16 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from workloads.plan import Plan
 from workloads.request import Request, WorkloadError
 from workloads.seeds import rng
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 N_SALT_WORDS = 8
 MAX_WORDS = 4096

@@ -147,7 +147,7 @@ def _check_what_comes_after(settings: Settings) -> None:
 
         for target in settings.targets:
             parse_goal(target)
-    if settings.hints != Hints():
+    if settings.hints.device or settings.hints.model_config:
         from burstline.machine.hardware import check_hints
 
         check_hints(settings.hints)
@@ -243,7 +243,10 @@ def _watched(
     ) as watcher:
 
         def while_drivers_prepare(pids: list[int]) -> None:
+            from loadgen.record.arrow import keep_pandas_out
+
             watcher.add_clients(pids)
+            keep_pandas_out()
             run.save_plan(plan)
             run.save_manifest(replace(run.manifest, **_software_and_devices()))
 

@@ -9,6 +9,7 @@ from typing import Any
 from burstline.machine.roofline_input import beside_others, reconciled, suspect
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
+from loadgen.record.arrow import keep_pandas_out
 from loadgen.record.decode import decode_run
 from loadgen.record.manifest import Status
 from loadgen.record.rundir import RunDir, open_run
@@ -28,6 +29,7 @@ def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[Driv
 
 def write_report(run: RunDir) -> dict[str, Any]:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
+    keep_pandas_out()
     opened = open_run(run.path)
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))

@@ -124,6 +124,10 @@ def _config_at(name: str) -> dict[str, Any]:
 
 
 def _in_hub_cache(name: str) -> Path | None:
+    from huggingface_hub import constants  # a light module; the rest of the library takes half a second
+
+    if not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
+        return None
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -16,7 +16,6 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import orjson
-from scipy.optimize import nnls
 
 from burstline.bench.fire import DriverDiedError, fire
 from burstline.bench.load_options import Wish, checked, job_of
@@ -108,6 +107,8 @@ def fit_of(log: Log) -> HostFit | None:
     beside_ns = spent_ns - of_token_ns * np.where(prompt_tok > 0, decode_tok, n_tok)
     weight = n_tok[tail] ** -0.5
     parts = np.stack([weight, weight * n_tok[tail]], axis=1)
+    from scipy.optimize import nnls  # here: it takes half a second, and every run imports this module
+
     step_ns, token_ns = nnls(parts, weight * beside_ns[tail])[0]
     of_prompt_ns = _undisturbed(kernel_ns[head] - of_token_ns * decode_tok[head], prompt_tok[head])
     beside_ns -= step_ns + token_ns * n_tok + of_prompt_ns * prompt_tok

@@ -42,9 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loadgen.record.arrow import keep_pandas_out
     from loadgen.record.rundir import open_run
     from workloads.request import WorkloadError
 
+    keep_pandas_out()
     runs = [open_run(path) for path in args.runs]
     if len(runs) < 2:
         raise WorkloadError("one run cannot be compared: name two or more")

@@ -14,9 +14,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from loadgen.metrics.summary import summarize_run
+    from loadgen.record.arrow import keep_pandas_out
     from loadgen.record.rundir import open_run
     from reports.formats.text import show
 
+    keep_pandas_out()
     run = open_run(args.run)
     if args.json:
         summary = run.summary or summarize_run(run)

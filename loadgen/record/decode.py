@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from loadgen.record.arrow import keep_pandas_out
 from loadgen.record.capture import Capture, reply_limit_bytes
 from loadgen.record.capture_store import DamagedCapturesError, OnDamage, read_captures, refuse
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
@@ -145,6 +146,7 @@ def main() -> None:
     if not task:
         return
     child.end_with_parent()
+    keep_pandas_out()
     directory, decode = Path(task["directory"]), pickle.loads(base64.b64decode(task["decode"]))  # noqa: S301 the parent's own
     requests, _ = _read_asked(directory)
     captures = read_captures(directory / "captures", max_bytes=capture_limit_bytes(requests))
@@ -162,17 +164,23 @@ def main() -> None:
 
 def _read_counts(directory: Path) -> dict[int, Counts]:
     path = directory / "counts.parquet"
-    return counts_of(pq.read_table(path)) if path.exists() else {}
+    return counts_of(_read_table(path)) if path.exists() else {}
 
 
 def _n_cpus() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
+def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    # pq.read_table would import pyarrow.dataset as well.
+    with pq.ParquetFile(path) as file:
+        return file.read(columns=columns)
+
+
 def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
     """The plan's requests without their prompts, and when each was due."""
-    names = [name for name in pq.read_schema(directory / "plan.parquet").names if name in WITHOUT_PROMPTS]
-    table = pq.read_table(directory / "plan.parquet", columns=names)
+    path = directory / "plan.parquet"
+    table = _read_table(path, [name for name in pq.read_schema(path).names if name in WITHOUT_PROMPTS])
     return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())
 
 

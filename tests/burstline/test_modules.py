@@ -1,0 +1,96 @@
+"""What each process of a run imports: these lists may only shrink, for each import delays every run.
+
+What is not on a list and is imported all the same fails the test, and so does what is on it for no reason.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+from tests.modules_probe.run import Loaded, loaded_by_a_run
+
+LOAD: Final = ("--requests", "8", "--prompt-tokens", "16", "--output-tokens", "3")
+SLOW: Final = Script(ttft_s=1.5, gaps_s=(0.05,))
+
+FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
+    ("main", "load"): frozenset({"dateutil", "numpy", "orjson", "psutil", "pyarrow", "pynvml", "zstandard"}),
+    ("driver", "load"): frozenset({"numpy", "orjson", "zstandard"}),
+    ("watcher", "load"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
+    ("driver", "exit"): frozenset({"numpy", "orjson", "zstandard"}),
+    ("watcher", "exit"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
+    ("decoder", "exit"): frozenset({"dateutil", "numpy", "orjson", "pyarrow", "zstandard"}),
+    ("keeper", "exit"): frozenset({"psutil"}),
+}
+"""By process and moment, the top names of all that is neither Burstline's nor the standard library's."""
+
+MOST: Final[Mapping[tuple[str, str], int]] = {
+    ("main", "load"): 480,
+    ("driver", "load"): 360,
+    ("watcher", "load"): 380,
+    ("decoder", "exit"): 380,
+    ("keeper", "exit"): 140,
+    ("main", "exit"): 950,
+}
+"""Modules in all, a little above what CPython 3.11 needs: other versions divide theirs otherwise."""
+
+NEVER: Final = {"pandas", "scipy.stats", "scipy.optimize", "matplotlib.pyplot", "httpx"}
+NEVER_BEFORE_THE_REPORT: Final = NEVER | {"scipy", "matplotlib", "huggingface_hub", "tokenizers", "rich"}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Loaded]:
+    """One run at a server that is there, and one that starts its own, for the keeper."""
+    if sys.platform != "linux":
+        pytest.skip("processes are asked through /proc")
+    with truth_server(SLOW, thread=True) as truth:
+        attached = loaded_by_a_run(truth, tmp_path_factory.mktemp("attached"), LOAD)
+    started = loaded_by_a_run(None, tmp_path_factory.mktemp("started"), LOAD)
+    keeper = [each for each in started if each.role == "keeper"]
+    return {(each.role, each.moment): each for each in (*keeper, *attached)}
+
+
+@pytest.mark.parametrize(("role", "moment"), FOREIGN)
+def test_a_process_imports_what_it_uses_and_no_more(
+    processes: dict[tuple[str, str], Loaded], role: str, moment: str
+) -> None:
+    assert processes[role, moment].foreign == FOREIGN[role, moment]
+
+
+@pytest.mark.parametrize(("role", "moment"), MOST)
+def test_a_process_imports_few_modules(
+    processes: dict[tuple[str, str], Loaded], role: str, moment: str
+) -> None:
+    assert len(processes[role, moment].modules) <= MOST[role, moment]
+
+
+def test_nothing_that_only_the_report_needs_is_imported_before_the_last_token(
+    processes: dict[tuple[str, str], Loaded],
+) -> None:
+    during = [each for (_, moment), each in processes.items() if moment == "load"]
+    assert {each.role for each in during} == {"main", "driver", "watcher"}
+    for each in during:
+        assert not NEVER_BEFORE_THE_REPORT & each.modules, each.role
+
+
+def test_a_run_never_imports_what_frames_and_notebooks_need(
+    processes: dict[tuple[str, str], Loaded],
+) -> None:
+    for each in processes.values():
+        assert not NEVER & each.modules, each.role
+
+
+def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None:
+    from loadgen.record.arrow import keep_pandas_out
+    from loadgen.record.tables import telemetry_table
+    from servers.host.telemetry import Row
+
+    keep_pandas_out()
+    frame = telemetry_table([Row(5, "server", "rss_bytes", None, "gone")]).to_pandas()
+    assert frame["value"].isna().tolist() == [True]
