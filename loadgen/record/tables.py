@@ -40,6 +40,9 @@ RECORDS: Final = pa.schema(
         "n_reads": pa.int64(),
         "error": pa.string(),
         "beyond_tok": pa.int64(),
+        "server_queue_s": pa.float64(),
+        "server_prefill_s": pa.float64(),
+        "server_first_token_s": pa.float64(),
     }
 )
 
