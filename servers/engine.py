@@ -425,6 +425,8 @@ class Engine:
     """Its flag for how many requests it admits."""
     slots_flag: str | None = None
     """Its flag for how many requests it decodes at once."""
+    counters_settle_s: float = 0.1
+    """How long its counters must not have moved after a load to be complete."""
     load_flags: frozenset[str] = frozenset()
     """Flags that the adapter sets to the number of requests at once."""
 

@@ -10,6 +10,7 @@ import platform
 import shlex
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -26,6 +27,7 @@ from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
 from burstline.bench.server_session import Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.telemetry_tail import Live
+from burstline.bench.vital_signs import VitalSigns
 from burstline.bench.vocabulary import ASSUMED
 from burstline.interrupt import terminable, uninterrupted
 from burstline.machine import host_facts
@@ -53,6 +55,10 @@ from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
     from burstline.cluster.workers import RayOptions
+
+
+LATE_S = 0.5
+"""Counters that need longer to stand still are let settle before the load, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,10 +229,11 @@ def _watched(
     drivers: Drivers | None,
 ) -> Fired:
     telemetry = run.path / "telemetry.jsonl"
-    live = Live(telemetry)
+    live, signs = Live(telemetry), VitalSigns(site, progress.phase)
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()
+        signs.look(snapshot)
         progress.update(replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes))
 
     job = job_of(
@@ -238,6 +245,8 @@ def _watched(
         captures=run.captures,
         counters=run.path / "counters",
     )
+    if site.engine.metrics_path is not None and site.engine.counters_settle_s > LATE_S:
+        time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
     with start_watcher(
         telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
     ) as watcher:
@@ -249,9 +258,14 @@ def _watched(
             keep_pandas_out()
             run.save_plan(plan)
             run.save_manifest(replace(run.manifest, **_software_and_devices()))
+            if site.engine.metrics_path is not None and not watcher.await_baseline():
+                progress.phase("The server's metrics did not answer: its counters are not used")
 
         done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
-    fired = Fired(done, _why_the_server_ended(site))
+    fired = Fired(done, signs.death())
+    if signs.silences and run.manifest.server is not None:
+        notes = (*run.manifest.server.notes, *signs.silences)
+        run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
     with uninterrupted():
         error = fired.engine_error or (str(done.error) if done.error else None)
         run.save_manifest(replace(run.manifest, drivers=tuple(done.reports), error=error))
@@ -264,13 +278,6 @@ def _keep_telemetry(run: RunDir, path: Path, t0_ns: int) -> None:
     """What the watcher saw, on the run's clock."""
     run.save_telemetry(load_telemetry(path), t0_ns)
     path.unlink()
-
-
-def _why_the_server_ended(site: Site) -> str | None:
-    if site.server is None or site.server.alive():
-        return None
-    cause = site.engine.root_cause(site.server.log()) or site.server.last_line()
-    return f"{site.engine.title} ended during the run with exit code {site.server.exit_code}: {cause}"
 
 
 def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:

@@ -250,5 +250,6 @@ def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:
         first_tokens=totals["begun"],
         done=totals["done"],
         failed=totals["failed"],
+        n_bytes=totals["bytes"],
         elapsed_s=max(0.0, (time.monotonic_ns() - t0_ns) / 1e9),
     )

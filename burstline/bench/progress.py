@@ -27,6 +27,7 @@ class Snapshot:
     done: int
     failed: int
     elapsed_s: float
+    n_bytes: int = 0
     tok_per_s: float | None = None
     memory_bytes: float | None = None
 

@@ -53,8 +53,7 @@ def agreement(c: Columns, watched: Watched) -> dict[str, Figure]:
     """By latency the client's median and the server's, and how much more the client has.
 
     TTFT and E2E count from when the request was written, ITL is pooled over tokens. `*_gap_s` is the
-    difference of the means where both counted as many, else the least by which the client's median lies
-    outside the bucket of the server's.
+    difference of the means, Absent where the two counted different numbers: then they saw different things.
     """
     found: dict[str, Figure] = {}
     for name in LATENCIES:
@@ -112,14 +111,13 @@ def _gap(client: Figure, values: Floats, weights: Floats, server: Histogram | Ab
         return server
     if isinstance(client, Absent):
         return client
-    if server.total == client.n:
-        gap_s = float(values @ weights) / client.n - server.sum_s / server.total
-        return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
-    bucket = server.median
-    low, high = bucket.low or 0.0, math.inf if bucket.high is None else bucket.high
-    gap_s = client.point - min(max(client.point, low), high)
-    note = f"of medians, at least; the server counted {server.total:,}, the client {client.n:,}"
-    return Estimate(gap_s, None, None, None, client.n, "s", note)
+    if server.total < client.n:
+        return Absent(f"the server's own metrics are incomplete ({server.total:,} of {client.n:,})")
+    if server.total > client.n:
+        counted = f"{server.total:,}, here {client.n:,}"
+        return Absent(f"the server also counted others' or failed requests ({counted})")
+    gap_s = float(values @ weights) / client.n - server.sum_s / server.total
+    return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
 
 
 def _histogram(watched: Watched, name: str) -> Histogram | Absent:

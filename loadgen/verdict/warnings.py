@@ -29,7 +29,7 @@ def caveats(
         _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths["output_sources"].get(name, 0) for name in RECOUNTS)),
         _cached(_point(lengths["cached_fraction"])),
-        _conservation(_point(sections["conservation"]["output_residual"]), sections["counts"]),
+        _conservation(sections["conservation"], sections["counts"]),
         _uncertified(certificate),
         _beyond_certified(sections["instrument"]),
         _busy_machine(_point(sections["instrument"]["others_cpu_fraction"])),
@@ -78,13 +78,20 @@ def _cached(share: float) -> Reason | None:
     )
 
 
-def _conservation(residual: float, counts: Mapping[str, int]) -> Reason | None:
-    if abs(residual) <= NOTABLE:
+def _conservation(tokens: Mapping[str, Figure], counts: Mapping[str, int]) -> Reason | None:
+    client, server = _point(tokens["output_client_tok"]), _point(tokens["output_server_tok"])
+    if abs(_point(tokens["output_residual"])) <= NOTABLE:
         return None
-    text = f"Client and server differ by {residual:.1%} in how many tokens were generated."
-    lost = "It may have gone on with requests that had failed here; or does anybody else use it?"
-    none_lost = counts["ok"] == counts["planned"]
-    return Reason("conservation", text, "Does anybody else use this server?" if none_lost else lost)
+    if server < client:
+        text = f"The server's own metrics are incomplete: {server:,.0f} of {client:,.0f} generated tokens."
+        return Reason("metrics-incomplete", text, "Use the client's counts: each reply was counted here.")
+    more = (server - client) / client
+    times = f"{more:.0%} more" if more < 1 else f"{server / client:.1f} times as many"
+    text = f"The server generated {times} tokens than this client received."
+    if counts["ok"] == counts["planned"]:
+        return Reason("conservation", text, "Check whether others use this server.")
+    advice = "It may have gone on with requests that failed here, or others use it."
+    return Reason("conservation", text, advice)
 
 
 def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:

@@ -13,30 +13,46 @@ from servers.redact import words_of_server
 PERIOD_S = 1.0
 """Rarely: an engine renders its metrics on the very thread that serves requests."""
 TIMEOUT_S = 5.0
+SETTLE_S = 15.0
+"""How long counters may move after the load; then they are taken as they are."""
+SETTLE_PERIOD_S = 0.25
+COUNTERS = frozenset({"prompt_tokens", "generation_tokens", "ttft_count", "e2e_count"})
 
 
 def scrape(
     engine: Engine, target: Target, write: Callable[[Iterable[Row]], None], stopped: threading.Event
 ) -> None:
-    """Asks the engine for its gauges until `stopped`, and once more then: its counters must cover the load.
+    """Ask the engine for its gauges until `stopped`, then until its counters stand still: they must cover
+    the load, and some engines count late.
 
-    Beside them stands `scrape_s`: how long the answer took.
+    They stand still when they have not moved for `engine.counters_settle_s`; SETTLE_S bounds the wait.
+    Beside the gauges stands `scrape_s`: how long the answer took.
     """
     if engine.metrics_path is None:
         write([missing("engine", f"{engine.title} has no metrics")])
         return
     get = getter(target, timeout_s=TIMEOUT_S)
     complaints: set[str] = set()
-    is_last = False
+    is_last, quiet_since_s, until_s = False, 0.0, 0.0
+    latest: dict[str, float] = {}
     while True:
         began_ns = time.monotonic_ns()
         rows = _gauge_rows(engine, get, engine.metrics_path)
         fresh = [row for row in rows if row.value is not None or row.name + str(row.note) not in complaints]
         complaints |= {row.name + str(row.note) for row in rows if row.value is None}
         write(fresh)
+        counters = {row.name: row.value for row in rows if row.value is not None and row.name in COUNTERS}
+        now_s = time.monotonic()
+        if counters != latest:
+            latest, quiet_since_s = counters, now_s
         if is_last:
-            return
-        is_last = stopped.wait(max(0.0, PERIOD_S - (time.monotonic_ns() - began_ns) / 1e9))
+            if now_s - quiet_since_s >= engine.counters_settle_s or now_s >= until_s:
+                return
+            time.sleep(min(SETTLE_PERIOD_S, engine.counters_settle_s))
+        else:
+            is_last = stopped.wait(max(0.0, PERIOD_S - (time.monotonic_ns() - began_ns) / 1e9))
+            if is_last:
+                until_s, quiet_since_s, latest = time.monotonic() + SETTLE_S, time.monotonic(), {}
 
 
 def _gauge_rows(engine: Engine, get: Get, path: str) -> list[Row]:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,7 @@ from typing import Any, Self
 from servers.engine import Target
 from servers.host import child
 from servers.host.processes import ProcessTree
-from servers.host.scrape import TIMEOUT_S, scrape
+from servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
 from servers.host.sources import CpuPressure, HostCpu, MissingSourceError, Source, Throttling, gpus
 from servers.host.telemetry import Row, as_lines, missing, rows_of
 from servers.redact import known_secrets, learn
@@ -29,6 +30,8 @@ from servers.registry import ENGINES
 PERIOD_S = 0.2
 DISCOVER_PERIOD_S = 1.0
 NICENESS = 10
+BASELINE_S = 10.0
+"""How long the first reading of the engine's counters may take; LightLLM's took 3 s."""
 
 
 class Watcher:
@@ -46,6 +49,19 @@ class Watcher:
         """Counts these processes as clients from now on."""
         child.tell(self._process, {"clients": list(pids)})
 
+    def await_baseline(self, timeout_s: float = BASELINE_S) -> bool:
+        """Wait until the engine's counters have been read once; False where they were not, in that time.
+
+        What a load adds to them can only be told from a reading before its first request.
+        """
+        until_s = time.monotonic() + timeout_s
+        while time.monotonic() < until_s and self._process.poll() is None:
+            with suppress(FileNotFoundError):
+                if b', "engine", ' in self._path.read_bytes():
+                    return True
+            time.sleep(0.02)
+        return False
+
     def stop(self) -> None:
         """Takes the last samples and ends; a second time does nothing. A watcher that failed is recorded."""
         if self._process.returncode is not None:
@@ -55,7 +71,7 @@ class Watcher:
             if pipe is not None:
                 pipe.close()
         try:
-            code = self._process.wait(TIMEOUT_S + 5.0)
+            code = self._process.wait(TIMEOUT_S + SETTLE_S + 5.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
@@ -195,7 +211,7 @@ def main() -> None:
     Watch(task, write).run(sys.stdin.fileno())
     stopped.set()
     if scraper is not None:
-        scraper.join(TIMEOUT_S)
+        scraper.join(TIMEOUT_S + SETTLE_S)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--service-cv", type=float, default=1.0, help="its variation: 1 exponential, 0 constant, else gamma")
     add("--seed", type=int, default=0, help="seed of the service times")
     add("--prefix-cache", action="store_true", help="remember prompts and answer repeats faster")
+    add("--counters-late-s", type=float, default=0.0, help="/metrics counts a reply so long after its end")
+    add("--counters-lost", type=float, default=0.0, help="the share of replies that /metrics never counts")
+    add("--max-model-len", type=int, default=1 << 20, help="the context length that is told")
     add("--max-in-flight", type=int, help="refuse requests above so many")
     add("--shed-status", type=int, default=503, help="the status of such a refusal")
     add("--log", type=Path, help="write the log of arrivals and sends here at the end, as JSON lines")
@@ -69,6 +72,9 @@ def _house(args: argparse.Namespace) -> House:
         model=args.model,
         queue=queue,
         prefix_cache=args.prefix_cache,
+        max_model_len=args.max_model_len,
+        counters_late_s=args.counters_late_s,
+        counters_lost=args.counters_lost,
         max_in_flight=args.max_in_flight,
         shed_status=args.shed_status,
     )

@@ -44,8 +44,10 @@ class Exchange:
         "ended",
         "ended_ns",
         "first_byte_ns",
+        "first_token_ns",
         "index",
         "kernel_stamps",
+        "n_tok",
         "number",
         "path",
         "read_ns",
@@ -67,7 +69,8 @@ class Exchange:
         self.kernel_stamps = connection.kernel_stamps
         self.stamps_ns = array("q")
         self.stamp = b""
-        self.token_ns = 0  # when the latest token was sent
+        self.token_ns = self.first_token_ns = 0  # when the latest and the first token were sent
+        self.n_tok = 0
         self.ended: str | None = None
         self.ended_ns: int | None = None
 

@@ -88,6 +88,8 @@ def arguments(house: House, scripts: Path) -> list[str]:
         words += ["--service-cv", str(queue.cv), "--seed", str(queue.seed)]
     if house.prefix_cache:
         words.append("--prefix-cache")
+    words += ["--max-model-len", str(house.max_model_len)]
+    words += ["--counters-late-s", str(house.counters_late_s), "--counters-lost", str(house.counters_lost)]
     if house.max_in_flight is not None:
         words += ["--max-in-flight", str(house.max_in_flight), "--shed-status", str(house.shed_status)]
     return words

@@ -3,6 +3,7 @@
 import math
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -31,6 +32,8 @@ class House:
     `x-burstline-script` (laid over the next of them) uses none up. `native` names the engine whose
     own paths are served besides the OpenAI ones. `queue` sets every token's time instead of the scripts: the
     tokens of a request are spread evenly over its service and the last leaves with the departure.
+    What `/metrics` counts appears `counters_late_s` after a reply has ended, and the share `counters_lost` of
+    the replies never (LightLLM's monitor queue); 0 counts each token as it is sent.
     `max_in_flight` requests are served at once, others refused with `shed_status`; None: no limit.
     """
 
@@ -42,6 +45,8 @@ class House:
     prefix_cache: bool = False
     max_in_flight: int | None = None
     shed_status: int = 503
+    counters_late_s: float = 0.0
+    counters_lost: float = 0.0
 
     def __post_init__(self) -> None:
         if self.native not in ROUTES:
@@ -82,6 +87,16 @@ class Histogram:
         return "\n".join([f"# TYPE {name} histogram", *rows, ""]).replace('"inf"', '"+Inf"')
 
 
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a whole reply adds to the counters."""
+
+    prompt_tok: int
+    output_tok: int
+    ttft_ns: int
+    e2e_ns: int
+
+
 @dataclass(slots=True)
 class Counters:
     """What `/metrics` tells; all counted since the start. Latencies count from the request's arrival."""
@@ -103,6 +118,8 @@ class Desk:
 
     house: House
     counters: Counters = field(default_factory=Counters)
+    _late: deque[tuple[int, Tally]] = field(default_factory=deque)
+    _n_ended: int = 0
     _scenes: Scenes = field(default_factory=Scenes)
     _cache: PrefixCache = field(default_factory=PrefixCache)
     _order: int = 0
@@ -113,6 +130,25 @@ class Desk:
         self._cache.reset()
         if self.house.queue:
             self.house.queue.reset()
+
+    @property
+    def counts_late(self) -> bool:
+        return self.house.counters_late_s > 0 or self.house.counters_lost > 0
+
+    def ended(self, tally: Tally, at_ns: int) -> None:
+        """Count a whole reply late, or never, as the house is made."""
+        before, self._n_ended = int(self._n_ended * self.house.counters_lost), self._n_ended + 1
+        if int(self._n_ended * self.house.counters_lost) == before:
+            self._late.append((at_ns + round(self.house.counters_late_s * 1e9), tally))
+
+    def _count_what_is_due(self, now_ns: int) -> None:
+        counters = self.counters
+        while self._late and self._late[0][0] <= now_ns:
+            tally = self._late.popleft()[1]
+            counters.prompt_tok += tally.prompt_tok
+            counters.output_tok += tally.output_tok
+            counters.ttft.observe(tally.ttft_ns)
+            counters.e2e.observe(tally.e2e_ns)
 
     def answer(self, call: Call) -> Answer:
         """The scene for a POST to a generating path; a mistake in the request is answered with a 400."""
@@ -131,7 +167,8 @@ class Desk:
             return Answer(self._shed(ask), ask)
         if self.house.prefix_cache:
             ask = replace(ask, n_cached_tok=self._cache.look_up(prompt))
-        self.counters.prompt_tok += ask.n_prompt_tok
+        if not self.counts_late:
+            self.counters.prompt_tok += ask.n_prompt_tok
         self.counters.cached_tok += ask.n_cached_tok or 0
         if self.house.queue is None:
             return Answer(self._scenes.make(script, ask, _cached_pace(script, ask)), ask)
@@ -163,7 +200,8 @@ class Desk:
             "/get_server_info": _lightllm_info(self.house),
         }
         if path == "/metrics":
-            text = metrics(self.counters, time.process_time()).encode()
+            self._count_what_is_due(time.monotonic_ns())
+            text = metrics(self.counters, time.process_time(), self.house.native).encode()
             return plain_reply(200, text, "text/plain; version=0.0.4")
         if path not in pages:
             return plain_reply(404, b'{"detail":"Not Found"}')
@@ -211,7 +249,31 @@ def _spread(start_ns: int, departure_ns: int) -> Pace:
     return pace
 
 
-def metrics(counters: Counters, cpu_s: float) -> str:
+_NATIVE_ROWS = {
+    "tgi": ("tgi_batch_current_size", "tgi_request_input_length_sum", "tgi_request_generated_tokens_sum"),
+    "lightllm": (
+        "lightllm_batch_current_size",
+        "lightllm_prompt_tokens_total",
+        "lightllm_generation_tokens_total",
+    ),
+}
+_NATIVE_LATENCIES = {
+    "tgi": (None, "tgi_request_duration"),
+    "lightllm": ("lightllm_request_first_token_duration", "lightllm_request_inference_duration"),
+}
+
+
+def _native_metrics(counters: Counters, native: str) -> str:
+    """The same under the names of the engine that the house speaks like."""
+    if native not in _NATIVE_ROWS:
+        return ""
+    values = (counters.running, counters.prompt_tok, counters.output_tok)
+    text = "".join(f"{name} {value}\n" for name, value in zip(_NATIVE_ROWS[native], values, strict=True))
+    ttft, e2e = _NATIVE_LATENCIES[native]
+    return text + (counters.ttft.lines(ttft) if ttft else "") + counters.e2e.lines(e2e)
+
+
+def metrics(counters: Counters, cpu_s: float, native: str = "openai") -> str:
     """The counters in Prometheus's text format."""
     rows = [
         ("truth:requests_running", "gauge", counters.running),
@@ -224,4 +286,5 @@ def metrics(counters: Counters, cpu_s: float) -> str:
         ("process_cpu_seconds_total", "counter", cpu_s),
     ]
     text = "".join(f"# TYPE {name} {kind}\n{name} {value}\n" for name, kind, value in rows)
-    return text + counters.ttft.lines(LATENCIES["ttft"]) + counters.e2e.lines(LATENCIES["e2e"])
+    text += counters.ttft.lines(LATENCIES["ttft"]) + counters.e2e.lines(LATENCIES["e2e"])
+    return text + _native_metrics(counters, native)

@@ -19,7 +19,7 @@ from servers.engine import EngineError
 from servers.truth.exchange import Connection, Exchange
 from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
 from servers.truth.journal import served, to_jsonl
-from servers.truth.router import Desk, House
+from servers.truth.router import Desk, House, Tally
 from servers.truth.timed_reply import Scene, plain_reply
 from servers.truth.writes import STAMP
 
@@ -111,13 +111,17 @@ class TruthServer:
         if write.cut is not None:
             data = data[slice(*write.cut)]
         exchange.stamps_ns.append(now_ns)
-        counters = self.desk.counters
+        counters, at_once = self.desk.counters, not self.desk.counts_late
         for mark in write.marks:
             if mark.n_tok:
                 if not exchange.token_ns:
-                    counters.ttft.observe(now_ns - exchange.arrival_ns)
+                    exchange.first_token_ns = now_ns
+                    if at_once:
+                        counters.ttft.observe(now_ns - exchange.arrival_ns)
                 exchange.token_ns = now_ns
-                counters.output_tok += mark.n_tok
+                exchange.n_tok += mark.n_tok
+                if at_once:
+                    counters.output_tok += mark.n_tok
             counters.events += 1
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
@@ -147,7 +151,7 @@ class TruthServer:
             return
         exchange.ended, exchange.ended_ns = end, time.monotonic_ns()
         if end == "done" and exchange.token_ns:
-            self.desk.counters.e2e.observe(exchange.token_ns - exchange.arrival_ns)
+            self._count(exchange)
         if end != "half_close":
             self._part(connection)
         if end == "reset":
@@ -159,6 +163,15 @@ class TruthServer:
             connection.sock.shutdown(socket.SHUT_WR)
         else:
             self._ask(connection)
+
+    def _count(self, exchange: Exchange) -> None:
+        e2e_ns = exchange.token_ns - exchange.arrival_ns
+        if not self.desk.counts_late:
+            self.desk.counters.e2e.observe(e2e_ns)
+            return
+        n_prompt_tok = exchange.answer.ask.n_prompt_tok if exchange.answer.ask else 0
+        ttft_ns = exchange.first_token_ns - exchange.arrival_ns
+        self.desk.ended(Tally(n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns), time.monotonic_ns())
 
     def _part(self, connection: Connection) -> None:
         if connection.exchange is not None:

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from loadgen.record.rundir import Run, open_run
+from servers.truth.queue import Queue
 from servers.truth.rig import truth_server
 from servers.truth.router import House
 from servers.truth.script import Script
@@ -81,3 +82,39 @@ def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
     assert "refused: the server is overloaded" in (run.path / "report.html").read_text("utf-8")
     manifest = json.loads((run.path / "manifest.json").read_text())
     assert any("will refuse up to 14" in note for note in manifest["server"]["notes"])
+
+
+LIGHTLLM = ("--engine", "lightllm", "--vocab-size", "1000", "--requests", "60", "--output-tokens", "8")
+
+
+def warnings(run: Run) -> dict[str, str]:
+    assert run.summary is not None
+    return {each["code"]: each["text"] for each in run.summary["verdict"]["warnings"]}
+
+
+def test_counters_that_are_late_are_waited_for(tmp_path: Path) -> None:
+    house = House((Script(ttft_s=0.05),), native="lightllm", counters_late_s=0.7)
+    with truth_server(house=house) as truth:
+        _, _, run = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
+    tokens = run.summary["conservation"]
+    assert tokens["output_client_tok"]["point"] == tokens["output_server_tok"]["point"] == 480
+    assert run.summary["agreement"]["e2e_gap_s"]["point"] is not None
+    assert "metrics-incomplete" not in warnings(run)
+
+
+def test_counters_that_lose_requests_are_called_incomplete_and_compared_with_nothing(tmp_path: Path) -> None:
+    house = House((Script(ttft_s=0.05),), native="lightllm", counters_lost=0.2)
+    with truth_server(house=house) as truth:
+        stdout, _, run = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
+    incomplete = "The server's own metrics are incomplete: 384 of 480 generated tokens."
+    assert warnings(run)["metrics-incomplete"] == incomplete
+    assert incomplete in stdout
+    gap = run.summary["agreement"]["e2e_gap_s"]
+    assert (gap["point"], gap["absent"]) == (None, "the server's own metrics are incomplete (48 of 60)")
+
+
+def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_path: Path) -> None:
+    house = House(native="lightllm", queue=Queue(8, 0.02, 0.0))
+    with truth_server(house=house) as truth:
+        _, stderr, _ = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
+    assert "LightLLM has 8 slots: of 60 requests at once up to 52 wait in a queue that none of its" in stderr

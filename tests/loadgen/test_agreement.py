@@ -86,13 +86,14 @@ def test_five_percent_and_a_millisecond_are_borne() -> None:
     assert disagreement(agreement(client(0.0029, gap_s=0.5), server(0.002, gap_s=0.5))) is None
 
 
-def test_where_others_were_served_too_only_medians_are_held_against_each_other() -> None:
-    inside = agreement(client(0.15, n=10), server(0.2))["ttft_gap_s"]
-    assert point(inside) == 0, "the client's median lies in the bucket of the server's"
-    beyond = agreement(client(0.35, n=10), server(0.2))["ttft_gap_s"]
-    assert point(beyond) == pytest.approx(0.1)
-    assert isinstance(beyond, Estimate)
-    assert "counted 20" in (beyond.note or "")
+def test_where_the_two_sides_counted_different_numbers_they_are_not_compared() -> None:
+    others = agreement(client(0.15, n=10), server(0.2))["ttft_gap_s"]
+    assert isinstance(others, Absent)
+    assert others.reason == "the server also counted others' or failed requests (20, here 10)"
+    late = agreement(client(0.15, n=20), server(0.2, n=16))
+    assert isinstance(late["ttft_gap_s"], Absent)
+    assert late["ttft_gap_s"].reason == "the server's own metrics are incomplete (16 of 20)"
+    assert disagreement(late) is None
 
 
 def test_what_was_not_watched_or_not_told_is_absent_and_not_flagged() -> None:

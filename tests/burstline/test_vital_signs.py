@@ -1,0 +1,90 @@
+"""Deaths and silences of a server under load, on a clock of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from burstline.bench import vital_signs
+from burstline.bench.progress import Snapshot
+from burstline.bench.server_session import Site
+from burstline.bench.vital_signs import VitalSigns
+from servers.engine import EngineError, HttpReply, Identity, Target
+from servers.host.ready import Startup
+from servers.registry import ENGINES
+from tests.servers.golden import GOLDEN
+
+
+class Server:
+    """A process that lives until it is told otherwise, with TGI's recorded log of a killed shard."""
+
+    exit_code: int | None = None
+
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    def log(self) -> str:
+        return (GOLDEN / "tgi" / "server.log").read_text()
+
+    def last_line(self) -> str:
+        return self.log().splitlines()[-1]
+
+
+def watched(name: str, server: Any) -> tuple[VitalSigns, list[str]]:
+    engine, told = ENGINES[name], []
+    target, identity = Target("http://x", "m"), Identity(name)
+    site = Site(engine, target, identity, server, None, Startup(1.0), engine.capabilities)
+    return VitalSigns(site, told.append), told
+
+
+def at(elapsed_s: float, n_bytes: int, done: int = 0) -> Snapshot:
+    return Snapshot(
+        planned=30, sent=30, first_tokens=30, done=done, failed=0, elapsed_s=elapsed_s, n_bytes=n_bytes
+    )
+
+
+def test_a_server_that_dies_is_told_at_once_with_when_its_last_words_and_what_was_open() -> None:
+    server = Server()
+    signs, told = watched("tgi", server)
+    signs.look(at(1.0, 100))
+    assert signs.death() is None
+    server.exit_code = 1
+    signs.look(at(2.5, 200, done=10))
+    signs.look(at(2.75, 200, done=10))
+    (line,) = told
+    assert line == signs.death()
+    assert line.startswith("TGI died 2.5 s into the load (exit code 1; 20 requests were open): ")
+    assert "Server error: transport error" in line or "Shard" in line
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (200, "; the server still says healthy (/health answers 200)"),
+        (None, "; /health does not answer either"),
+    ],
+)
+def test_streams_that_all_fall_silent_are_told_once_though_the_server_says_healthy(
+    monkeypatch: pytest.MonkeyPatch, status: int | None, words: str
+) -> None:
+    def get(path: str) -> HttpReply:
+        if status is None:
+            raise EngineError("nothing answers")
+        return HttpReply(status, {}, b"")
+
+    monkeypatch.setattr(vital_signs, "getter", lambda *_, **__: get)
+    signs, told = watched("lightllm", None)
+    for elapsed_s in (1.0, 10.0, 20.9):
+        signs.look(at(elapsed_s, 500))
+    assert told == []
+    for elapsed_s in (21.0, 30.0, 60.0):
+        signs.look(at(elapsed_s, 500))
+    assert told == [f"No token from any of 30 streams for 20 s{words}"]
+
+
+def test_a_load_that_waits_for_nothing_is_not_silent() -> None:
+    signs, told = watched("lightllm", None)
+    for elapsed_s in range(100):
+        signs.look(at(float(elapsed_s), 500, done=30))
+    assert told == []
