@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -282,7 +282,7 @@ class Fleet:
             relays.append(relay)
             ends.append(ours)
             pairs.append((driver, ours))
-        silent = "did not answer for 6 s: the node, or the network to it, is gone"
+        silent = "did not answer for 5 s: the node, or the network to it, is gone"
         with ClockWatch([driver.clock for driver in self.drivers], lambda k: relays[k].lose(silent)) as watch:
             for relay, offsets in zip(relays, watch.offsets, strict=True):
                 relay.start(offsets)
@@ -433,7 +433,7 @@ def fleet_of(ray: Any, options: RayOptions, url: str) -> Iterator[Fleet]:
         "max_concurrency": 4,
         "max_restarts": 0,
     }
-    actors, clocks = [], list[ClockClient]()
+    actors, clocks, drivers = [], list[ClockClient](), list[RemoteDriver]()
     try:
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
         actors = [
@@ -444,7 +444,6 @@ def fleet_of(ray: Any, options: RayOptions, url: str) -> Iterator[Fleet]:
         ]
         facts = _facts(ray, actors)
         _check(ray, actors, facts, url)
-        drivers = []
         for k, (actor, fact) in enumerate(zip(actors, facts, strict=True)):
             name = f"worker {k} on {fact.host} ({fact.address})"
             clock = ClockClient((fact.address, fact.clock_port))
@@ -457,7 +456,8 @@ def fleet_of(ray: Any, options: RayOptions, url: str) -> Iterator[Fleet]:
     finally:
         for clock in clocks:
             clock.close()
-        _dismiss(ray, actors, group)
+        lost = {k for k, driver in enumerate(drivers) if driver.lost}
+        _dismiss(ray, actors, lost, group)
 
 
 def _placed(ray: Any, options: RayOptions) -> Any:
@@ -506,8 +506,9 @@ def _check(ray: Any, actors: Sequence[Any], facts: Sequence[WorkerFacts], url: s
             )
 
 
-def _dismiss(ray: Any, actors: Sequence[Any], group: Any) -> None:
-    refs = [actor.close.remote() for actor in actors]
+def _dismiss(ray: Any, actors: Sequence[Any], lost: Collection[int], group: Any) -> None:
+    """End every actor; those that are lost cannot be waited for."""
+    refs = [actor.close.remote() for k, actor in enumerate(actors) if k not in lost]
     with contextlib.suppress(Exception):
         ray.wait(refs, num_returns=len(refs), timeout=3.0)
     for actor in actors:

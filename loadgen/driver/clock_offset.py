@@ -281,7 +281,7 @@ class ClockWatch:
         clients: Sequence[ClockClient],
         on_silent: Callable[[int], None],
         period_s: float = 1.0,
-        patience_s: float = 6.0,
+        patience_s: float = 5.0,
     ) -> None:
         self.offsets: list[list[Offset]] = [[] for _ in clients]
         self._stop = threading.Event()

@@ -45,9 +45,9 @@ def cluster(tmp_path_factory):
         yield made
 
 
-def start(made: Lab, k: int, host: str) -> None:
+def start(made: Lab, k: int, host: str, n_nodes: int | None = None) -> None:
     made.start_raylet(host, {f"place{k}": 4, "client": 1}, shifted=k == 2)
-    made.wait_for_nodes(k + 1)
+    made.wait_for_nodes(n_nodes or k + 1)
 
 
 class Truth:
@@ -207,7 +207,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     assert outcomes["driver_lost"] > 0
     assert outcomes["ok"] >= 150
     assert code == 4, printed
-    assert took_s < 8 + 10
+    assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
     assert not pids("burstline.cluster.driver")
 
 
@@ -328,6 +328,21 @@ def test_ten_thousand_streams_over_three_workers(cluster, tmp_path):
     assert outcomes["ok"] == 10_000
 
 
+def test_a_raylet_that_is_killed_ends_as_outcomes(cluster, tmp_path):
+    """The cluster has one node less afterwards, until it is started again."""
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
+    argv = long_run(cluster, truth.url, tmp_path / "runs")
+    code, took_s, printed = interrupted(cluster, argv, 2.0, lambda _: cluster.kill_raylet("bl1"))
+    truth.log()
+    outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
+    print(f"\nraylet killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
+    start(cluster, 1, "bl1", n_nodes=3)
+    assert sum(outcomes.values()) == 240
+    assert outcomes["driver_lost"] in (80, 160)
+    assert code == 4, printed
+    assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
+
+
 def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     """Last in this file: the cluster has one node less afterwards."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
@@ -341,6 +356,6 @@ def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
     print(f"\nlink down: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
     assert sum(outcomes.values()) == 240
-    assert outcomes["driver_lost"] == 80
+    assert outcomes["driver_lost"] in (80, 160)  # Ray may have put two workers there
     assert code == 4, printed
-    assert took_s < 8 + 10
+    assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
