@@ -357,12 +357,14 @@ class Sign:
 class Admission:
     """How an engine lets requests into its batch, for the simulation of its scheduler.
 
-    `chunked_prefill`: a prompt may be computed in parts, beside the decoding of others. `reserve_output`:
-    a request enters only when the KV cache has room for its whole output.
+    `chunked_prefill`: a prompt may be computed in parts. `mixed_steps`: a step may compute prompts and
+    decode; where it may not, prompts go first. `reserve_output`: a request enters only when the KV cache has
+    room for its whole output.
     """
 
     chunked_prefill: bool = True
     reserve_output: bool = False
+    mixed_steps: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import HardwareFacts
 from loadgen.record.rundir import Run
 from loadgen.verdict.verdict import Reason
-from roofline.device.calibration import read_calibration
+from roofline.device.calibration import read_calibration, with_host
 from roofline.device.device import Device, read_device
 from roofline.errors import RooflineError
 from roofline.model.families import quant_of
@@ -102,6 +102,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
     if calibration.host and calibration.host.engine != run.manifest.engine:
         calibration = replace(calibration, host=None)
+    calibration = with_host(calibration)
     facts = _Facts(run, Stated.from_json(hardware.stated or {}))
     model = ModelShape.from_config(config, str(identity.model if identity else "") or None)
     quant, weights, kv = facts.quant(config)
@@ -277,7 +278,15 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
         assumed.append("requests are admitted by vLLM V1's rules")
     elif admission.reserve_output:
         assumed.append(f"requests are admitted as {engine} does: whole prompts, room for the whole output")
-    return Limits(seqs, batched, kv_tok, block_tok, admission.chunked_prefill, admission.reserve_output)
+    return Limits(
+        seqs,
+        batched,
+        kv_tok,
+        block_tok,
+        admission.chunked_prefill,
+        admission.reserve_output,
+        mixed_steps=admission.mixed_steps,
+    )
 
 
 def _most_at_once(replies: Sequence[Streamed], block_tok: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`burstline accuracy`: the roofline model against measured kernels and runs, goal by goal."""
+"""`burstline accuracy`: the roofline model's predictions against measured kernels and runs, goal by goal."""
 
 import argparse
 from collections.abc import Iterator
@@ -7,9 +7,10 @@ from pathlib import Path
 
 from burstline import exit_codes
 from roofline.errors import RooflineError
-from roofline.validate.accuracy import Check
+from roofline.validate.check import Check, table
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
+_SERVING = ("G7", "G8", "G11", "G12")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,10 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fit", action="store_true", help="fit the shipped calibrations again, then check")
     parser.add_argument("--goal", metavar="G", help="check this goal only, for example G8")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 3 for every missed goal, for those known to be too"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """0 where every gate holds, 3 where one does not."""
+    """0, or 3 where a goal is missed: with --strict any goal, else one that is not known to be missed."""
     if not (args.data / "measured").is_dir():
         raise RooflineError(f"no measured tables in {args.data}; run from a clone, or give --data FOLDER")
     if args.fit:
@@ -32,33 +36,25 @@ def run(args: argparse.Namespace) -> int:
 
         for path in write_fits(args.data / "measured"):
             print(f"fitted {path}")
-    checks = [_show(check) for check in _checks(args.data, args.goal)]
+    checks = list(_checks(args.data, args.goal))
     if not checks:
         raise RooflineError(
             f"--goal {args.goal}: no such goal; `burstline accuracy` without it prints them all"
         )
-    failed = [check for check in checks if check.passed is False]
-    for check in failed:
-        print(f"MISSED {check.goal} {check.what}: {check.reached}, gate {check.target}")
-    return exit_codes.TARGET_MISSED if failed else exit_codes.DONE
+    missed = [check for check in checks if check.met is False]
+    new = [check for check in missed if not check.known]
+    judged = sum(check.met is not None for check in checks)
+    print(table(checks))
+    print(f"\n{judged - len(missed)} of {judged} goals met; {len(missed) - len(new)} misses are known.")
+    for check in new:
+        print(f"New: {check.goal} {check.what} misses its goal of {check.target}.")
+    return exit_codes.TARGET_MISSED if new or (args.strict and missed) else exit_codes.DONE
 
 
 def _checks(data: Path, goal: str | None) -> Iterator[Check]:
     from roofline.validate.accuracy import kernel_checks
     from roofline.validate.accuracy_serving import serving_checks
 
-    serving = goal in (None, "G7", "G8", "G11", "G12")
-    kernels = goal is None or not serving
+    serving, kernels = goal is None or goal in _SERVING, goal not in _SERVING
     found = chain(kernel_checks(data) if kernels else (), serving_checks(data) if serving else ())
     return (check for check in found if goal in (None, check.goal))
-
-
-def _show(check: Check) -> Check:
-    verdict = {True: "ok", False: "MISSED", None: "-"}[check.passed]
-    print(
-        f"{check.goal:<4}{verdict:<7}{check.what:<48}{check.reached:<42}{check.target:<16}{check.data}",
-        flush=True,
-    )
-    if check.reason:
-        print(f"           {check.reason}")
-    return check

@@ -43,7 +43,7 @@ def _inline(part: Level | Link) -> str:
     shown = (
         f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {json.dumps(value)}"
         for name, value in values
-        if value is not None
+        if value is not None and value is not False
     )
     return f"    {{ {', '.join(shown)} }},"
 

@@ -14,17 +14,21 @@ import numpy.typing as npt
 from roofline.device.device import Device, load_device
 from roofline.errors import RooflineError
 from roofline.predict.bound import CACHE_REACH
-from roofline.predict.kernels import Amounts, Decodes, Prefills, Products
+from roofline.predict.kernels import Amounts, Decodes, Prefills, Products, Rates
 
 if TYPE_CHECKING:
     import pandas as pd
 
 X = TypeVar("X")
 
-# Folder of the tables -> device id, and what took each GEMM table.
-FOLDERS = {"a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "l40s": "l40s", "rtx4090": "rtx4090"}
+# Folder of the tables -> device id. The generic calibration is pooled from the first four; the H200's tables
+# came later and test it.
+POOLED = {"a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "l40s": "l40s", "rtx4090": "rtx4090"}
+FOLDERS = {**POOLED, "h200_sxm": "h200-sxm-141g"}
 # Stored dtype -> ours, and how many copies of the weights rotate while a product is timed.
-DTYPES = {"bfloat16": ("bf16", 6), "fp8": ("fp8", 6)}
+DTYPES = {"bfloat16": ("bf16", 6), "fp8": ("fp8", 6), "fp8_block": ("fp8_block", 1)}
+BLOCK_WEIGHT_BYTES = 32e6
+"""Block-scaled products are timed with one copy of the weights, which caches may hold: large ones count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,11 @@ class GemmTable:
     dtype: str
     rows: Rows[Products]
 
+    @property
+    def rates(self) -> Rates:
+        """The device's ceilings for this dtype ("fp8_block" computes at fp8's)."""
+        return Rates.of(self.device, self.dtype.partition("_")[0])
+
 
 def device_of(folder: Path) -> Device:
     if folder.name not in FOLDERS:
@@ -70,6 +79,8 @@ def gemm_tables(folder: Path) -> list[GemmTable]:
         frame = _frame(path)
         for stored, (dtype, copies) in DTYPES.items():
             rows = frame[frame.gemm_dtype == stored]
+            if "kernel_source" in rows and dtype == "fp8_block":  # engines choose the fastest
+                rows = rows.loc[rows.groupby(["m", "n", "k"]).latency.idxmin()]
             if len(rows):
                 library = path.stem.removeprefix("gemm_perf_")
                 found.append(GemmTable(device, library, dtype, _products(rows, dtype, copies)))
@@ -78,7 +89,7 @@ def gemm_tables(folder: Path) -> list[GemmTable]:
 
 def _products(frame: "pd.DataFrame", dtype: str, copies: int) -> Rows[Products]:
     m, n, k = (frame[name].to_numpy(float) for name in ("m", "n", "k"))
-    size = 2.0 if dtype == "bf16" else 1.0
+    size = 2.0 if dtype == "bf16" else 1.0  # bytes
     # 8-bit rows hold the kernel that quantises the input: bf16 read, fp8 written.
     quantised = (0.0 if dtype == "bf16" else 2 + 1) * m * k
     work = Products(m, n, k, np.ones_like(m), size * n * k, size * m * k, 2.0 * m * n, quantised)
@@ -108,13 +119,16 @@ def _layers(folder: Path) -> Rows[Products]:
 def large(rows: Rows[Products], device: Device) -> Rows[Products]:
     """Products whose rotating weights no cache can keep, of the sizes that models have."""
     x = rows.work
-    return rows.where((rows.swept_bytes > CACHE_REACH * device.cache_bytes) & (x.n >= 1024) & (x.k >= 1024))
+    one_copy = rows.swept_bytes == x.weight_bytes
+    cold = rows.swept_bytes > np.where(one_copy, BLOCK_WEIGHT_BYTES, CACHE_REACH * device.cache_bytes)
+    return rows.where(cold & (x.n >= 1024) & (x.k >= 1024))
 
 
 def decode_rows(folder: Path, head_dims: Sequence[int] = (128,), kv: str = "bfloat16") -> Rows[Decodes]:
     """Decode attention without a window."""
     if (folder / "attention.csv").is_file():
         frame = _frame(folder / "attention.csv")
+        frame = frame if kv == "bfloat16" else frame[:0]
         return _mixed_kernel_decodes(frame[(frame.prefill_chunk == 0) & (frame.n_decode > 0)])
     frame = _attention(folder / "generation_attention_perf_vllm.parquet", head_dims, kv)
     context = (frame.isl + frame.step).to_numpy(float)
@@ -142,7 +156,8 @@ def _mixed_kernel_decodes(frame: "pd.DataFrame") -> Rows[Decodes]:
 def prefill_rows(folder: Path, head_dims: Sequence[int] = (128,), kv: str = "bfloat16") -> Rows[Prefills]:
     """Causal attention over prompts of 512 tokens or more (or chunks after a context), without a window."""
     if (folder / "attention.csv").is_file():
-        return _chunks(_frame(folder / "attention.csv"))
+        frame = _frame(folder / "attention.csv")
+        return _chunks(frame if kv == "bfloat16" else frame[:0])
     frame = _attention(folder / "context_attention_perf_vllm.parquet", head_dims, kv)
     frame = frame[frame.isl >= 512]
     s, heads, dim = (frame[name].to_numpy(float) for name in ("isl", "num_heads", "head_dim"))
@@ -183,13 +198,16 @@ def pass_rows(folder: Path) -> tuple[Amounts, Amounts]:
     return moved.to_numpy(float), frame.time_us.to_numpy(float) * 1e-6
 
 
-def all_reduce_rows(folder: Path) -> dict[int, tuple[Amounts, Amounts]]:
-    """Message bytes and seconds by number of ranks: vLLM's own kernel in a CUDA graph."""
-    path = folder / "custom_allreduce_perf_vllm.parquet"
+def all_reduce_rows(folder: Path, *, nccl: bool = False) -> dict[int, tuple[Amounts, Amounts]]:
+    """Message bytes and seconds by number of ranks: vLLM's own kernel in a CUDA graph, or NCCL's."""
+    path = folder / ("nccl_perf_nccl.parquet" if nccl else "custom_allreduce_perf_vllm.parquet")
     if not path.is_file():
         return {}
     frame = _frame(path)
-    frame = frame[frame.backend == "vllm_graph"]
+    if nccl:
+        frame = frame[(frame.op_name == "all_reduce") & (frame.nccl_dtype == "half")]
+    else:
+        frame = frame[frame.backend == "vllm_graph"]
     by_ranks = {n: frame[frame.num_gpus == n] for n in sorted(frame.num_gpus.unique().tolist())}
     return {
         n: (2.0 * rows.message_size.to_numpy(float), rows.latency.to_numpy(float) * 1e-3)

@@ -6,7 +6,7 @@ own kernels, 3 this device's own measurement of this very shape. Formulas: `pred
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ TIERS = ("ceiling", "generic defaults", "device fit", "measured shape")
 class GemmFit:
     """Dense products in one dtype. `eta_c`, `eta_m`: the share of peak and of bandwidth that big ones reach.
 
-    `t0_s` is the launch floor; for 8-bit activations it holds the launch that quantises them. `pad` weighs
+    `t0_s` is the launch floor; `quantise_s` that of the kernel that quantises the inputs of a product of 8 or
+    4 bits, where no kernel before it does so (static scales are fused). `pad` weighs
     the idle part of tiles. With `operand_rows` = 0 kernels fill the device at any shape and only rows are
     padded, to `row_tile`; above 0 a tile of a x b costs ab + operand_rows (a + b) and tiles run in waves over
     the device's units. `reread` is the side of a wave's square of tiles in shares of its ideal, from which on
@@ -38,6 +39,7 @@ class GemmFit:
     operand_rows: float = 0.0
     reread: float = 0.0
     k_fill: float = 100.0
+    quantise_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +89,37 @@ class LinkFit:
 
 @dataclass(frozen=True, slots=True)
 class HostFit:
-    """What one engine's host adds to the kernels: to a step, for each token that it samples and delivers, and
-    for each prompt token it computes, its share of the request's way in. `source`: how that was measured."""
+    """What a serving stack's host adds to the kernels: `step_s` to a step, `launch_s` to each kernel of it,
+    `token_s` for each token that it samples, `prompt_tok_s` for each prompt token that it computes.
+
+    `delivery_s` is what its front end needs for a token: it works beside the device, so that a step lasts at
+    least so long for each of its tokens. `source`: how all of that was measured.
+    """
 
     engine: str
     step_s: float
     token_s: float
     prompt_tok_s: float
     source: str
+    launch_s: float = 0.0
+    delivery_s: float = 0.0
 
-    def seconds(self, step: Step) -> float:
+    def seconds(self, step: Step, n_launches: int, device_s: float) -> float:
+        """What a step whose kernels take `device_s` lasts longer."""
         prompt_tok = int(step.new_tok[step.new_tok > 1].sum())
-        return self.step_s + self.token_s * step.n_logits + self.prompt_tok_s * prompt_tok
+        own_s = self.step_s + self.launch_s * n_launches + self.token_s * step.n_logits
+        own_s += self.prompt_tok_s * prompt_tok
+        return max(own_s, self.delivery_s * step.n_logits - device_s)
 
     def __str__(self) -> str:
-        return (
-            f"{self.token_s * 1e6:.3g} µs a token, {self.prompt_tok_s * 1e6:.2g} µs a prompt token and"
-            f" {self.step_s * 1e6:.0f} µs a step"
-        )
+        parts = [f"{self.step_s * 1e6:.0f} µs a step", f"{self.token_s * 1e6:.3g} µs a token"]
+        if self.prompt_tok_s:
+            parts.append(f"{self.prompt_tok_s * 1e6:.2g} µs a prompt token")
+        if self.launch_s:
+            parts.append(f"{self.launch_s * 1e6:.2g} µs a launch")
+        if self.delivery_s:
+            parts.append(f"at least {self.delivery_s * 1e6:.3g} µs a token for the front end")
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +148,12 @@ class Calibration:
     """What is known of a device beyond its ceilings.
 
     `gemm` and `spread` go by dtype ("bf16") and by kind ("gemm bf16", "decode", "prefill", "all_reduce").
-    `mixed` multiplies attention where prefill and decode share a step; `host_s` is what a step of any engine
-    waits for the host (0 where nothing was measured), `host` what one engine's steps do. `measured_spread` is
-    the share by which repeats of one measurement differ, None for fits to published tables. `passes` go by
-    what ends an op's name ("norm", "act", "rope", "write") where they were measured one by one.
+    `mixed` multiplies attention where prefill and decode share a step; `sustained` is the share of the fitted
+    compute rate that lasts under load, for tables that were timed in short runs. `host` is the serving
+    stack's part, None where it is not known. `measured_spread` is the share by which repeats of one
+    measurement differ, None for fits to published tables. `passes` go by what ends an op's name ("norm",
+    "act", "rope", "write") where they were measured one by one. `decode_kv8` and `prefill_kv8` are attention
+    over a KV cache of 8 bits; `nccl` are NCCL's all-reduces, `all_reduce` the engines' own.
     """
 
     name: str
@@ -147,7 +164,6 @@ class Calibration:
     elementwise: PassFit
     all_reduce: tuple[LinkFit, ...] = ()
     mixed: float = 1.0
-    host_s: float = 0.0
     spread: Mapping[str, Spread] = field(default_factory=dict)
     shapes: tuple[ShapeTimes, ...] = ()
     source: str = ""
@@ -155,43 +171,87 @@ class Calibration:
     measured_spread: float | None = None
     passes: Mapping[str, PassFit] = field(default_factory=dict)
     host: HostFit | None = None
+    sustained: float = 1.0
+    decode_kv8: DecodeFit | None = None
+    prefill_kv8: PrefillFit | None = None
+    nccl: tuple[LinkFit, ...] = ()
 
-    def host_seconds(self, step: Step) -> float:
+    def host_seconds(self, step: Step, n_launches: int, device_s: float) -> float:
         """What the host adds to `step`, as far as it is known."""
-        return self.host_s + (self.host.seconds(step) if self.host else 0.0)
+        return self.host.seconds(step, n_launches, device_s) if self.host else 0.0
+
+    def attention_fits(self, kv_bytes: float) -> tuple[DecodeFit, PrefillFit]:
+        """The fits for a KV cache of so many bytes an element; the generic ones where 8 bits have none."""
+        if kv_bytes >= 2:
+            return self.decode, self.prefill
+        pooled = generic()
+        decode = self.decode_kv8 or (pooled.decode_kv8 if self.measured_spread is None else None)
+        prefill = self.prefill_kv8 or (pooled.prefill_kv8 if self.measured_spread is None else None)
+        return decode or self.decode, prefill or self.prefill
 
     def pass_fit(self, op_name: str) -> PassFit:
         """The fit for an elementwise op."""
         return self.passes.get(op_name.rpartition("_")[2], self.elementwise)
 
-    def gemm_fit(self, dtype: str) -> tuple[GemmFit, int]:
-        """The fit for products in `dtype`, and its tier: the generic one where this device has none."""
-        own = self.gemm.get(_ALIKE.get(dtype, dtype))
-        if own is not None:
-            return own, self.tier
-        pooled = generic().gemm
-        return pooled.get(_ALIKE.get(dtype, dtype), pooled["bf16"]), 1
+    def gemm_fit(self, kernel: str) -> tuple[GemmFit, int]:
+        """The fit for products of a dtype ("fp8") or kind of kernel ("fp8_block"), and its tier.
 
-    def link_fit(self, n_ranks: int) -> tuple[LinkFit, int]:
+        This device's, else the generic one, else that of the nearest kind.
+        """
+        pooled = generic().gemm if self.tier > 1 else {}
+        for kind in (kernel, *_NEAREST_KERNELS.get(kernel, ())):
+            if kind in self.gemm:
+                return self.gemm[kind], self.tier
+            if kind in pooled:
+                return pooled[kind], 1
+        return self.gemm.get("bf16") or generic().gemm["bf16"], 1
+
+    def link_fit(self, n_ranks: int, *, nccl: bool = False) -> tuple[LinkFit, int]:
         """The all-reduce fit of the nearest number of ranks at or above, and its tier."""
-        own = self.all_reduce or generic().all_reduce
+        mine, pooled = (self.nccl, generic().nccl) if nccl else (self.all_reduce, generic().all_reduce)
+        own = mine or pooled
         reach = [fit for fit in own if fit.n_ranks >= n_ranks]
-        return (reach[0] if reach else own[-1]), self.tier if self.all_reduce else 1
+        return (reach[0] if reach else own[-1]), self.tier if mine else 1
 
 
-# Kernels of these run at the same rates, measured where vendors state both peaks alike.
-_ALIKE = {"fp16": "bf16", "int8": "fp8"}
+# Where a kind of kernel was not measured: fp16 runs as bf16 and int8 as fp8, vendors state equal peaks;
+# 4-bit products are quantised and padded as 8-bit ones are.
+_NEAREST_KERNELS = {"fp16": ("bf16",), "int8": ("fp8",), "fp8_block": ("fp8",), "fp4": ("fp8",)}
 
 
 def load_calibration(device: Device | str) -> Calibration:
-    """The best that is shipped for a device: its own fit, else the generic defaults.
+    """The best that is shipped for a device: its own fit, else its generation's, else the generic defaults.
 
     A string is the path of a device file that `burstline calibrate` wrote.
     """
     if isinstance(device, str):
         return _read(Path(device), tomllib.loads(Path(device).read_text("utf-8")).get("calibration"))
-    path = Path(__file__).parent / "calibrations" / f"{device.id}.toml"
-    return _shipped(path.name) if path.is_file() else generic()
+    for id_ in (device.id, _GENERATIONS.get(device.arch)):
+        path = Path(__file__).parent / "calibrations" / f"{id_}.toml"
+        if id_ is not None and path.is_file():
+            known = _shipped(path.name)
+            return known if id_ == device.id else replace(known, tier=1, host=None)
+    return generic()
+
+
+# Whose fit stands for an architecture: kernels transfer within one (H100 to H200: bf16 5%, fp8 10%).
+_GENERATIONS = {"sm80": "a100-sxm4-80g", "sm89": "l40s", "sm90": "h100-sxm5-80g"}
+
+
+@cache
+def stack_host(stack: str = "default") -> HostFit:
+    """What the host of a stack in `stacks.toml` costs; raises RooflineError where it has none so named."""
+    table = tomllib.loads((Path(__file__).parent / "stacks.toml").read_text("utf-8"))
+    if stack not in table:
+        raise RooflineError(f"unknown serving stack {stack!r}; known: {', '.join(table)}")
+    return HostFit(engine=stack, **table[stack])
+
+
+def with_host(calibration: Calibration, stack: str = "default") -> Calibration:
+    """The calibration with a serving stack's host, unless its own was measured on this machine."""
+    if calibration.host is not None or calibration.measured_spread is not None:
+        return calibration
+    return replace(calibration, host=stack_host(stack))
 
 
 def generic() -> Calibration:
@@ -216,7 +276,7 @@ def _read(path: Path, table: Mapping[str, Any] | None) -> Calibration:
 
 def read_calibration(table: Mapping[str, Any]) -> Calibration:
     """The calibration that `calibration_table` wrote; raises KeyError or TypeError where it is another's."""
-    plain = {name: table[name] for name in ("name", "tier", "mixed", "host_s", "source", "fitted_on")}
+    plain = {name: table[name] for name in ("name", "tier", "mixed", "source", "fitted_on")}
     return Calibration(
         **plain,
         gemm={dtype: GemmFit(**fit) for dtype, fit in table["gemm"].items()},
@@ -232,6 +292,10 @@ def read_calibration(table: Mapping[str, Any]) -> Calibration:
         measured_spread=table.get("measured_spread"),
         passes={kind: PassFit(**fit) for kind, fit in table.get("passes", {}).items()},
         host=HostFit(**table["host"]) if "host" in table else None,
+        sustained=table.get("sustained", 1.0),
+        decode_kv8=DecodeFit(**table["decode_kv8"]) if "decode_kv8" in table else None,
+        prefill_kv8=PrefillFit(**table["prefill_kv8"]) if "prefill_kv8" in table else None,
+        nccl=tuple(LinkFit(**fit) for fit in table.get("nccl", ())),
     )
 
 
@@ -239,7 +303,7 @@ def calibration_toml(calibration: Calibration, prefix: str = "") -> str:
     """The calibration as TOML; with `prefix` as that table of a larger file."""
     head = [f"[{prefix}]"] if prefix else []
     dot = f"{prefix}." if prefix else ""
-    for name in ("name", "tier", "mixed", "host_s", "source", "fitted_on", "measured_spread"):
+    for name in ("name", "tier", "mixed", "sustained", "source", "fitted_on", "measured_spread"):
         value = getattr(calibration, name)
         if value is not None:
             head.append(f"{name} = {_toml(value)}")
@@ -247,6 +311,8 @@ def calibration_toml(calibration: Calibration, prefix: str = "") -> str:
         *((f"gemm.{dtype}", fit) for dtype, fit in calibration.gemm.items()),
         ("decode", calibration.decode),
         ("prefill", calibration.prefill),
+        *((("decode_kv8", calibration.decode_kv8),) if calibration.decode_kv8 else ()),
+        *((("prefill_kv8", calibration.prefill_kv8),) if calibration.prefill_kv8 else ()),
         ("elementwise", calibration.elementwise),
         *((f"passes.{kind}", fit) for kind, fit in calibration.passes.items()),
         *((f'spread."{kind}"', spread) for kind, spread in calibration.spread.items()),
@@ -254,6 +320,7 @@ def calibration_toml(calibration: Calibration, prefix: str = "") -> str:
     ]
     lists: list[tuple[str, object]] = [
         *(("all_reduce", fit) for fit in calibration.all_reduce),
+        *(("nccl", fit) for fit in calibration.nccl),
         *(("shapes", shape) for shape in calibration.shapes),
     ]
     parts = ["\n".join(head)]

@@ -2,7 +2,8 @@
 
 A group of ranks fills the nearest tier first. An all-reduce runs as a reduce-scatter tier by tier outwards,
 each tier on the share that the one before left, and an all-gather back in, so that slow outer links carry the
-least (arXiv 2501.04266 partitions by the same tiers). Reduction in a switch (NVLS, SHARP) is not modelled.
+least (arXiv 2501.04266 partitions by the same tiers). Where switches reduce (NVLS), an all-reduce may send
+each rank's buffer up and its sum down once.
 """
 
 import math
@@ -13,7 +14,7 @@ from typing import Literal
 from roofline.device.device import Link
 from roofline.errors import RooflineError
 
-Algorithm = Literal["ring", "tree"]
+Algorithm = Literal["ring", "tree", "in_switch"]
 
 
 def collective_s(
@@ -21,7 +22,8 @@ def collective_s(
 ) -> tuple[float, str]:
     """Seconds of one collective, and the kind of the link that takes most of them.
 
-    `algorithm` None takes the faster of ring and tree at each tier. Raises where the links do not reach.
+    `algorithm` None takes the fastest that each tier has: ring, tree, or reduction in its switch. Raises
+    where the links do not reach.
     """
     if n_ranks == 1:
         return 0.0, ""
@@ -65,6 +67,8 @@ def _staged(
             times.append((_ring_s(link, share, ranks), link.kind))
         else:
             by = {"ring": 2 * _ring_s(link, share, ranks), "tree": _tree_s(link, share, ranks)}
+            if link.in_switch:
+                by["in_switch"] = 2 * link.latency_s + share / link.bytes_per_s
             times.append((by[algorithm] if algorithm else min(by.values()), link.kind))
         share /= ranks
     return times

@@ -31,6 +31,7 @@ class Link:
 
     `scope` is "package", "node" or "network"; up to `n_devices` reach each other over it. `bytes_per_s` is
     one direction, per device. `latency_s` is one hop's; 0 where unknown, so that a ceiling stays a ceiling.
+    `in_switch`: switches reduce what passes through them (NVLS).
     """
 
     scope: str
@@ -38,6 +39,7 @@ class Link:
     n_devices: int
     bytes_per_s: float
     latency_s: float = 0.0
+    in_switch: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ class Op:
     m x n x k (groups > 1: the experts a batch is expected to touch, m: rows per expert). An attention has
     `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
     device, and the longest context among its requests. `avoidable_bytes` are the weights of experts that a
-    batch is expected to touch but need not. A collective moves `link_bytes` (the whole buffer, as NCCL counts
+    batch is expected to touch but need not. `kernel` tells products of one dtype apart where their kernels
+    differ ("fp8_block", "nccl"); `kv_element_bytes` is how wide the cache is that an attention reads. A
+    collective moves `link_bytes` (the whole buffer, as NCCL counts
     a message; for all_to_all what one rank sends) among `n_ranks`; a send's `n_ranks` is how many devices its
     two stages span.
     """
@@ -52,6 +54,8 @@ class Op:
     link_bytes: float = 0
     n_ranks: int = 1
     avoidable_bytes: float = 0
+    kernel: str = ""
+    kv_element_bytes: float = 0
 
     @property
     def bytes(self) -> float:
@@ -133,6 +137,7 @@ def matmul(
         flops_full=flops,
         weight_bytes=(stream if plain else quant.weight_bytes) * n * k * groups,
         activation_bytes=rows * (inputs * k + stream * n),
+        kernel="" if plain or quant.kernel == quant.activations else quant.kernel,
     )
 
 
@@ -182,7 +187,7 @@ def _layer_ops(run: _Pass, layer: Layer) -> Iterator[Op]:
 def _linear(run: _Pass, linear: Linear, count: int) -> Iterator[Op]:
     rows = run.step.n_tok
     plain = not linear.quantised
-    if not plain and ELEMENT_BYTES[run.quant.activations] < 2:
+    if not plain and run.quant.quantises:
         yield _quantise(run, rows, linear.k, count)
     yield matmul(linear.name, rows, linear.n, linear.k, run.quant, count=count, plain=plain)
 
@@ -271,6 +276,7 @@ def _attention(
         n_heads=heads,
         n_kv_heads=kv_heads,
         longest_tok=int(part.context_tok.max()),
+        kv_element_bytes=ELEMENT_BYTES[run.quant.kv],
     )
 
 
@@ -310,12 +316,12 @@ def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterato
     rows = n_tok * moe.top_k if parallel.ep == 1 else n_tok * moe.top_k / parallel.ep
     yield from _linear(run, by_name["router"], count)
     yield from _all_to_all(run, moe, "dispatch", ELEMENT_BYTES[quant.activations], count)
-    if ELEMENT_BYTES[quant.activations] < 2:
+    if quant.quantises:
         yield _quantise(run, run.step.n_tok, run.model.d, count)
     up, down = by_name["experts_gate_up"], by_name["experts_down"]
     yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), least)
     yield _elementwise(run, "experts_act", count, down.k, 3, rows)
-    if ELEMENT_BYTES[quant.activations] < 2:
+    if quant.quantises:
         yield _quantise(run, rows, down.k, count)
     yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), least)
     yield from _all_to_all(run, moe, "combine", ELEMENT_BYTES[quant.stream], count)
@@ -348,7 +354,8 @@ def _all_reduce(run: _Pass, count: int) -> Iterator[Op]:
     if run.parallel.tp > 1:
         message = run.step.n_tok * run.model.d * ELEMENT_BYTES[run.quant.stream]
         op = Op("all_reduce", "collective", count, run.quant.stream, m=run.step.n_tok, n=run.model.d)
-        yield replace(op, collective="all_reduce", link_bytes=message, n_ranks=run.parallel.tp)
+        kernel = "nccl" if run.parallel.nccl else ""
+        yield replace(op, collective="all_reduce", link_bytes=message, n_ranks=run.parallel.tp, kernel=kernel)
 
 
 def _logits(run: _Pass) -> Iterator[Op]:

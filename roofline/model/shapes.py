@@ -20,7 +20,9 @@ class Quant:
     """How numbers are stored and multiplied: weights, inputs of the products, KV cache.
 
     `group` is how many weights share one fp16 scale (int4, int8, fp4), None for one scale per channel or
-    block, which is not counted; `zero_points` adds one weight-sized integer per group. The embedding, router
+    block, which is not counted; `zero_points` adds one weight-sized integer per group. `scales` of the inputs
+    of 8 and 4 bits are "dynamic" (a kernel of its own reads and quantises them), "static" (known beforehand,
+    so that the kernel before quantises) or "block" (dynamic, for every 128 elements). The embedding, router
     and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do.
     """
 
@@ -29,6 +31,7 @@ class Quant:
     kv: str = "bf16"
     group: int | None = None
     zero_points: bool = False
+    scales: Literal["dynamic", "static", "block"] = "dynamic"
 
     def __post_init__(self) -> None:
         for what, dtype in (("weights", self.weights), ("activations", self.activations), ("kv", self.kv)):
@@ -46,7 +49,18 @@ class Quant:
         bytes_ = ELEMENT_BYTES[self.weights]
         if self.group is None:
             return bytes_
-        return bytes_ + (2 + (bytes_ if self.zero_points else 0)) / self.group
+        scale = 1 if self.weights == "fp4" else 2
+        return bytes_ + (scale + (bytes_ if self.zero_points else 0)) / self.group
+
+    @property
+    def quantises(self) -> bool:
+        """Whether inputs are quantised by a kernel of its own."""
+        return ELEMENT_BYTES[self.activations] < 2 and self.scales != "static"
+
+    @property
+    def kernel(self) -> str:
+        """The kind of kernel that multiplies: a dtype, or "fp8_block"."""
+        return f"{self.activations}_block" if self.scales == "block" else self.activations
 
 
 QUANTS: Mapping[str, Quant] = {
@@ -55,6 +69,13 @@ QUANTS: Mapping[str, Quant] = {
     "fp16": Quant("fp16", "fp16", "fp16"),
     "fp8": Quant("fp8", "fp8", "bf16"),
     "fp8-kv8": Quant("fp8", "fp8", "fp8"),
+    "fp8-static": Quant("fp8", "fp8", "bf16", scales="static"),
+    "fp8-static-kv8": Quant("fp8", "fp8", "fp8", scales="static"),
+    "fp8-block": Quant("fp8", "fp8", "bf16", scales="block"),
+    "w8a16-fp8": Quant("fp8", "bf16", "bf16"),
+    "nvfp4": Quant("fp4", "fp4", "bf16", group=16),
+    "nvfp4-kv8": Quant("fp4", "fp4", "fp8", group=16),
+    "mxfp4": Quant("fp4", "bf16", "bf16", group=32),
     "int8": Quant("int8", "int8", "bf16"),
     "w8a16": Quant("int8", "bf16", "bf16"),
     "int4": Quant("int4", "bf16", "bf16", group=128),

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roofline.device.calibration import Calibration, generic, load_calibration
+from roofline.device.calibration import Calibration, generic, load_calibration, with_host
 from roofline.device.device import Device
 from roofline.errors import RooflineError
 from roofline.model.step import Step
 from roofline.predict.bound import Bound, Limit, StepLimit, ceilings, classify, classify_step
-from roofline.predict.predict import Deployment, Prediction, step_seconds
+from roofline.predict.predict import Deployment, Prediction, host_seconds, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,16 @@ class PhaseBound:
         return classify_step(((line.limit, line.seconds) for line in self.lines), host_s)
 
 
-def calibrations_of(device: Device) -> dict[str, Calibration]:
-    """The shipped ways to predict for a device by tier, the most trusted last: generic, its own fit."""
+def calibrations_of(device: Device, stack: str = "default") -> dict[str, Calibration]:
+    """The shipped ways to predict for a device by tier, the most trusted last: generic, its own fit.
+
+    Each with the host of the same serving stack.
+    """
     own = load_calibration(device)
-    return {"generic": generic()} | ({"device fit": own} if own.tier > 1 else {})
+    known = {"generic": generic()}
+    if own.name != "generic":
+        known["device fit" if own.tier > 1 else "fit of its generation"] = own
+    return {tier: with_host(calibration, stack) for tier, calibration in known.items()}
 
 
 def phase_bounds(
@@ -101,7 +107,8 @@ def phase_bounds(
             Line(bound, {tier: predictions[i] for tier, predictions in by_tier.items()})
             for i, bound in enumerate(ceilings(deployment.ops(step), deployment.device))
         )
-        phases[name] = PhaseBound(lines, n_steps, {tier: known.host_s for tier, known in tiers.items()})
+        host_s = {tier: host_seconds(step, by_tier[tier], known) for tier, known in tiers.items()}
+        phases[name] = PhaseBound(lines, n_steps, host_s)
     return phases
 
 

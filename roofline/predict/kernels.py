@@ -72,7 +72,9 @@ def gemm_parts(fit: GemmFit, rates: Rates, x: Products) -> tuple[Amounts, Amount
 
 def gemm_s(fit: GemmFit, rates: Rates, x: Products) -> Amounts:
     compute, memory = gemm_parts(fit, rates, x)
-    quantising = x.quantised_bytes / (fit.eta_m * rates.bytes_per_s)
+    quantising = np.where(
+        x.quantised_bytes > 0, fit.quantise_s + x.quantised_bytes / (fit.eta_m * rates.bytes_per_s), 0.0
+    )
     return fit.t0_s + quantising + p_norm(compute, memory, fit.p)
 
 

@@ -90,6 +90,14 @@ def predict_step(step_ops: Sequence[Op], device: Device, calibration: Calibratio
     return [predict(op, device, calibration, mixed=len(phases) > 1, swept_bytes=swept) for op in step_ops]
 
 
+def host_seconds(step: Step, predictions: Iterable[Prediction], calibration: Calibration | None) -> float:
+    """What the serving stack's host adds to a step of these ops."""
+    if calibration is None or calibration.host is None:
+        return 0.0
+    counted = [(p.op.count, p.seconds) for p in predictions]
+    return calibration.host_seconds(step, sum(n for n, _ in counted), sum(s for _, s in counted))
+
+
 def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:
     """Ops run one after another; the host's part is not hidden."""
     return sum(prediction.seconds for prediction in predictions) + host_s
@@ -109,13 +117,19 @@ def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float
         seconds = (
             _decode(op, device, calibration) if op.phase == "decode" else _prefill(op, device, calibration)
         )
-        floor_s = calibration.decode.t0_s if op.phase == "decode" else calibration.prefill.t0_s
+        decode, prefill = calibration.attention_fits(_kv_element_bytes(op))
+        floor_s = decode.t0_s if op.phase == "decode" else prefill.t0_s
         return seconds, floor_s, calibration.tier
     if op.kind == "collective":
         return _collective(op, device, calibration)
     fit, rates = calibration.pass_fit(op.name), Rates.of(device)
-    if op.name == "quantise":  # its launch is in the product's floor: they were measured together
-        return op.bytes / (calibration.gemm_fit("fp8")[0].eta_m * rates.bytes_per_s), 0.0, calibration.tier
+    if op.name == "quantise":  # measured together with the product that follows it
+        gemm = calibration.gemm_fit("fp8")[0]
+        return (
+            gemm.quantise_s + op.bytes / (gemm.eta_m * rates.bytes_per_s),
+            gemm.quantise_s,
+            calibration.tier,
+        )
     return float(pass_s(fit, rates, *_amounts(op.bytes))), fit.t0_s, calibration.tier
 
 
@@ -126,7 +140,9 @@ def _gemm_s(fit: GemmFit, rates: Rates, sizes: tuple[float, ...]) -> float:
 
 
 def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
-    fit, tier = calibration.gemm_fit(op.dtype)
+    fit, tier = calibration.gemm_fit(op.kernel or op.dtype)
+    if calibration.sustained != 1:
+        fit = replace(fit, eta_c=fit.eta_c * calibration.sustained)
     for shape in calibration.shapes:
         if (shape.dtype, shape.n, shape.k) == (op.dtype, op.n, op.k) and op.groups == 1:
             return _measured_shape(shape, op.m), fit.t0_s, 3
@@ -145,21 +161,27 @@ def _measured_shape(shape: ShapeTimes, m: float) -> float:
 def _decode(op: Op, device: Device, calibration: Calibration) -> float:
     sizes = (op.groups, op.n, op.n_kv_heads, op.kv_bytes, op.activation_bytes)
     work = Decodes(*_amounts(*sizes))
-    compute = op.flops / (calibration.prefill.eta_c * device.peak_flops_per_s(op.dtype))
-    return max(float(decode_s(calibration.decode, Rates.of(device), work)), calibration.decode.t0_s + compute)
+    decode, prefill = calibration.attention_fits(_kv_element_bytes(op))
+    compute = op.flops / (prefill.eta_c * device.peak_flops_per_s(op.dtype))
+    return max(float(decode_s(decode, Rates.of(device), work)), decode.t0_s + compute)
+
+
+def _kv_element_bytes(op: Op) -> float:
+    """How wide an element of the cache is that an attention reads."""
+    return op.kv_element_bytes or ELEMENT_BYTES[op.dtype]
 
 
 def _prefill(op: Op, device: Device, calibration: Calibration) -> float:
     pairs = op.flops / (op.m * op.groups)  # FLOPs of one query, over all the keys it sees
     sizes = (op.flops, pairs / (4 * op.n_heads * op.k), op.longest_tok, op.k, op.activation_bytes)
     work = Prefills(*_amounts(*sizes))
-    fit = calibration.prefill
+    decode, fit = calibration.attention_fits(_kv_element_bytes(op))
     seconds = float(prefill_s(fit, Rates.of(device, op.dtype), work))
-    return max(seconds, fit.t0_s + op.kv_bytes / (calibration.decode.eta_m * device.bytes_per_s))
+    return max(seconds, fit.t0_s + op.kv_bytes / (decode.eta_m * device.bytes_per_s))
 
 
 def _collective(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:
-    fit, tier = calibration.link_fit(op.n_ranks)
+    fit, tier = calibration.link_fit(op.n_ranks, nccl=op.kernel == "nccl")
     if op.collective == "all_reduce" and op.n_ranks <= fit.n_ranks and device.links:
         ring = replace(fit, n_ranks=op.n_ranks)
         seconds = float(all_reduce_s(ring, device.links[0].bytes_per_s, *_amounts(op.link_bytes)))
@@ -198,23 +220,26 @@ class Deployment:
 class Clock:
     """Seconds of a step, for `simulate`. Without a calibration: ceilings.
 
-    Steps that only decode are timed at the mean of their contexts, rounded to 16 tokens, and remembered:
-    consecutive ones differ by a token each.
+    Consecutive steps differ by a token for each request, so a step is remembered by the mean context of its
+    decodes.
     """
 
     deployment: Deployment
     calibration: Calibration | None
-    _decodes: dict[tuple[int, int], float] = field(default_factory=dict)
+    _known: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     def __call__(self, step: Step) -> float:
-        n = step.n_requests
-        if step.n_tok > n or step.n_logits < n:
-            return self._seconds(step)
-        key = (n, int(step.context_tok.sum()) // (n * 16))
-        if key not in self._decodes:
-            self._decodes[key] = self._seconds(Step.decode(n, key[1] * 16 + 8))
-        return self._decodes[key]
+        decodes = (step.new_tok == 1) & (step.logits == 1)
+        n = int(decodes.sum())
+        at = int(step.context_tok[decodes].sum()) // (n * 16) if n else 0
+        key: tuple[object, ...] = (n, at)
+        if n < step.n_requests:
+            rest = Step(*(column[~decodes] for column in (step.new_tok, step.context_tok, step.logits)))
+            key = (n, at, rest.new_tok.tobytes(), rest.context_tok.tobytes(), rest.logits.tobytes())
+        if key not in self._known:
+            self._known[key] = self._seconds(Step.decode(n, at * 16 + 8) if n == step.n_requests else step)
+        return self._known[key]
 
     def _seconds(self, step: Step) -> float:
-        host_s = self.calibration.host_seconds(step) if self.calibration else 0.0
-        return step_seconds(self.deployment.predict(step, self.calibration), host_s)
+        predictions = self.deployment.predict(step, self.calibration)
+        return step_seconds(predictions, host_seconds(step, predictions, self.calibration))

@@ -1,52 +1,34 @@
-"""Continuous batching, step by step: what a burst should take, from an engine's limits and a clock.
+"""Continuous batching, step by step: when each token of a load comes, from an engine's rules and a clock.
 
-The rules are vLLM V1's scheduler (vllm/v1/core/sched/scheduler.py): every step takes first the running
-requests in their order, then waiting ones, within a budget of new tokens; prompts are cut into chunks; the
-cache is given in blocks, and where none is left the youngest running request is evicted, to be computed
-again from its start. Engines without chunked prefill run a step of whole prompts whenever one fits, and
-decode otherwise.
+Loads are bursts, arrivals at given times, or a closed loop; an engine is one pool of devices with or without
+pipeline stages, several replicas of it, or two pools that prefill and decode apart. Rules of admission:
+`scheduler.py`.
 """
 
-from collections import deque
+import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from roofline.errors import RooflineError
 from roofline.model.step import Step
+from roofline.predict.scheduler import (
+    NO_SPECULATION,
+    Asked,
+    Batch,
+    Ints,
+    Limits,
+    Speculation,
+    Work,
+    check,
+)
+
+__all__ = ["Asked", "Limits", "Simulation", "Speculation", "StepTable", "simulate", "simulate_disaggregated"]
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request: when it arrives, its prompt, how many tokens it wants, and how many of the prompt's a
-    prefix cache already holds."""
-
-    due_s: float
-    prompt_tok: int
-    output_tok: int
-    cached_tok: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the engine allows at once. `kv_tok`: take its own count of cache tokens wherever it prints one.
-
-    `reserve_output`: a request is admitted only when its whole output fits too (TGI), so nothing is ever
-    evicted. `whole_prompt`: only when its whole prompt fits, though it is computed in chunks (vLLM 0.19).
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_tok: int
-    block_tok: int = 16
-    chunked_prefill: bool = True
-    reserve_output: bool = False
-    whole_prompt: bool = True
+Seconds = Callable[[Step], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +54,13 @@ class StepTable:
 class Simulation:
     """What came out. Times are per request, in the order asked, from its arrival.
 
-    `tpot_s` is (E2E - TTFT) / (output - 1), NaN for a single token. `makespan_s` runs from the first arrival
-    to the last token.
+    `due_s` is when each was sent; in a closed loop, when another one ended. `tpot_s` is
+    (E2E - TTFT) / (output - 1), NaN for a single token. `makespan_s` runs from the first arrival to the last
+    token.
     """
 
     makespan_s: float
+    due_s: Floats
     ttft_s: Floats
     e2e_s: Floats
     tpot_s: Floats
@@ -84,215 +68,168 @@ class Simulation:
     steps: StepTable
 
 
-def simulate(requests: Sequence[Asked], limits: Limits, step_time: Callable[[Step], float]) -> Simulation:
+def simulate(
+    requests: Sequence[Asked],
+    limits: Limits,
+    step_time: Seconds,
+    *,
+    concurrency: int | None = None,
+    stages: int = 1,
+    replicas: int = 1,
+    speculation: Speculation = NO_SPECULATION,
+) -> Simulation:
     """The run of `requests`, step by step, each step taking `step_time` seconds.
 
-    Raises where a request could never fit.
+    `concurrency` makes it a closed loop of so many streams: the first so many are sent when due, each other
+    when one ends. With pipeline `stages` a step passes through each for an equal share of its time, and as
+    many steps are in flight. `replicas` of the engine take requests in turn, the idlest first.
+
+    Raises RooflineError where a request could never fit.
     """
-    _check(requests, limits)
-    batch = _Batch(requests, limits)
-    due = np.array([request.due_s for request in requests])
-    arrivals = deque(np.argsort(due, kind="stable").tolist())
-    first, last = np.full(len(requests), np.nan), np.full(len(requests), np.nan)
-    now_s, rows = float(due.min()), []
-    while arrivals or batch.waiting or batch.running:
-        if not batch.waiting and not batch.running:
-            now_s = max(now_s, float(due[arrivals[0]]))
-        while arrivals and due[arrivals[0]] <= now_s:
-            batch.waiting.append(arrivals.popleft())
-        work = batch.schedule()
-        seconds = step_time(work.step)
-        rows.append((now_s, seconds, *work.facts))
-        now_s += seconds
-        batch.finish(work)
-        sampled = work.ids[work.step.logits > 0]
-        first[sampled] = np.where(np.isnan(first[sampled]), now_s, first[sampled])
-        last[sampled] = now_s
-    return _result(due, first, last, batch, rows)
+    check(requests, limits)
+    if concurrency is not None and concurrency < 1:
+        raise RooflineError(f"a closed loop needs a stream or more, not {concurrency}")
+    pools = [_Pool(Batch(requests, limits, speculation), step_time, stages) for _ in range(replicas)]
+    return _Run(requests, pools, concurrency).result()
 
 
-def _result(
-    due: Floats, first: Floats, last: Floats, batch: "_Batch", rows: list[tuple[float, ...]]
+def simulate_disaggregated(
+    requests: Sequence[Asked],
+    prefill: tuple[Limits, Seconds, int],
+    decode: tuple[Limits, Seconds, int],
+    transfer_s: Callable[[int], float],
+    *,
+    concurrency: int | None = None,
 ) -> Simulation:
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
-    steps = StepTable(columns[0], columns[1], *(column.astype(np.int64) for column in columns[2:]))
-    outputs = batch.wanted
-    tpot = np.full(len(due), np.nan)
-    np.divide(last - first, outputs - 1, out=tpot, where=outputs > 1)
-    makespan_s = float(last.max() - due.min())
-    return Simulation(makespan_s, first - due, last - due, tpot, int(steps.n_preempted.sum()), steps)
+    """The same where one pool makes first tokens and another the rest, each (limits, step time, engines).
+
+    `transfer_s` is how long the keys of so many prompt tokens take from one pool to the other; transfers
+    follow one another.
+    """
+    check(requests, prefill[0])
+    check(requests, decode[0])
+    firsts = [replace(request, output_tok=1) for request in requests]
+    first_pools = [_Pool(Batch(firsts, prefill[0]), prefill[1], 1) for _ in range(prefill[2])]
+    then = [_Pool(Batch(requests, decode[0]), decode[1], 1) for _ in range(decode[2])]
+    return _Run(requests, first_pools, concurrency, then, transfer_s).result()
 
 
-def _check(requests: Sequence[Asked], limits: Limits) -> None:
-    if not requests:
-        raise RooflineError("a simulation needs at least one request")
-    if limits.max_num_seqs < 1 or limits.max_num_batched_tokens < 1:
-        raise RooflineError(f"an engine that may run nothing cannot be simulated: {limits}")
-    for request in requests:
-        if request.prompt_tok < 1 or request.output_tok < 1:
-            raise RooflineError(f"a request needs a prompt and an output of a token or more; got {request}")
-        blocks = -(-(request.prompt_tok + request.output_tok) // limits.block_tok)
-        if blocks > limits.kv_tok // limits.block_tok:
-            raise RooflineError(
-                f"a request of {request.prompt_tok} + {request.output_tok} tokens never fits a cache of"
-                f" {limits.kv_tok} tokens; shorten it or give the engine more memory"
-            )
-        if not limits.chunked_prefill and request.prompt_tok > limits.max_num_batched_tokens:
-            raise RooflineError(
-                f"a prompt of {request.prompt_tok} tokens exceeds max_num_batched_tokens"
-                f" {limits.max_num_batched_tokens} of an engine without chunked prefill"
-            )
+class _Pool:
+    """One engine: its scheduler, its clock, and when each of its stages is free."""
+
+    def __init__(self, batch: Batch, step_time: Seconds, stages: int) -> None:
+        self.batch, self.step_time = batch, step_time
+        self.free_s = [0.0] * stages
+        self.n_in_flight = 0
+        self.n_requests = 0
+
+    def start(self, now_s: float) -> tuple[float, Work] | None:
+        """Begin a step if a stage is free for it and there is something to compute: when it ends, and it."""
+        batch = self.batch
+        if self.n_in_flight == len(self.free_s) or self.free_s[0] > now_s:
+            return None
+        if not batch.running and not batch.waiting:
+            return None
+        work = batch.schedule()
+        if work is None:
+            return None
+        share_s = (self.step_time(work.step) + batch.speculation.draft_s) / len(self.free_s)
+        at_s = now_s
+        for stage, free_s in enumerate(self.free_s):
+            at_s = self.free_s[stage] = max(at_s, free_s) + share_s
+        self.n_in_flight += 1
+        return at_s, work
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Work:
-    """One step: whose requests, the shape, and the rest of its row in the table."""
+class _Run:
+    """Arrivals and ends of steps in the order of time."""
 
-    ids: Ints
-    step: Step
-    facts: tuple[int, ...]
+    def __init__(
+        self,
+        requests: Sequence[Asked],
+        pools: Sequence[_Pool],
+        concurrency: int | None,
+        then: Sequence[_Pool] = (),
+        transfer_s: Callable[[int], float] | None = None,
+    ) -> None:
+        self.pools, self.then, self.transfer_s = pools, then, transfer_s
+        self.outputs = np.array([request.output_tok for request in requests], dtype=np.int64)
+        self.due = np.array([request.due_s for request in requests], dtype=np.float64)
+        order = np.argsort(self.due, kind="stable").tolist()
+        n = len(order) if concurrency is None else min(concurrency, len(order))
+        self.later = order[n:][::-1]
+        self.first, self.last = np.full(len(order), np.nan), np.full(len(order), np.nan)
+        self.rows: list[tuple[float, ...]] = []
+        self.link_free_s = 0.0
+        # (time, order of entry, request or step, pool): an event without a step is an arrival or a wake-up
+        self.events: list[tuple[float, int, Work | int | None, _Pool | None]] = []
+        self.n_events = 0
+        for i in order[:n]:
+            self._push(float(self.due[i]), i, None)
 
+    def _push(self, at_s: float, what: Work | int | None, pool: _Pool | None) -> None:
+        self.n_events += 1
+        heapq.heappush(self.events, (at_s, self.n_events, what, pool))
 
-@dataclass(slots=True)
-class _Grants:
-    """What a step being scheduled has given so far."""
+    def result(self) -> Simulation:
+        while self.events:
+            now_s = self.events[0][0]
+            while self.events and self.events[0][0] <= now_s:
+                _, _, what, pool = heapq.heappop(self.events)
+                if isinstance(what, Work):
+                    assert pool is not None
+                    self._end(now_s, what, pool)
+                elif what is not None:
+                    self._arrive(what, pool)
+            for each in (*self.pools, *self.then):
+                self._begin(now_s, each)
+        return self._table()
 
-    budget: int
-    ids: list[int] = field(default_factory=list)
-    new_tok: list[int] = field(default_factory=list)
-    n_preempted: int = 0
-
-    def give(self, i: int, n_tok: int) -> None:
-        self.ids.append(i)
-        self.new_tok.append(n_tok)
-        self.budget -= n_tok
-
-
-class _Batch:
-    """The scheduler's state. Per request: tokens known (prompt and sampled), computed, and blocks held."""
-
-    def __init__(self, requests: Sequence[Asked], limits: Limits) -> None:
-        self.limits = limits
-        self.prompt = np.array([request.prompt_tok for request in requests], dtype=np.int64)
-        self.wanted = np.array([request.output_tok for request in requests], dtype=np.int64)
-        self.known = self.prompt.copy()
-        self.computed = np.zeros_like(self.prompt)
-        self.blocks = np.zeros_like(self.prompt)
-        self.n_free = limits.kv_tok // limits.block_tok
-        self.running: list[int] = []
-        self.waiting: deque[int] = deque()
-
-    def schedule(self) -> _Work:
-        grants = _Grants(self.limits.max_num_batched_tokens)
-        if self.limits.chunked_prefill:
-            self._continue_running(grants)
-            if not grants.n_preempted:
-                self._admit(grants)
-        else:
-            self._admit(grants)
-            if not grants.ids:
-                self._continue_running(grants)
-        return self._work(grants)
-
-    def _continue_running(self, grants: _Grants) -> None:
-        if self._all_decode(grants):
+    def _arrive(self, i: int, pool: _Pool | None) -> None:
+        if pool is not None:
+            pool.batch.arrive_prefilled(i)
             return
-        at = 0
-        while at < len(self.running) and grants.budget > 0:
-            i = self.running[at]
-            n_tok = min(int(self.known[i] - self.computed[i]), grants.budget)
-            if not self._make_room(i, n_tok, grants):
-                return
-            grants.give(i, n_tok)
-            at += 1
+        idlest = min(self.pools, key=lambda each: each.n_requests)
+        idlest.n_requests += 1
+        idlest.batch.arrive(i)
 
-    def _all_decode(self, grants: _Grants) -> bool:
-        """The usual step, all at once: every running request decodes, and there is room."""
-        ids = np.array(self.running, dtype=np.int64)
-        if not len(ids) or len(ids) > grants.budget or (self.known[ids] - self.computed[ids] != 1).any():
-            return False
-        full = self.computed[ids] == self.blocks[ids] * self.limits.block_tok
-        if full.sum() > self.n_free:
-            return False
-        self.blocks[ids] += full
-        self.n_free -= int(full.sum())
-        grants.ids, grants.new_tok = self.running.copy(), [1] * len(ids)
-        grants.budget -= len(ids)
-        return True
+    def _begin(self, now_s: float, pool: _Pool) -> None:
+        while (begun := pool.start(now_s)) is not None:
+            end_s, work = begun
+            self.rows.append((now_s, end_s - now_s, *work.facts))
+            self._push(end_s, work, pool)
+            if len(pool.free_s) > 1:
+                self._push(pool.free_s[0], None, None)
 
-    def _make_room(self, i: int, n_tok: int, grants: _Grants) -> bool:
-        """Blocks for `n_tok` more of request i, evicting the youngest; False where i itself had to go."""
-        while not self._allocate(i, int(self.computed[i]) + n_tok):
-            victim = self.running.pop()
-            self._release(victim)
-            self.computed[victim] = 0
-            self.waiting.appendleft(victim)
-            grants.n_preempted += 1
-            if victim == i:
-                return False
-        return True
+    def _end(self, now_s: float, work: Work, pool: _Pool) -> None:
+        gained, done = pool.batch.finish(work)
+        pool.n_in_flight -= 1
+        new = gained[np.isnan(self.first[gained])]
+        self.first[new] = now_s
+        self.last[gained] = now_s
+        for i in done.tolist():
+            pool.n_requests -= 1
+            if self.then and pool in self.pools and self.outputs[i] > 1:
+                self._hand_over(now_s, i, pool)
+            elif self.later:
+                later = self.later.pop()
+                self.due[later] = max(now_s, self.due[later])
+                self._push(float(self.due[later]), later, None)
 
-    def _admit(self, grants: _Grants) -> None:
-        limits = self.limits
-        while self.waiting and len(self.running) < limits.max_num_seqs and grants.budget > 0:
-            i = self.waiting[0]
-            pending = int(self.known[i])
-            n_tok = min(pending, grants.budget)
-            # An evicted request may have outgrown the budget: it then runs alone.
-            if not limits.chunked_prefill and n_tok < pending and grants.ids:
-                return
-            n_tok = n_tok if limits.chunked_prefill else pending
-            if not self._fits(i, n_tok):
-                return
-            self._allocate(i, self._reserved(i, n_tok))
-            self.running.append(self.waiting.popleft())
-            grants.give(i, n_tok)
+    def _hand_over(self, now_s: float, i: int, pool: _Pool) -> None:
+        assert self.transfer_s is not None
+        to = min(self.then, key=lambda each: each.n_requests)
+        to.n_requests += 1
+        self.link_free_s = max(now_s, self.link_free_s) + self.transfer_s(int(pool.batch.prompt[i]))
+        self._push(self.link_free_s, i, to)
 
-    def _fits(self, i: int, n_tok: int) -> bool:
-        tok = max(self._reserved(i, n_tok), int(self.known[i]) if self.limits.whole_prompt else 0)
-        return self._blocks_for(tok) <= self.n_free
-
-    def _reserved(self, i: int, n_tok: int) -> int:
-        return int(self.prompt[i] + self.wanted[i]) if self.limits.reserve_output else n_tok
-
-    def _allocate(self, i: int, tok: int) -> bool:
-        more = self._blocks_for(tok) - int(self.blocks[i])
-        if more > self.n_free:
-            return False
-        if more > 0:
-            self.blocks[i] += more
-            self.n_free -= more
-        return True
-
-    def _release(self, i: int) -> None:
-        self.n_free += int(self.blocks[i])
-        self.blocks[i] = 0
-
-    def _blocks_for(self, tok: int) -> int:
-        return -(-tok // self.limits.block_tok)
-
-    def _work(self, grants: _Grants) -> _Work:
-        assert grants.ids, "a step computes something: every request fits an empty cache"
-        ids = np.array(grants.ids, dtype=np.int64)
-        new_tok = np.array(grants.new_tok, dtype=np.int64)
-        decodes = (self.known[ids] - self.computed[ids] == 1) & (self.known[ids] > self.prompt[ids])
-        context = self.computed[ids] + new_tok
-        step = Step(new_tok, context, (context == self.known[ids]).astype(np.int64))
-        n_tok, n_decode = int(new_tok.sum()), int(decodes.sum())
-        used = self.limits.kv_tok // self.limits.block_tok - self.n_free
-        facts = (
-            n_tok - n_decode, n_decode, int(context.sum()), step.n_logits, len(self.running),
-            len(self.waiting), grants.n_preempted, used * self.limits.block_tok,
+    def _table(self) -> Simulation:
+        assert not np.isnan(self.last).any(), "every request fits an empty cache, so that each one ends"
+        columns = [np.array(column) for column in zip(*self.rows, strict=True)]
+        steps = StepTable(columns[0], columns[1], *(column.astype(np.int64) for column in columns[2:]))
+        tpot = np.full(len(self.due), np.nan)
+        np.divide(self.last - self.first, self.outputs - 1, out=tpot, where=self.outputs > 1)
+        return Simulation(
+            float(self.last.max() - self.due.min()), self.due, self.first - self.due, self.last - self.due,
+            tpot, int(steps.n_preempted.sum()), steps,
         )  # fmt: skip
-        return _Work(ids, step, facts)
-
-    def finish(self, work: _Work) -> None:
-        self.computed[work.ids] += work.step.new_tok
-        sampled = work.ids[work.step.logits > 0]
-        self.known[sampled] += 1
-        done = sampled[self.known[sampled] - self.prompt[sampled] == self.wanted[sampled]]
-        if len(done):
-            gone = set(done.tolist())
-            self.running = [i for i in self.running if i not in gone]
-            for i in done.tolist():
-                self._release(i)

@@ -11,7 +11,7 @@ import numpy as np
 
 from roofline.device.calibration import TIERS, Calibration
 from roofline.model.step import Step
-from roofline.predict.predict import Clock, Prediction
+from roofline.predict.predict import Clock, Prediction, host_seconds
 from roofline.predict.simulate import Limits, simulate
 from roofline.reconcile.impossible import judged
 from roofline.reconcile.reconciliation import (
@@ -95,16 +95,12 @@ def _without_cache_limit(run: Run) -> Limits:
 def _look(steps: Sequence[StepSeen], setup: Setup, *, measured: bool) -> list[_Looked]:
     at = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_STEPS)).round().astype(int))
     weight = len(steps) / len(at)
-    return [
-        _Looked(
-            steps[i],
-            setup.deployment.predict(steps[i].step, setup.calibration),
-            setup.calibration.host_seconds(steps[i].step) if setup.calibration else 0.0,
-            weight,
-            measured,
-        )
-        for i in at
-    ]
+    looked = []
+    for i in at:
+        predictions = setup.deployment.predict(steps[i].step, setup.calibration)
+        host_s = host_seconds(steps[i].step, predictions, setup.calibration)
+        looked.append(_Looked(steps[i], predictions, host_s, weight, measured))
+    return looked
 
 
 def _of(looked: Sequence[_Looked], phase: str) -> list[_Looked]:
@@ -295,8 +291,6 @@ def _assumed(run: Run, setup: Setup) -> Iterator[str]:
 def _host_said(known: Calibration) -> str:
     if known.host:
         return f"host time: {known.host}, {known.host.source}"
-    if known.host_s:
-        return f"{known.host_s * 1e3:g} ms of host time a step"
     return "host time is not included in predictions: it was not measured"
 
 

@@ -80,7 +80,7 @@ class Tgi(Engine):
     default_port: int | None = 3000
     image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")
     signs: Sequence[Sign] = (Sign("/info", rb'"router": ?"text-generation-router"'),)
-    admission = Admission(chunked_prefill=False, reserve_output=True)
+    admission = Admission(chunked_prefill=False, reserve_output=True, mixed_steps=False)
     start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
     needs_weights = True
     admission_flag = "--max-concurrent-requests"

@@ -1,40 +1,91 @@
 """The model against measured data; the whole table is `burstline accuracy`."""
 
+import argparse
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from roofline.validate.accuracy import kernel_checks
-from roofline.validate.accuracy_serving import serving_checks
+from burstline import exit_codes
+from burstline.verbs import accuracy
+from roofline.device.calibration import stack_host
+from roofline.validate.accuracy import _ceilings, _classes, kernel_checks
+from roofline.validate.accuracy_serving import _cells, _replay, serving_checks
+from roofline.validate.check import Check, errors, within
+from roofline.validate.serving_points import out_of_sample_hosts, predicted_ms, read_points
 
 DATA = Path(__file__).parents[1] / "data"
+POINTS = DATA / "serving" / "aic_silicon_e2e_llama31_8b_agg.csv"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("checks", [kernel_checks, serving_checks])
-def test_every_gate_holds(checks):
+def test_no_goal_is_missed_but_those_that_say_why(checks):
     found = list(checks(DATA))
     assert found
-    assert not [f"{check.goal} {check.what}: {check.reached}" for check in found if check.passed is False]
+    assert not [f"{c.goal} {c.what}: {c.out_of_sample}" for c in found if c.met is False and not c.known]
 
 
 def test_a_real_run_of_vllm_is_replayed_within_its_goals():
-    from roofline.validate.accuracy_serving import _replay
-
-    found = list(_replay(DATA / "serving" / "rtx4090_replay" / "requests.jsonl"))
-    assert len(found) == 3
-    assert all(check.passed for check in found), found
+    own, others = _replay(DATA)
+    assert own.met, own
+    assert others.known, "kernels of other devices are too slow for this one, and the table says so"
 
 
 def test_no_measured_row_beats_its_ceiling_without_a_reason():
-    from roofline.validate.accuracy import _ceilings
-
     check = _ceilings(DATA / "measured")
-    assert check.passed, check
-    assert "2 explained" in check.reached
+    assert check.met, check
 
 
 def test_bound_classes_agree_with_measured_slopes():
-    from roofline.validate.accuracy import _classes
+    assert _classes(DATA / "measured").met
 
-    assert _classes(DATA / "measured").passed
+
+def test_one_launch_constant_serves_both_devices_of_the_published_cells():
+    assert all(check.met for check in _cells())
+
+
+def test_every_twentieth_serving_point_is_predicted_with_the_other_halfs_constants():
+    points = [p for p in read_points(POINTS) if p.device == "h100-sxm5-80g"][::20]
+    hosts = out_of_sample_hosts(points)
+    assert {host.engine for host in hosts} == {"set-on-h200"}
+    ratio = np.array([predicted_ms(p, host)[1] / p.tpot_ms for p, host in zip(points, hosts, strict=True)])
+    assert within(ratio, 9), errors(ratio)
+
+
+def test_a_points_precision_is_what_the_file_states():
+    by_group = {point.group: point.quant for point in read_points(POINTS)}
+    assert by_group == {
+        "h100-sxm5-80g trtllm": "bf16",
+        "h200-sxm-141g sglang": "fp8-block",
+        "h200-sxm-141g vllm": "fp8-static-kv8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("known", "strict", "code"),
+    [
+        ("", False, exit_codes.TARGET_MISSED),
+        ("why", False, exit_codes.DONE),
+        ("why", True, exit_codes.TARGET_MISSED),
+    ],
+)
+def test_a_missed_goal_is_marked_and_fails_unless_it_is_known(monkeypatch, capsys, known, strict, code):
+    checks = [
+        Check("G1", "one", "5", "data", "1.0", "2.0", "peer 3", met=True),
+        Check("G2", "two", "5", "data", "1.0", "9.0", met=False, known=known),
+    ]
+    monkeypatch.setattr(accuracy, "_checks", lambda *_: iter(checks))
+    parser = argparse.ArgumentParser()
+    accuracy.add_arguments(parser)
+    assert accuracy.run(parser.parse_args(["--strict"] if strict else [])) == code
+    text = capsys.readouterr().out
+    assert "In sample" in text
+    assert "Out of sample" in text
+    assert "MISSED" in next(line for line in text.splitlines() if line.startswith("G2"))
+
+
+def test_the_shipped_host_is_what_the_fit_to_all_points_gives():
+    assert stack_host().step_s == pytest.approx(3e-4)
+    assert stack_host().token_s == pytest.approx(2.5e-5)

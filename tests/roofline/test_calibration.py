@@ -6,16 +6,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roofline.device.calibration import ShapeTimes, calibration_toml, generic, load_calibration
+from roofline.device.calibration import (
+    HostFit,
+    ShapeTimes,
+    calibration_toml,
+    generic,
+    load_calibration,
+    stack_host,
+    with_host,
+)
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.ops import Step, matmul, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
-from roofline.predict.predict import Clock, Deployment, predict, predict_step, step_seconds
+from roofline.predict.deployment import calibrations_of
+from roofline.predict.predict import Clock, Deployment, host_seconds, predict, predict_step, step_seconds
 from roofline.validate.accuracy_serving import bundled_model
 
-SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "l40s", "rtx4090")
+SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "l40s", "rtx4090")
 LLAMA = bundled_model("llama-3.1-8b")
 
 
@@ -28,11 +37,62 @@ def test_a_measured_device_has_its_own_fit_with_its_source_and_spread(name):
 
 
 def test_any_other_device_gets_the_generic_defaults_and_says_so():
-    device = load_device("h200")
+    device = load_device("mi300x")
     op = matmul("qkv", 64, 6144, 4096, QUANTS["bf16"])
     assert load_calibration(device) == generic()
     assert predict(op, device, generic()).tier == 1
     assert predict(op, device, None).tier == 0
+
+
+def test_a_device_without_tables_takes_the_fit_of_its_generation_one_tier_down():
+    near = load_calibration(load_device("h20"))
+    assert near.gemm == load_calibration(load_device("h100")).gemm
+    assert near.tier == 1
+
+
+def test_every_tier_pays_for_the_same_host():
+    device, step = load_device("h100"), Step.decode(64, 1000)
+    hosts = [known.host for known in calibrations_of(device).values()]
+    assert hosts == [stack_host()] * 2
+    assert stack_host().seconds(step, 300, 0.01) == pytest.approx(
+        stack_host().step_s + 64 * stack_host().token_s
+    )
+    slow_front = HostFit("x", 0.0, 0.0, 0.0, "", delivery_s=1e-3)
+    assert slow_front.seconds(step, 300, 0.01) == pytest.approx(64e-3 - 0.01)
+    assert slow_front.seconds(step, 300, 0.10) == 0
+    assert stack_host("eager").seconds(step, 300, 0.01) == pytest.approx(300 * stack_host("eager").launch_s)
+    with pytest.raises(RooflineError, match="unknown serving stack"):
+        stack_host("imaginary")
+
+
+def test_static_scales_save_the_launch_that_quantises_and_four_bits_run_at_their_own_peak():
+    device = load_device("b200")
+
+    def took(quant):
+        one = Step.decode(8, 500)
+        return sum(
+            p.seconds for p in predict_step(ops(LLAMA, QUANTS[quant], Parallel(), one), device, generic())
+        )
+
+    assert took("fp8") > took("fp8-static") > took("nvfp4") * 0.9
+    assert took("fp8-static-kv8") < took("fp8-static")
+    prefill = ops(LLAMA, QUANTS["nvfp4"], Parallel(), Step.prefill(1, 4096))
+    gate_up = next(p for p in predict_step(prefill, device, generic()) if p.op.name == "gate_up")
+    assert gate_up.bound.compute_s == pytest.approx(
+        gate_up.op.count * gate_up.op.flops / device.peak_flops_per_s("fp4")
+    )
+    assert generic().gemm_fit("fp4")[0] == generic().gemm["fp8"]
+
+
+def test_nccl_and_the_engines_own_all_reduces_are_told_apart():
+    device = load_device("h100")
+    calibration, step = load_calibration(device), Step.decode(8, 500)
+    times = [
+        next(p.seconds for p in predict_step(ops(LLAMA, QUANTS["bf16"], parallel, step), device, calibration)
+             if p.op.name == "all_reduce")
+        for parallel in (Parallel(tp=8), Parallel(tp=8, nccl=True))
+    ]  # fmt: skip
+    assert times[0] < times[1]
 
 
 def test_what_a_device_was_not_fitted_for_falls_back_to_tier_1():
@@ -90,14 +150,16 @@ def test_more_work_takes_longer_and_a_longer_context_too():
 
 def test_the_clock_agrees_with_a_step_predicted_op_by_op():
     device = load_device("a100")
-    calibration = load_calibration(device)
+    calibration = with_host(load_calibration(device))
     clock = Clock(Deployment(LLAMA, QUANTS["bf16"], Parallel(tp=2), device), calibration)
     step = Step.of([(1, 640, 1)] * 7 + [(200, 500, 1)])
     found = predict_step(ops(LLAMA, QUANTS["bf16"], Parallel(tp=2), step), device, calibration)
-    assert clock(step) == pytest.approx(step_seconds(found, calibration.host_s))
+    assert clock(step) == pytest.approx(step_seconds(found, host_seconds(step, found, calibration)))
     decode = Step.decode(32, 1000)
     found = predict_step(ops(LLAMA, QUANTS["bf16"], Parallel(tp=2), decode), device, calibration)
-    assert clock(decode) == pytest.approx(step_seconds(found, calibration.host_s), rel=0.01)
+    assert clock(decode) == pytest.approx(
+        step_seconds(found, host_seconds(decode, found, calibration)), rel=0.01
+    )
 
 
 def test_decodes_beside_a_prefill_are_slower_where_that_was_measured():

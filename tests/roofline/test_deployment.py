@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from roofline.device.calibration import generic
+from roofline.device.calibration import HostFit, generic, stack_host, with_host
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_models, load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, Quant
-from roofline.predict.deployment import Deployment, UniformBatch, calibrations_of, latency_s, phase_bounds
+from roofline.predict.deployment import UniformBatch, calibrations_of, latency_s, phase_bounds
+from roofline.predict.predict import Deployment
 
 
 def llama(tp: int = 1) -> Deployment:
@@ -34,10 +35,11 @@ def test_decoding_at_the_mean_context_takes_as_long_as_decoding_step_by_step():
 
 
 def test_a_tier_predicts_beside_the_ceiling_and_its_launches_can_bind():
-    phases = phase_bounds(llama(tp=8), UniformBatch(1, 200, 200), {"generic": generic()})
+    phases = phase_bounds(llama(tp=8), UniformBatch(1, 200, 200), {"generic": with_host(generic())})
     decode = phases["decode"]
     ops_s = sum(line.seconds for line in decode.lines)
-    assert decode.predicted_s("generic") == pytest.approx(ops_s + generic().host_s)
+    assert decode.host_s["generic"] == pytest.approx(stack_host().step_s + stack_host().token_s)
+    assert decode.predicted_s("generic") == pytest.approx(ops_s + decode.host_s["generic"])
     assert latency_s(phases, "generic") > latency_s(phases)
     limit = {line.bound.op.name: line.limit for line in decode.lines}
     assert limit["o"] == "latency"
@@ -47,9 +49,9 @@ def test_a_tier_predicts_beside_the_ceiling_and_its_launches_can_bind():
 
 
 def test_a_slow_host_adds_to_every_step_and_binds_it():
-    slow = replace(generic(), host_s=0.5)
+    slow = replace(generic(), host=HostFit("slow", 0.5, 0.0, 0.0, ""))
     phases = phase_bounds(llama(), UniformBatch(1, 200, 3), {"slow": slow})
-    without = phase_bounds(llama(), UniformBatch(1, 200, 3), {"slow": replace(slow, host_s=0.0)})
+    without = phase_bounds(llama(), UniformBatch(1, 200, 3), {"slow": replace(slow, host=None)})
     assert latency_s(phases, "slow") == pytest.approx(latency_s(without, "slow") + 3 * 0.5)
     assert phases["decode"].limit() == "host"
 

@@ -25,6 +25,7 @@ limits = st.builds(
     chunked_prefill=st.booleans(),
     reserve_output=st.booleans(),
     whole_prompt=st.booleans(),
+    mixed_steps=st.booleans(),
 )
 
 
@@ -65,7 +66,9 @@ def test_a_prompt_longer_than_the_budget_is_cut_into_chunks_that_decodes_share()
 
 def test_without_chunked_prefill_decodes_stand_still_while_a_prompt_is_computed():
     result = simulate(
-        [Asked(0, 4, 5), Asked(1.5, 30, 2)], Limits(8, 40, 1000, chunked_prefill=False), lambda step: 1.0
+        [Asked(0, 4, 5), Asked(1.5, 30, 2)],
+        Limits(8, 40, 1000, chunked_prefill=False, mixed_steps=False),
+        lambda step: 1.0,
     )
     both = (result.steps.prefill_tok > 0) & (result.steps.decode_tok > 0)
     assert not both.any()

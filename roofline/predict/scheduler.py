@@ -1,0 +1,316 @@
+"""An engine's scheduler: which requests compute how many tokens in the next step, and who holds which blocks.
+
+The rules are vLLM V1's (vllm/v1/core/sched/scheduler.py): a step takes first the running requests in their
+order, then waiting ones, within a budget of new tokens; prompts are cut into chunks; the cache is given in
+blocks, and where none is left the youngest running request is evicted, to be computed again from its start.
+`Limits` says where an engine differs.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from roofline.errors import RooflineError
+from roofline.model.step import Step
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request: when it arrives, its prompt, how many tokens it wants, and how many of the prompt's a
+    prefix cache already holds."""
+
+    due_s: float
+    prompt_tok: int
+    output_tok: int
+    cached_tok: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine allows at once. `kv_tok`: take its own count of cache tokens wherever it prints one.
+
+    `chunked_prefill` False: a prompt is computed in one step. `mixed_steps` False: steps either prefill or
+    decode, and prefills go first (SGLang, TGI). `reserve_output`: a request is
+    admitted only when its whole output fits too (TGI), so nothing is ever evicted. `whole_prompt`: only when
+    its whole prompt fits, though it is computed in chunks (vLLM 0.19).
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_tok: int
+    block_tok: int = 16
+    chunked_prefill: bool = True
+    reserve_output: bool = False
+    whole_prompt: bool = True
+    mixed_steps: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding: `draft_tok` proposals a step, each kept with probability `acceptance` if all
+    before it were; `draft_s` is what proposing takes in each step."""
+
+    draft_tok: int
+    acceptance: float
+    draft_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.draft_tok < 0 or not 0 <= self.acceptance <= 1 or self.draft_s < 0:
+            raise RooflineError(f"speculation needs drafts and a probability from 0 to 1, not {self}")
+
+    @property
+    def tok_a_step(self) -> float:
+        """Tokens that a request is expected to gain in a step."""
+        if self.acceptance == 1:
+            return self.draft_tok + 1.0
+        return (1 - self.acceptance ** (self.draft_tok + 1)) / (1 - self.acceptance)
+
+
+NO_SPECULATION = Speculation(0, 0.0)
+
+
+def check(requests: Sequence[Asked], limits: Limits) -> None:
+    """Raise RooflineError where a request could never be served within `limits`."""
+    if not requests:
+        raise RooflineError("a simulation needs at least one request")
+    if limits.max_num_seqs < 1 or limits.max_num_batched_tokens < 1:
+        raise RooflineError(f"an engine that may run nothing cannot be simulated: {limits}")
+    for request in requests:
+        if request.prompt_tok < 1 or request.output_tok < 1:
+            raise RooflineError(f"a request needs a prompt and an output of a token or more; got {request}")
+        blocks = -(-(request.prompt_tok + request.output_tok) // limits.block_tok)
+        if blocks > limits.kv_tok // limits.block_tok:
+            raise RooflineError(
+                f"a request of {request.prompt_tok} + {request.output_tok} tokens never fits a cache of"
+                f" {limits.kv_tok} tokens; shorten it or give the engine more memory"
+            )
+        if not limits.chunked_prefill and request.prompt_tok > limits.max_num_batched_tokens:
+            raise RooflineError(
+                f"a prompt of {request.prompt_tok} tokens exceeds max_num_batched_tokens"
+                f" {limits.max_num_batched_tokens} of an engine without chunked prefill"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """One step: whose requests, the shape, and the rest of its row in the table of steps."""
+
+    ids: Ints
+    step: Step
+    facts: tuple[int, ...]
+    sampled: npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class _Grants:
+    """What a step being scheduled has given so far."""
+
+    budget: int
+    ids: list[int] = field(default_factory=list)
+    new_tok: list[int] = field(default_factory=list)
+    n_preempted: int = 0
+
+    def give(self, i: int, n_tok: int) -> None:
+        self.ids.append(i)
+        self.new_tok.append(n_tok)
+        self.budget -= n_tok
+
+
+class Batch:
+    """The scheduler's state. Per request: tokens known (prompt and sampled), scheduled, and blocks held.
+
+    A step in flight has been scheduled already, so that a request of it takes part in no other until its
+    token is known; a prompt's next chunk may follow at once, as pipelined engines have it.
+    """
+
+    def __init__(
+        self, requests: Sequence[Asked], limits: Limits, speculation: Speculation = NO_SPECULATION
+    ) -> None:
+        self.limits, self.speculation = limits, speculation
+        self.prompt = np.array([request.prompt_tok for request in requests], dtype=np.int64)
+        self.wanted = np.array([request.output_tok for request in requests], dtype=np.int64)
+        cached = np.array([request.cached_tok for request in requests], dtype=np.int64)
+        self.cached = np.clip(cached, 0, self.prompt - 1)
+        self.known = self.prompt.copy()
+        self.computed = np.zeros_like(self.prompt)
+        self.blocks = np.zeros_like(self.prompt)
+        self.in_flight = np.zeros(len(self.prompt), dtype=np.int64)
+        self.n_free = limits.kv_tok // limits.block_tok
+        self.running: list[int] = []
+        self.waiting: deque[int] = deque()
+        self._draws = np.random.default_rng(0)
+
+    def arrive(self, i: int) -> None:
+        self.waiting.append(i)
+
+    def arrive_prefilled(self, i: int) -> None:
+        """With a prompt whose keys and first token were made elsewhere."""
+        self.known[i] = self.prompt[i] + 1
+        self.cached[i] = self.prompt[i]
+        self.waiting.append(i)
+
+    def schedule(self) -> Work | None:
+        """The next step; None where every running request waits for a step in flight."""
+        limits = self.limits
+        grants = _Grants(limits.max_num_batched_tokens)
+        if limits.mixed_steps:
+            self._continue_running(grants)
+            if not grants.n_preempted:
+                self._admit(grants)
+        else:
+            if limits.chunked_prefill:
+                self._continue_running(grants, prompts_only=True)
+            self._admit(grants)
+            if not grants.ids:
+                self._continue_running(grants)
+        return self._work(grants) if grants.ids else None
+
+    def _n_new(self, i: int) -> int:
+        """Tokens that the request would compute next, drafts included."""
+        pending = int(self.known[i] - self.computed[i])
+        drafts = self.speculation.draft_tok if pending == 1 and self.known[i] > self.prompt[i] else 0
+        return pending + min(
+            drafts, int(self.prompt[i] + self.wanted[i] - self.known[i]) - 1 if drafts else 0
+        )
+
+    def _continue_running(self, grants: _Grants, *, prompts_only: bool = False) -> None:
+        if prompts_only:
+            ids = np.array(self.running, dtype=np.int64)
+            if not (self.computed[ids] < self.prompt[ids]).any():
+                return
+        elif self._all_decode(grants):
+            return
+        at = 0
+        while at < len(self.running) and grants.budget > 0:
+            i = self.running[at]
+            n_tok = min(self._n_new(i), grants.budget)
+            if n_tok == 0 or (prompts_only and self.computed[i] >= self.prompt[i]):
+                at += 1
+                continue
+            if not self._make_room(i, n_tok, grants):
+                return
+            grants.give(i, n_tok)
+            at = self.running.index(i, 0, at + 1) + 1
+
+    def _all_decode(self, grants: _Grants) -> bool:
+        """The usual step, all at once: every running request decodes, and there is room."""
+        if self.speculation.draft_tok:
+            return False
+        ids = np.array(self.running, dtype=np.int64)
+        pending = self.known[ids] - self.computed[ids]
+        ids = ids[pending > 0]
+        if not len(ids) or len(ids) > grants.budget or (pending > 1).any():
+            return False
+        full = self.computed[ids] == self.blocks[ids] * self.limits.block_tok
+        if full.sum() > self.n_free:
+            return False
+        self.blocks[ids] += full
+        self.n_free -= int(full.sum())
+        grants.ids, grants.new_tok = ids.tolist(), [1] * len(ids)
+        grants.budget -= len(ids)
+        return True
+
+    def _make_room(self, i: int, n_tok: int, grants: _Grants) -> bool:
+        """Blocks for `n_tok` more of request i, evicting the youngest; False where i itself had to go."""
+        while not self._allocate(i, int(self.computed[i]) + n_tok):
+            resting = [at for at, j in enumerate(self.running) if not self.in_flight[j]]
+            if not resting:
+                return False
+            victim = self.running.pop(resting[-1])
+            self._release(victim)
+            self.computed[victim] = 0
+            self.waiting.appendleft(victim)
+            grants.n_preempted += 1
+            if victim == i:
+                return False
+        return True
+
+    def _admit(self, grants: _Grants) -> None:
+        limits = self.limits
+        while self.waiting and len(self.running) < limits.max_num_seqs and grants.budget > 0:
+            i = self.waiting[0]
+            pending = int(self.known[i] - self.cached[i])
+            n_tok = min(pending, grants.budget)
+            # An evicted request may have outgrown the budget: it then runs alone.
+            alone = not grants.ids or pending > limits.max_num_batched_tokens
+            if not limits.chunked_prefill and n_tok < pending and not alone:
+                return
+            n_tok = n_tok if limits.chunked_prefill else pending
+            if not self._fits(i, n_tok):
+                return
+            self.computed[i] = self.cached[i]
+            self._allocate(i, self._reserved(i, n_tok))
+            self.running.append(self.waiting.popleft())
+            grants.give(i, n_tok)
+
+    def _fits(self, i: int, n_tok: int) -> bool:
+        tok = max(self._reserved(i, n_tok), int(self.known[i]) if self.limits.whole_prompt else 0)
+        return self._blocks_for(tok) <= self.n_free
+
+    def _reserved(self, i: int, n_tok: int) -> int:
+        if self.limits.reserve_output:
+            return int(self.prompt[i] + self.wanted[i])
+        return int(self.cached[i]) + n_tok
+
+    def _allocate(self, i: int, tok: int) -> bool:
+        more = self._blocks_for(tok) - int(self.blocks[i])
+        if more > self.n_free:
+            return False
+        if more > 0:
+            self.blocks[i] += more
+            self.n_free -= more
+        return True
+
+    def _release(self, i: int) -> None:
+        self.n_free += int(self.blocks[i])
+        self.blocks[i] = 0
+
+    def _blocks_for(self, tok: int) -> int:
+        return -(-tok // self.limits.block_tok)
+
+    def _work(self, grants: _Grants) -> Work:
+        ids = np.array(grants.ids, dtype=np.int64)
+        new_tok = np.array(grants.new_tok, dtype=np.int64)
+        decodes = (self.known[ids] - self.computed[ids] == 1) & (self.known[ids] > self.prompt[ids])
+        context = self.computed[ids] + new_tok
+        sampled = context >= self.known[ids]
+        # Every draft wants logits, a chunk none and a prompt's end one row.
+        logits = np.where(decodes, new_tok, sampled).astype(np.int64)
+        self.computed[ids] = np.where(decodes, context - new_tok + 1, context)
+        self.in_flight[ids] += 1
+        n_tok, n_decode = int(new_tok.sum()), int(new_tok[decodes].sum())
+        used = self.limits.kv_tok // self.limits.block_tok - self.n_free
+        facts = (
+            n_tok - n_decode, n_decode, int(context.sum()), int(sampled.sum()), len(self.running),
+            len(self.waiting), grants.n_preempted, used * self.limits.block_tok,
+        )  # fmt: skip
+        return Work(ids, Step(new_tok, context, logits), facts, sampled)
+
+    def finish(self, work: Work) -> tuple[Ints, Ints]:
+        """The step is done: (requests that gained tokens, those of them that are complete)."""
+        self.in_flight[work.ids] -= 1
+        gained = work.ids[work.sampled]
+        self.known[gained] += 1
+        if self.speculation.draft_tok:
+            drafts = work.step.new_tok[work.sampled] - 1
+            drafts[work.step.logits[work.sampled] == 1] = 0
+            self.known[gained] += (accepted := self._accepted(drafts))
+            self.computed[gained] += accepted
+        done = gained[self.known[gained] - self.prompt[gained] >= self.wanted[gained]]
+        if len(done):
+            gone = set(done.tolist())
+            self.running = [i for i in self.running if i not in gone]
+            for i in done.tolist():
+                self._release(i)
+        return gained, done
+
+    def _accepted(self, drafts: Ints) -> Ints:
+        """How many of each request's drafts are kept: those before the first that is not."""
+        kept = self._draws.random((len(drafts), self.speculation.draft_tok)) < self.speculation.acceptance
+        n_kept: Ints = np.cumprod(kept, axis=1).sum(axis=1)
+        return np.minimum(n_kept, drafts)

@@ -1,0 +1,199 @@
+"""Published operating points of serving engines, predicted: a closed loop of streams, simulated step by step.
+
+The file's columns are those of aiconfigurator's `silicon_sample.csv`; other models, devices and engines than
+the shipped ones are predicted too. Constants of the serving stack are set here, on one half of the devices.
+"""
+
+import csv
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from roofline.device.calibration import Calibration, HostFit, generic, load_calibration, stack_host
+from roofline.device.device import load_device
+from roofline.errors import RooflineError
+from roofline.model.catalog import load_model
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
+from roofline.predict.capacity import room
+from roofline.predict.kernels import Amounts
+from roofline.predict.predict import Clock, Deployment
+from roofline.predict.simulate import Asked, Limits, simulate
+
+Row = Mapping[str, str]
+
+DEVICES = {
+    "a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "h200_sxm": "h200-sxm-141g",
+    "b200_sxm": "b200-sxm", "gb200": "gb200", "gb200_sxm": "gb200", "gb300": "gb300", "l40s": "l40s",
+    "rtx_pro_6000_server": "rtx-pro-6000",
+}  # fmt: skip
+MODELS = {
+    "llama-?3[._]?1-8b": "llama-3.1-8b", "llama-?3[._]?[13]-70b": "llama-3.1-70b", "qwen3-32b": "qwen3-32b",
+    "qwen3-8b": "qwen3-8b", "qwen3-30b-a3b": "qwen3-30b-a3b", "llama-2-7b": "llama-2-7b",
+    "llama-2-13b": "llama-2-13b", "llama-2-70b": "llama-2-70b", "mixtral-8x7b": "mixtral-8x7b",
+    "deepseek-v3": "deepseek-v3", "gpt-oss-120b": "gpt-oss-120b",
+}  # fmt: skip
+WAVES = 10
+"""Load tools send some ten requests for each stream, the first ones all at once."""
+_SIMULATED = 3  # waves: all after the first are alike
+_BUDGET = 8192  # new tokens a step: the default of all three engines on these devices
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A closed loop of `streams` requests, and what was measured: means, in milliseconds."""
+
+    device: str
+    backend: str
+    model: str
+    quant: str
+    tp: int
+    streams: int
+    prompt_tok: int
+    output_tok: int
+    ttft_ms: float
+    tpot_ms: float
+
+    @property
+    def group(self) -> str:
+        return f"{self.device} {self.backend}"
+
+
+def read_points(path: Path) -> list[Point]:
+    """The points of aggregated serving whose model and device are known; others are left out."""
+    with path.open(newline="") as file:
+        return [point for row in csv.DictReader(file) if (point := _point(row)) is not None]
+
+
+def _point(row: Row) -> Point | None:
+    name = row["model_path"].lower()
+    model = next((ours for pattern, ours in MODELS.items() if re.search(pattern, name)), None)
+    if model is None or row["system"] not in DEVICES or row.get("mode", "agg") != "agg":
+        return None
+    quant = _quant(row, name)
+    return Point(
+        DEVICES[row["system"]],
+        row["backend"],
+        model,
+        quant,
+        _int(row["tp_size"]),
+        _int(row["batch_size"]),
+        _int(row["isl"]),
+        _int(row["osl"]),
+        float(row["silicon_ttft_ms"]),
+        float(row["silicon_tpot_ms"]),
+    )
+
+
+def _quant(row: Row, name: str) -> str:
+    """What the file states; checkpoints of NVIDIA's in 8 and 4 bits have static scales and an fp8 cache."""
+    mode = (row.get("gemm_quant_mode") or row.get("precision") or "").lower()
+    if "block" in mode:
+        return "fp8-block"
+    if "fp4" in mode or "fp4" in name:
+        return "nvfp4-kv8"
+    if "fp8" in mode or "fp8" in name:
+        return "fp8" if "dynamic" in name else "fp8-static-kv8"
+    return "bf16"
+
+
+def _int(text: str) -> int:
+    return int(float(text))
+
+
+def predicted_ms(point: Point, host: HostFit | None, tier: str = "generic") -> tuple[float, float]:
+    """(TTFT, TPOT): means over the first wave and the later ones, as a load tool has them.
+
+    NaN where the model does not fit.
+    """
+    device = load_device(point.device)
+    known = generic() if tier == "generic" else load_calibration(device)
+    deployment = Deployment(load_model(point.model)[0], QUANTS[point.quant], Parallel(tp=point.tp), device)
+    try:
+        kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
+        limits = _limits(point, kv_tok)
+        asked = [Asked(0.0, point.prompt_tok, point.output_tok)] * (_SIMULATED * point.streams)
+        clock = Clock(deployment, _of_engine(replace(known, host=host), point.backend))
+        result = simulate(asked, limits, clock, concurrency=point.streams)
+    except RooflineError:
+        return float("nan"), float("nan")
+    first, later = slice(0, point.streams), slice(point.streams, None)
+    ttft, tpot = (
+        (figures[first].mean() + (WAVES - 1) * figures[later].mean()) / WAVES
+        for figures in (result.ttft_s, result.tpot_s)
+    )
+    return 1e3 * float(ttft), 1e3 * float(tpot)
+
+
+def _limits(point: Point, kv_tok: int) -> Limits:
+    """TensorRT-LLM computes whole prompts beside decodes; SGLang prompts apart from decodes."""
+    return Limits(
+        point.streams,
+        max(_BUDGET, point.prompt_tok),
+        kv_tok,
+        chunked_prefill=point.backend != "trtllm",
+        mixed_steps=point.backend != "sglang",
+    )
+
+
+def _of_engine(known: Calibration, backend: str) -> Calibration:
+    """Only vLLM's attention computes prompts and decodes in one kernel."""
+    return known if backend == "vllm" else replace(known, mixed=1.0)
+
+
+def ratios(
+    points: Sequence[Point], hosts: Sequence[HostFit | None], tier: str = "generic"
+) -> tuple[Amounts, Amounts]:
+    """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second."""
+    with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        both = np.array(list(pool.map(partial(predicted_ms, tier=tier), points, hosts, chunksize=4)))
+    return (
+        both[:, 0] / np.array([point.ttft_ms for point in points]),
+        both[:, 1] / np.array([point.tpot_ms for point in points]),
+    )
+
+
+def set_on(point: Point) -> str:
+    """The stack whose constants were set without this point's half: the H100 is one, all others the other."""
+    return "set-on-h200" if point.device == "h100-sxm5-80g" else "set-on-h100"
+
+
+def out_of_sample_hosts(points: Sequence[Point]) -> list[HostFit | None]:
+    return [stack_host(set_on(point)) for point in points]
+
+
+_STEPS_MS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
+_TOKENS_MS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
+
+
+def fit_host(points: Sequence[Point]) -> tuple[float, float]:
+    """(seconds a step, seconds a token) of the least mean absolute log error of TPOT, from a grid.
+
+    A stream gains a token a step, so that a step's cost adds to TPOT once and a token's once for each stream.
+    """
+    bare = ratios(points, [None] * len(points))[1] * [point.tpot_ms for point in points]
+    streams, measured = (
+        np.array([getattr(point, name) for point in points], dtype=float) for name in ("streams", "tpot_ms")
+    )
+    known = np.isfinite(bare)
+
+    def cost(constants: tuple[float, float]) -> float:
+        predicted = bare + constants[0] + constants[1] * streams
+        return float(abs(np.log(predicted / measured))[known].mean())
+
+    step_ms, token_ms = min(itertools.product(_STEPS_MS, _TOKENS_MS), key=cost)
+    return step_ms * 1e-3, token_ms * 1e-3
+
+
+def stacks_toml(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
+    """The constants of each half and of all, by the stack's name."""
+    halves = {"set-on-h100": "h100-sxm5-80g", "set-on-h200": "h200-sxm-141g"}
+    found = {name: fit_host([p for p in points if p.device == device]) for name, device in halves.items()}
+    return {"default": fit_host(points)} | found
