@@ -1,7 +1,12 @@
 """What the command's exit code says; scripts and CI rely on these."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from loadgen.metrics.summary_types import Summary
 
 DONE = 0
 OUR_BUG = 1
@@ -12,12 +17,12 @@ ENGINE_FAILED = 5
 INTERRUPTED = 130
 
 
-def of_summary(summary: Mapping[str, Any]) -> int:
-    """The exit code of a run that ended: whether a target was missed, whether all can be believed."""
-    results = {target["result"] for target in summary.get("targets", ())}
+def of_summary(summary: Summary) -> int:
+    """The exit code of a run that ended: whether an SLO was missed, whether the run is valid."""
+    results = {target.result for target in summary.targets}
     if "fail" in results:
         return TARGET_MISSED
-    valid = summary["verdict"]["state"] == "VALID"
+    valid = summary.verdict.state == "VALID"
     return DONE if valid and "inconclusive" not in results else INCONCLUSIVE
 
 

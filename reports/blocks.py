@@ -1,12 +1,52 @@
-"""What a section of the page is made of, besides figures (`drawing.Plot`) and tables (`tables.Table`)."""
+"""What reports are made of, besides figures (`drawing.Plot`) and tables (`tables.Table`).
+
+Every format renders the same blocks: HTML (`page/templates/blocks.html.j2`), text and Markdown (`formats/`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+from loadgen.verdict.verdict import Reason
 from reports.figures.drawing import Plot
 from reports.tables import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A title; `level` is 1 for the whole, more for what is inside."""
+
+    kind: ClassVar[str] = "heading"
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TargetLine:
+    """One SLO: what was asked, what was measured with its interval, what that makes of it, and why."""
+
+    mark: str
+    result: str
+    text: str
+    measured: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """A verdict with its reasons; `error` is what the instrument adds to every number, `name` what is judged
+    where there are several."""
+
+    kind: ClassVar[str] = "banner"
+    state: str
+    tone: str
+    mark: str
+    sentence: str
+    reasons: tuple[Reason, ...]
+    error: str = ""
+    targets: tuple[TargetLine, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +112,4 @@ class Folded:
     id: str = ""
 
 
-Block = Plot | Table | Tiles | Side | Command | Note | Findings | Folded
+Block = Heading | Banner | Plot | Table | Tiles | Side | Command | Note | Findings | Folded

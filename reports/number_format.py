@@ -1,9 +1,10 @@
 """Numbers as people read them: one unit a row, three significant digits unless the interval allows more."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+
+from loadgen.stats.figure import Absent, Estimate, Figure
 
 SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -27,11 +28,6 @@ class Scale:
 
     divisor: float
     unit: str
-
-
-def is_estimate(value: object) -> bool:
-    """Whether a node of the summary is an estimate (or an absence of one) rather than a folder of them."""
-    return isinstance(value, Mapping) and "point" in value
 
 
 def scale_for(unit: str, values: Iterable[float | None]) -> Scale:
@@ -72,24 +68,41 @@ def count(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def point(estimate: Mapping[str, Any], scale: Scale) -> str:
-    """The estimate's value in the scale's unit, a dash where it is absent."""
-    if estimate["point"] is None:
+def scale_of(figures: Iterable[Figure], *, share: bool = False) -> Scale:
+    """The scale that suits all of them, which have one unit; a share is shown in percent."""
+    known = [figure for figure in figures if isinstance(figure, Estimate)]
+    unit = known[0].unit if known else ""
+    return scale_for("fraction" if share and unit == "1" else unit, [figure.point for figure in known])
+
+
+def point(figure: Figure, scale: Scale) -> str:
+    """The value in the scale's unit, a dash where it is absent."""
+    if isinstance(figure, Absent):
         return "–"
-    return number(estimate["point"] / scale.divisor, _half_width(estimate, scale))
+    return number(figure.point / scale.divisor, _half_width(figure, scale))
 
 
-def interval(estimate: Mapping[str, Any], scale: Scale) -> str:
+def interval(figure: Figure, scale: Scale) -> str:
     """The interval as "[low, high]" in the scale's unit, ∞ where no bound exists; "" where there is none."""
-    low, high = estimate.get("low"), estimate.get("high")
+    if isinstance(figure, Absent):
+        return ""
+    low, high = figure.low, figure.high
     if low is None and high is None:
         return ""
-    half = _half_width(estimate, scale)
+    half = _half_width(figure, scale)
     below = "(−∞" if low is None else f"[{number(low / scale.divisor, half)}"
     above = "∞)" if high is None else f"{number(high / scale.divisor, half)}]"
     return f"{below}, {above}"
 
 
-def _half_width(estimate: Mapping[str, Any], scale: Scale) -> float | None:
-    low, high = estimate.get("low"), estimate.get("high")
+def with_interval(figure: Figure) -> str:
+    """`1.23 s [1.20, 1.31]`, a dash where there is no number."""
+    if isinstance(figure, Absent):
+        return "–"
+    scale = scale_of([figure])
+    return " ".join(part for part in (point(figure, scale), scale.unit, interval(figure, scale)) if part)
+
+
+def _half_width(figure: Estimate, scale: Scale) -> float | None:
+    low, high = figure.low, figure.high
     return None if low is None or high is None else (high - low) / 2 / scale.divisor

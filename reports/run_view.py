@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import summarize_run
+from loadgen.metrics.summary_types import Summary
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
+from loadgen.stats.figure import Absent
 from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
 from reports.request_sample import Shown, shown_of
@@ -28,7 +28,7 @@ class View:
     name: str
     status: str
     manifest: Manifest
-    summary: Mapping[str, Any]
+    summary: Summary
     telemetry: Telemetry
     columns: Columns
 
@@ -63,13 +63,14 @@ class View:
     @property
     def warm_up_end_s(self) -> float:
         """From when requests count, seconds from the run's start; 0 where all do."""
-        warm_up = self.summary.get("window", {})
-        if not warm_up.get("n_warm_up", {}).get("point"):
+        window = self.summary.window
+        n, start = window.n_warm_up, window.start_s
+        if isinstance(n, Absent) or isinstance(start, Absent) or not n.point:
             return 0.0
-        return float(warm_up["start_s"]["point"])
+        return start.point
 
 
-def summary_of(run: Run) -> Mapping[str, Any]:
+def summary_of(run: Run) -> Summary:
     """The summary on disk; for a run that ended before one was written, what its files give."""
     return run.summary if run.summary is not None else summarize_run(run)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from burstline import __version__, exit_codes
 from burstline.bench.fire import DriverDiedError, Drivers, fire
@@ -40,6 +40,7 @@ from loadgen.record.manifest import (
     Certificate,
     HardwareFacts,
     Manifest,
+    Option,
     ServerFacts,
     Status,
 )
@@ -55,6 +56,7 @@ from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
     from burstline.cluster.workers import RayOptions
+    from loadgen.metrics.summary_types import Summary
 
 
 LATE_S = 0.5
@@ -257,7 +259,7 @@ def _watched(
             watcher.add_clients(pids)
             keep_pandas_out()
             run.save_plan(plan)
-            run.save_manifest(replace(run.manifest, **_software_and_devices()))
+            run.save_manifest(_with_software_and_devices(run.manifest))
             if site.engine.metrics_path is not None and not watcher.await_baseline():
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
@@ -300,7 +302,7 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
 def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
     """A record of every planned request, "not_sent" where the server never got one."""
     why = str(error) or "interrupted before the load began"
-    run.save_manifest(replace(run.manifest, error=why, **_software_and_devices()))
+    run.save_manifest(replace(_with_software_and_devices(run.manifest), error=why))
     if not (run.path / "plan.parquet").exists():
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
@@ -316,11 +318,12 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
     print(f"What there is: {run.path}", file=sys.stderr)
 
 
-def _told(run: RunDir, summary: dict[str, Any], fired: Fired) -> int:
+def _told(run: RunDir, summary: Summary, fired: Fired) -> int:
     """Say in a few lines how it went and where the page is; the exit code."""
-    from reports.formats.text import headline
+    from reports.digest import headline
+    from reports.formats.text import text
 
-    print(headline(open_run(run.path)))
+    print(text(headline(open_run(run.path))))
     print(f"Report: {run.report}")
     if fired.engine_error:
         raise EngineError(fired.engine_error)
@@ -353,20 +356,21 @@ def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
     )
 
 
-def _software_and_devices() -> dict[str, Any]:
-    """What the manifest says of where it was made that takes a while to find out."""
-    return {
-        "commit": host_facts.commit(),
-        "libraries": host_facts.libraries(),
-        "devices": host_facts.devices(),
-    }
+def _with_software_and_devices(manifest: Manifest) -> Manifest:
+    """The manifest with what takes a while to find out."""
+    return replace(
+        manifest,
+        commit=host_facts.commit(),
+        libraries=host_facts.libraries(),
+        devices=host_facts.devices(),
+    )
 
 
-def _as_option(value: Any) -> Any:
+def _as_option(value: object) -> Option:
     """A flag's value as the manifest keeps it: a path or several values as text."""
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or None
-    return str(value) if isinstance(value, Path) else value
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _command_to_repeat(salt: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from burstline.machine.roofline_input import beside_others, reconciled, suspect
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
+from loadgen.metrics.summary_types import Summary
 from loadgen.record.arrow import keep_pandas_out
 from loadgen.record.decode import decode_run
 from loadgen.record.manifest import Status
@@ -17,7 +17,7 @@ from reports.page.page import render
 from servers.engine import Engine
 
 
-def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> dict[str, Any]:
+def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> Summary:
     """Give the run its status, then decode the captures and write records, summary and page.
 
     In this order: how the load ended is known, and all that follows can be made again from the captures.
@@ -27,14 +27,13 @@ def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[Driv
     return write_report(run)
 
 
-def write_report(run: RunDir) -> dict[str, Any]:
+def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
     keep_pandas_out()
     opened = open_run(run.path)
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
-    run.save_summary(summary | {"roofline": beside_others(roofline, summary["instrument"]).to_json()})
-    opened = open_run(run.path)
-    run.save_report(render(opened))
-    assert opened.summary is not None
-    return opened.summary
+    summary = replace(summary, roofline=beside_others(roofline, summary.instrument))
+    run.save_summary(summary)
+    run.save_report(render(open_run(run.path)))
+    return summary

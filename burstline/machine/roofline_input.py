@@ -12,9 +12,11 @@ import numpy as np
 from burstline.bench.hints import Stated
 from burstline.machine.cpu_calibration import DTYPES, MOST_OTHERS
 from burstline.machine.hardware import DEVICE_FILE
+from loadgen.metrics.summary_types import Instrument
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import HardwareFacts
 from loadgen.record.rundir import Run
+from loadgen.stats.figure import Absent
 from loadgen.verdict.verdict import Reason
 from roofline.device.calibration import read_calibration, with_host
 from roofline.device.device import Device, read_device
@@ -60,15 +62,15 @@ def reconciled(run: Run) -> Reconciliation | NotReconciled:
 
 
 def beside_others(
-    found: Reconciliation | NotReconciled, instrument: Mapping[str, Any]
+    found: Reconciliation | NotReconciled, instrument: Instrument
 ) -> Reconciliation | NotReconciled:
     """The same, with a word on who else used the CPU it ran on: their share is no gap of the engine's."""
-    others = instrument["others_cpu_fraction"].get("point")
+    others = instrument.others_cpu_fraction
     if isinstance(found, NotReconciled) or found.device.measured_spread is None:
         return found
-    if not others or others <= MOST_OTHERS:
+    if isinstance(others, Absent) or others.point <= MOST_OTHERS:
         return found
-    warning = f"Other processes used {others:.0%} of this machine meanwhile, which is part of the gap."
+    warning = f"Other processes used {others.point:.0%} of this machine meanwhile, which is part of the gap."
     return replace(found, sentence=f"{found.sentence} {warning}")
 
 

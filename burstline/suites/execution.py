@@ -217,25 +217,26 @@ def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
 
 def _verdict(run: Run) -> str:
     """The run's verdict and what came of its targets, a line each."""
-    from reports.formats.text import headline
-    from reports.page.slo_lines import target_lines
+    from reports.digest import verdict_line
+    from reports.formats.text import text
+    from reports.run_view import summary_of
 
-    lines = target_lines(run.summary or {})
-    return "\n".join([headline(run).splitlines()[0], *(f"{t.mark} {t.text}: {t.measured}" for t in lines)])
+    return text([verdict_line(summary_of(run))])
 
 
 def _report(folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
     from burstline.verbs.compare import comparison_of_suite, write_all
     from loadgen.verdict.comparable import ALONE
-    from reports.formats.comparison_text import text
+    from reports.compare.digest import digest
+    from reports.formats.text import text
 
     comparison = comparison_of_suite(folder)
     if comparison is None:
         print("No run of the suite came to its end: there is nothing to report.", file=sys.stderr)
         return False
     page = write_all(comparison, folder)
-    print(text(comparison))
+    print(text(digest(comparison)))
     print(f"Report: {page}")
     alone = all(cell.gate.state == ALONE for cell in comparison.cells)
     return comparison.comparable or (alone and not comparison.missing)
@@ -249,7 +250,7 @@ def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:
     found: dict[tuple[str, str, str], dict[str, list[int]]] = {}
     for slot in slots:
         run = finished_in(folder / slot.id)
-        if run is not None and run.summary is not None and run.summary.get("targets"):
+        if run is not None and run.summary is not None and run.summary.targets:
             loads = found.setdefault((slot.engine.name, slot.model.name, slot.workload.of), {})
             loads.setdefault(slot.workload.name, []).append(exit_codes.of_summary(run.summary))
     for loads in found.values():

@@ -128,12 +128,16 @@ def write_all(comparison: Comparison, folder: Path) -> Path:
 
 
 def _as(shape: str, comparison: Comparison) -> str:
+    from reports.compare.digest import digest
     from reports.compare.page import render, to_json
-    from reports.formats.comparison_text import markdown, text
+    from reports.formats.markdown import markdown
+    from reports.formats.text import text
 
     if shape == "json":
         return f"{json_text(to_json(comparison))}\n"
-    return {"html": render, "markdown": markdown, "text": text}[shape](comparison)
+    if shape == "html":
+        return render(comparison)
+    return {"markdown": markdown, "text": text}[shape](digest(comparison))
 
 
 def differences(runs: Sequence[Run]) -> list[Reason]:

@@ -56,9 +56,10 @@ def _csv(run: "Run") -> dict[str, bytes]:
 
 
 def _markdown(run: "Run") -> dict[str, bytes]:
+    from reports.digest import pull_request
     from reports.formats.markdown import markdown
 
-    return {"summary.md": markdown(run).encode()}
+    return {"summary.md": markdown(pull_request(run)).encode()}
 
 
 def _junit(run: "Run") -> dict[str, bytes]:

@@ -16,13 +16,14 @@ def run(args: argparse.Namespace) -> int:
     from loadgen.metrics.summary import summarize_run
     from loadgen.record.arrow import keep_pandas_out
     from loadgen.record.rundir import open_run
-    from reports.formats.text import show
+    from reports.digest import overview
+    from reports.formats.text import text
 
     keep_pandas_out()
     run = open_run(args.run)
     if args.json:
         summary = run.summary or summarize_run(run)
-        print(json_text(summary))
+        print(json_text(summary.to_json()))
     else:
-        print(show(run))
+        print(text(overview(run)))
     return exit_codes.DONE

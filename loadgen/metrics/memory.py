@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.driver.job import DriveReport
+from loadgen.metrics.summary_types import Memory
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 from servers.engine import Identity
 
 
-def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity | None) -> dict[str, Figure]:
+def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity | None) -> Memory:
     """Peaks while the load ran, and what the server says it has.
 
     `server_peak_bytes` is the largest sum of RSS over the server's processes (a page that n share counts n
@@ -18,20 +19,20 @@ def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity 
     load). `device_peak_bytes` is what all GPUs held, reservations included; `kv_peak_fraction` is the share
     of the KV cache really in use.
     """
-    said = "the server does not say"
+    unknown = "the server does not report it"
     who = identity or Identity("")
-    return {
-        "server_peak_bytes": watched.peak("server", "rss_bytes", "bytes"),
-        "server_anon_peak_bytes": watched.peak("server", "anon_bytes", "bytes"),
-        "server_pss_bytes": watched.peak("server", "pss_bytes", "bytes"),
-        "client_peak_bytes": _client_peak(watched, reports),
-        "device_peak_bytes": _device_peak(watched),
-        "weights_bytes": measured(who.weight_bytes, "bytes", said),
-        "kv_capacity_bytes": measured(who.kv_bytes, "bytes", said),
-        "kv_capacity_tok": measured(who.kv_tok, "tok", said),
-        "kv_peak_fraction": watched.peak("engine", "kv_used_fraction", "1"),
-        "preemptions": watched.grown("engine", "preemptions", "preemptions"),
-    }
+    return Memory(
+        server_peak_bytes=watched.peak("server", "rss_bytes", "bytes"),
+        server_anon_peak_bytes=watched.peak("server", "anon_bytes", "bytes"),
+        server_pss_bytes=watched.peak("server", "pss_bytes", "bytes"),
+        client_peak_bytes=_client_peak(watched, reports),
+        device_peak_bytes=_device_peak(watched),
+        weights_bytes=measured(who.weight_bytes, "bytes", unknown),
+        kv_capacity_bytes=measured(who.kv_bytes, "bytes", unknown),
+        kv_capacity_tok=measured(who.kv_tok, "tok", unknown),
+        kv_peak_fraction=watched.peak("engine", "kv_used_fraction", "1"),
+        preemptions=watched.grown("engine", "preemptions", "preemptions"),
+    )
 
 
 def _client_peak(watched: Watched, reports: Sequence[DriveReport]) -> Figure:

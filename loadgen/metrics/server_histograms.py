@@ -8,12 +8,12 @@ with a token. What the client has more is the network, whatever stands between, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from loadgen.metrics.definitions import e2e_service, itl, ttft_service
+from loadgen.metrics.summary_types import Agreement
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, Floats
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
@@ -49,27 +49,27 @@ class Histogram:
         return Estimate(float(point), float(low), high, 1.0, self.total, "s", "the server's own histogram")
 
 
-def agreement(c: Columns, watched: Watched) -> dict[str, Figure]:
+def agreement(c: Columns, watched: Watched) -> Agreement:
     """By latency the client's median and the server's, and how much more the client has.
 
     TTFT and E2E count from when the request was written, ITL is pooled over tokens. `*_gap_s` is the
     difference of the means, Absent where the two counted different numbers: then they saw different things.
     """
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     for name in LATENCIES:
         values, weights = _client(name, c)
         server = _histogram(watched, name)
         client = _median(values, weights)
-        found[f"{name}_client_p50_s"] = client
-        found[f"{name}_server_p50_s"] = server if isinstance(server, Absent) else server.median
-        found[f"{name}_gap_s"] = _gap(client, values, weights, server)
-    return found
+        figures[f"{name}_client_p50_s"] = client
+        figures[f"{name}_server_p50_s"] = server if isinstance(server, Absent) else server.median
+        figures[f"{name}_gap_s"] = _gap(client, values, weights, server)
+    return Agreement(**figures)
 
 
-def disagreement(agreed: Mapping[str, Figure]) -> Reason | None:
+def disagreement(agreed: Agreement) -> Reason | None:
     """What the two sides cannot both mean, or what lies between them; the first latency that shows it."""
     for name in LATENCIES:
-        gap, client = agreed[f"{name}_gap_s"], agreed[f"{name}_client_p50_s"]
+        gap, client = agreed.figure(f"{name}_gap_s"), agreed.figure(f"{name}_client_p50_s")
         if isinstance(gap, Absent) or isinstance(client, Absent):
             continue
         if abs(gap.point) <= max(FLOOR_S, UNEXPLAINED * client.point):

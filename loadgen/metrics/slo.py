@@ -10,13 +10,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record.columns import Columns
 from loadgen.stats.estimates import Absent, Figure, measured, order_statistic_ranks
 from loadgen.verdict.verdict import State, Verdict
@@ -69,26 +69,6 @@ class Goal:
     def per_request(self) -> bool:
         """Whether it is a criterion for single requests rather than a target."""
         return self.statistic is None and self.metric in METRICS and self.metric not in WHOLE_RUN
-
-
-class Result(StrEnum):
-    PASS = "pass"  # noqa: S105
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A target held against what was measured; `reason` says in words why."""
-
-    goal: Goal
-    result: Result
-    figure: Figure
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        said = {"target": self.goal.text, "result": str(self.result), "reason": self.reason}
-        return {**said, "measured": self.figure.to_json()}
 
 
 def parse_goal(text: str) -> Goal:
@@ -153,32 +133,28 @@ def attainment(met: NDArray[np.bool_]) -> Figure:
     return measured(float(met.mean()) if len(met) else None, "1", "nothing was planned", len(met))
 
 
-NO_CRITERION: Final = Absent("no request was held against a target (--slo 'ttft<=2s' would)")
+NO_CRITERION: Final = Absent("no per-request SLO was given (such as --slo 'ttft<=2s')", "no-criterion")
 
 
-def judge_goals(
-    goals: Sequence[Goal], sections: Mapping[str, Any], c: Columns, verdict: Verdict
-) -> list[Judged]:
-    """Every target among `goals` with what was measured; `sections` are the summary's, still as figures."""
-    return [_judge(goal, _figure(goal, sections), c, verdict) for goal in goals if not goal.per_request]
+def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
+    """Every target among `goals` with what was measured."""
+    return tuple(
+        _judge(goal, _figure(goal, summary), c, summary.verdict) for goal in goals if not goal.per_request
+    )
 
 
-def _figure(goal: Goal, sections: Mapping[str, Any]) -> Figure:
+def _figure(goal: Goal, summary: Summary) -> Figure:
     if goal.metric in WHOLE_RUN:
         section, name = WHOLE_RUN[goal.metric][:2]
-        figure: Figure = sections[section][name]
-    else:
-        figure = sections["metrics"][goal.metric][goal.statistic]
-    return figure
+        return summary.figure(section, name)
+    return summary.figure("metrics", goal.metric, str(goal.statistic))
 
 
-def _judge(goal: Goal, figure: Figure, c: Columns, verdict: Verdict) -> Judged:
+def _judge(goal: Goal, figure: Figure, c: Columns, verdict: Verdict) -> TargetResult:
     result, reason = _held_against(goal, figure, c)
     if result in _SPOILT.get(verdict.state, ()) and not _certain_in_overload(result, verdict):
-        return Judged(
-            goal, Result.INCONCLUSIVE, figure, f"the run is {verdict.state}; as it stands: {result}"
-        )
-    return Judged(goal, result, figure, reason)
+        result, reason = Result.INCONCLUSIVE, f"the run is {verdict.state}; by its numbers: {result}"
+    return TargetResult(goal.text, result, reason, figure)
 
 
 _SPOILT: Final = {

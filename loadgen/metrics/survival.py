@@ -6,17 +6,18 @@ from typing import Final
 
 import numpy as np
 
+from loadgen.metrics.summary_types import Survival
 from loadgen.record.columns import Columns
 from loadgen.record.record import Outcome
-from loadgen.stats.estimates import Absent, Figure, label
-from loadgen.stats.kaplan_meier import QUANTILES, survival_percentiles
+from loadgen.stats.figure import Absent
+from loadgen.stats.kaplan_meier import survival_percentiles
 
 NONE_CUT_OFF: Final = Absent("no request was cut off", "none-cut-off")
 
 _CUT_OFF = (Outcome.TIMEOUT.value, Outcome.CANCELLED.value)
 
 
-def survival(c: Columns) -> dict[str, dict[str, Figure]]:
+def survival(c: Columns) -> dict[str, Survival]:
     """TTFT and E2E of all requests that were sent, those cut off counted for as long as they ran.
 
     By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run, also where it
@@ -25,12 +26,12 @@ def survival(c: Columns) -> dict[str, dict[str, Figure]]:
     outcome = c.table.column("outcome").to_numpy()
     cut_off, set_out = np.isin(outcome, _CUT_OFF), outcome != Outcome.NOT_SENT.value
     if not cut_off.any():
-        return {name: {label(p): NONE_CUT_OFF for p in QUANTILES} for name in ("ttft", "e2e")}
+        return dict.fromkeys(("ttft", "e2e"), Survival.absent(NONE_CUT_OFF))
     watched_s = np.where(cut_off, c.closed_s - c.due_s, np.inf)
     began, ended = ~np.isnan(c.first_s) & (c.ok | cut_off), c.ok
     ttft_s = np.where(began, c.first_s - c.due_s, watched_s)
     e2e_s = np.where(ended, c.last_s - c.due_s, watched_s)
     return {
-        "ttft": survival_percentiles(ttft_s[set_out], began[set_out]),
-        "e2e": survival_percentiles(e2e_s[set_out], ended[set_out]),
+        "ttft": Survival(**survival_percentiles(ttft_s[set_out], began[set_out])),
+        "e2e": Survival(**survival_percentiles(e2e_s[set_out], ended[set_out])),
     }

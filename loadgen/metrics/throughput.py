@@ -1,31 +1,29 @@
-"""What a run says as a whole: throughput, concurrency, stalls, and what a burst alone can show."""
+"""Rates and counts of a run as a whole: throughput, goodput, concurrency, stalls, and how a burst drains.
+
+Within a window of steady state, intervals come from blocks of time: neighbours in time share one queue.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, icl, ttft
+from loadgen.metrics.summary_types import Burst, Concurrency, Stalls, Throughput
 from loadgen.record.columns import Columns, Floats
-from loadgen.stats.estimates import ONE_RUN, Absent, Estimate, Figure, measured
+from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import quantile_of
+from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval
 
-NO_SUCCESS = Absent("no request succeeded")
-NO_LENGTH = Absent("the window has no length")
-UNCOUNTED = Absent("the server did not say how many tokens it sent")
-BURST = (
-    "first_wave_s",
-    "drain_s",
-    "plateau_tok_per_s",
-    "ttft_slope_s_per_request",
-    "ttft_residual_s",
-    "prefill_requests_per_s",
-    "prefill_tok_per_s",
-    "fifo",
-)
+NO_SUCCESS = Absent("no request succeeded", "no-success")
+NO_LENGTH = Absent("the window has no length", "no-window")
+UNCOUNTED = Absent("the server did not count its tokens", "not-counted")
+BINS_A_BLOCK: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +51,84 @@ def tokens_in(c: Columns, start_s: float, end_s: float) -> float:
     return float(c.event_n[inside].sum())
 
 
-def throughputs(c: Columns) -> dict[str, Figure]:
+def throughputs(c: Columns) -> Throughput:
     """Rates of work over the whole run."""
-    return rates(
-        c,
-        {
-            "output_tok_per_s": ("tok/s", c.output_tok),
-            "input_tok_per_s": ("tok/s", prompt_tok(c)),
-            "total_tok_per_s": ("tok/s", c.output_tok + prompt_tok(c)),
-            "requests_per_s": ("1/s", np.ones(len(c))),
-        },
+    return Throughput(
+        output_tok_per_s=_over_run(c, c.output_tok, "tok/s"),
+        input_tok_per_s=_over_run(c, prompt_tok(c), "tok/s"),
+        total_tok_per_s=_over_run(c, c.output_tok + prompt_tok(c), "tok/s"),
+        requests_per_s=_over_run(c, np.ones(len(c)), "1/s"),
     )
 
 
-def goodput(c: Columns, met: NDArray[np.bool_]) -> dict[str, Figure]:
+def good_rates(c: Columns, met: NDArray[np.bool_]) -> tuple[Figure, Figure]:
     """Requests that are good, and their tokens, per second of the whole run."""
-    amounts = {
-        "requests_per_s": ("1/s", met.astype(np.float64)),
-        "tok_per_s": ("tok/s", np.where(met, c.output_tok, 0.0)),
-    }
-    return rates(c, amounts)
+    tokens = np.where(met, c.output_tok, 0.0)
+    return _over_run(c, met.astype(np.float64), "1/s"), _over_run(c, tokens, "tok/s")
 
 
-def rates(c: Columns, amounts: Mapping[str, tuple[str, Floats]]) -> dict[str, Figure]:
-    """What successes brought per second of the whole run; `amounts` are unit and value per request by name.
+def _over_run(c: Columns, amount: Floats, unit: str) -> Figure:
+    """What successes brought per second of the whole run; `amount` is per request.
 
     Without an interval: in a burst no block of time is like another, and requests drawn again would only end
     earlier than the last did, so that the interval would begin at the point.
     """
     window = whole_run(c)
     if window is None:
-        return dict.fromkeys(amounts, NO_SUCCESS)
+        return NO_SUCCESS
     if window.length_s <= 0:
-        return dict.fromkeys(amounts, NO_LENGTH)
-    totals = {name: (unit, float(amount[c.ok].sum())) for name, (unit, amount) in amounts.items()}
-    return {
-        name: UNCOUNTED if np.isnan(total) else _once(total / window.length_s, unit, int(c.ok.sum()))
-        for name, (unit, total) in totals.items()
-    }
+        return NO_LENGTH
+    total = float(amount[c.ok].sum())
+    return UNCOUNTED if np.isnan(total) else _once(total / window.length_s, unit, int(c.ok.sum()))
+
+
+def throughputs_in(c: Columns, window: Window, block_s: float) -> Throughput:
+    """Rates of work within the window: each token and each completion when it came.
+
+    `block_s` is the least time over which neighbours are taken to depend on each other.
+    """
+    rate = partial(_rate, window, block_s)
+    prompt, ok, own = prompt_tok(c), c.ok, c.ok[c.owner]
+    output_s, output = c.event_s[own], c.event_n[own].astype(np.float64)
+    input_s, given = c.first_s[ok], prompt[ok]
+    both_s, both = np.concatenate([input_s, output_s]), np.concatenate([given, output])
+    counted = not np.isnan(c.output_tok[ok]).any()
+    return Throughput(
+        output_tok_per_s=rate(output_s, output, "tok/s") if counted else UNCOUNTED,
+        input_tok_per_s=rate(input_s, given, "tok/s"),
+        total_tok_per_s=rate(both_s, both, "tok/s") if counted else UNCOUNTED,
+        requests_per_s=rate(c.last_s[ok], np.ones(int(ok.sum())), "1/s"),
+    )
+
+
+def good_rates_in(
+    c: Columns, window: Window, block_s: float, met: NDArray[np.bool_]
+) -> tuple[Figure, Figure]:
+    """Good requests due within the window, and their tokens, per second."""
+    rate = partial(_rate, window, block_s)
+    due_s, tokens = c.due_s[met], c.output_tok[met]
+    requests = rate(due_s, np.ones(len(due_s)), "1/s")
+    return requests, UNCOUNTED if np.isnan(tokens).any() else rate(due_s, tokens, "tok/s")
+
+
+def _rate(window: Window, block_s: float, at_s: Floats, amount: Floats, unit: str) -> Figure:
+    if window.length_s < block_s:
+        return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(block_s)}")
+    inside = (at_s >= window.start_s) & (at_s <= window.end_s)
+    n_bins = math.floor(window.length_s / block_s * BINS_A_BLOCK)
+    edges = np.linspace(window.start_s, window.end_s, n_bins + 1)
+    brought = np.histogram(at_s, edges, weights=amount)[0]
+    interval = rate_interval(brought, np.diff(edges), BINS_A_BLOCK)
+    point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
+    if interval is None:
+        return Estimate(point, None, None, None, n, unit, _too_short(block_s))
+    return Estimate(point, *interval, LEVEL, n, unit, "1 run; from blocks of time")
+
+
+def _too_short(block_s: float) -> str:
+    return (
+        f"an interval needs {LEAST_BLOCKS} blocks of {block_s:.2g} s (at least twice the mean E2E, and 1 s)"
+    )
 
 
 def prompt_tok(c: Columns) -> Floats:
@@ -98,7 +136,7 @@ def prompt_tok(c: Columns) -> Floats:
     return np.where(np.isnan(c.prompt_tok), c.planned_prompt_tok, c.prompt_tok)
 
 
-def concurrency(c: Columns) -> dict[str, Figure]:
+def concurrency(c: Columns) -> Concurrency:
     """Requests in flight, [sent, closed), by sweep line; and how far L = λW is from holding.
 
     Over a whole run Little's law is an identity: what is left over measures our own accounts.
@@ -107,16 +145,16 @@ def concurrency(c: Columns) -> dict[str, Figure]:
     reason = "no request was sent and closed"
     start_s, end_s = c.sent_s[known], c.closed_s[known]
     if not len(start_s) or (length_s := float(end_s.max() - start_s.min())) <= 0:
-        return dict.fromkeys(("mean", "max", "little_residual"), Absent(reason))
+        return Concurrency.absent(Absent(reason))
     at_s, in_flight = in_flight_steps(start_s, end_s)
     mean = float((in_flight[:-1] * np.diff(at_s)).sum() / length_s)
     by_little = len(start_s) / length_s * float((end_s - start_s).mean())
     n = len(start_s)
-    return {
-        "mean": measured(mean, "requests", reason, n),
-        "max": measured(float(in_flight.max()), "requests", reason, n),
-        "little_residual": measured(round(1 - by_little / mean, 12) if mean else None, "1", reason, n),
-    }
+    return Concurrency(
+        mean=measured(mean, "requests", reason, n),
+        max=measured(float(in_flight.max()), "requests", reason, n),
+        little_residual=measured(round(1 - by_little / mean, 12) if mean else None, "1", reason, n),
+    )
 
 
 def in_flight_steps(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
@@ -127,27 +165,24 @@ def in_flight_steps(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     return at_s[order], np.cumsum(step[order])
 
 
-def stalls(c: Columns) -> dict[str, Figure]:
+def stalls(c: Columns) -> Stalls:
     """Gaps a reader would notice: longer than 200 ms and than five times the median gap."""
     samples = icl(c)
     came = np.isfinite(samples.value)
     gap_s, owner = samples.value[came], samples.owner[came]
     if not len(gap_s):
-        return dict.fromkeys(
-            ("count", "total_s", "request_fraction", "threshold_s", "token"), Absent("no gap to judge")
-        )
+        return Stalls.absent(Absent("no gap to judge", "no-gap"))
     threshold_s = max(STALL_FLOOR_S, STALL_FACTOR * float(np.median(gap_s)))
     stalled = gap_s > threshold_s
     n = len(gap_s)
-    return {
-        "count": measured(float(stalled.sum()), "stalls", "", n),
-        "total_s": measured(float(gap_s[stalled].sum()), "s", "", n),
-        "request_fraction": measured(
-            len(np.unique(owner[stalled])) / int(c.ok.sum()), "1", "", int(c.ok.sum())
-        ),
-        "threshold_s": measured(threshold_s, "s", "", n),
-        "token": _stalled_token(c, threshold_s),
-    }
+    n_ok = int(c.ok.sum())
+    return Stalls(
+        count=measured(float(stalled.sum()), "stalls", "", n),
+        total_s=measured(float(gap_s[stalled].sum()), "s", "", n),
+        request_fraction=measured(len(np.unique(owner[stalled])) / n_ok, "1", "", n_ok),
+        threshold_s=measured(threshold_s, "s", "", n),
+        token=_stalled_token(c, threshold_s),
+    )
 
 
 def _stalled_token(c: Columns, threshold_s: float) -> Figure:
@@ -158,16 +193,16 @@ def _stalled_token(c: Columns, threshold_s: float) -> Figure:
     follows = follows[c.ok[c.owner[follows]]]
     stalled = follows[c.event_s[follows] - c.event_s[follows - 1] > threshold_s]
     if not len(stalled):
-        return Absent("no gap is a stall")
+        return Absent("no gap is a stall", "no-stall")
     tokens, n = np.unique(of_request[stalled] + 1, return_counts=True)
     share = float(n.max() / len(stalled))
     if share <= 0.5 or len(stalled) < 2:
-        return Absent("stalls come at no particular token")
+        return Absent("stalls come at no particular token", "no-pattern")
     note = f"{share:.0%} of the stalls come before this token"
     return Estimate(float(tokens[n.argmax()]), None, None, None, len(stalled), "tok", note)
 
 
-def burst(c: Columns) -> dict[str, Figure]:
+def burst(c: Columns) -> Burst:
     """What only a burst shows: first wave, drain, plateau, and how TTFT grows along the queue.
 
     A request's place in the queue is the order in which first tokens came. `ttft_slope_s_per_request` is what
@@ -178,22 +213,22 @@ def burst(c: Columns) -> dict[str, Figure]:
     """
     spread_s = float(np.ptp(c.due_s)) if len(c) else 0.0
     if spread_s > 1e-3:
-        return dict.fromkeys(BURST, Absent(f"not a burst: requests were due over {spread_s:.3g} s"))
+        return Burst.absent(Absent(f"not a burst: requests were due over {spread_s:.3g} s", "not-a-burst"))
     if not c.ok.any():
-        return dict.fromkeys(BURST, NO_SUCCESS)
+        return Burst.absent(NO_SUCCESS)
     due_s = float(c.due_s.min())
     n = int(c.ok.sum())
     slope, residual = _drain_line(c)
-    return {
-        "first_wave_s": _once(float(c.first_s[c.ok].min()) - due_s, "s", n),
-        "drain_s": _once(float(c.last_s[c.ok].max()) - due_s, "s", n),
-        "plateau_tok_per_s": _plateau(c),
-        "ttft_slope_s_per_request": slope,
-        "ttft_residual_s": residual,
-        "prefill_requests_per_s": _inverse(slope, 1.0, "1/s"),
-        "prefill_tok_per_s": _inverse(slope, float(prompt_tok(c)[c.ok].mean()), "tok/s"),
-        "fifo": _fifo(c),
-    }
+    return Burst(
+        first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
+        drain_s=_once(float(c.last_s[c.ok].max()) - due_s, "s", n),
+        plateau_tok_per_s=_plateau(c),
+        ttft_slope_s_per_request=slope,
+        ttft_residual_s=residual,
+        prefill_requests_per_s=_inverse(slope, 1.0, "1/s"),
+        prefill_tok_per_s=_inverse(slope, float(prompt_tok(c)[c.ok].mean()), "tok/s"),
+        fifo=_fifo(c),
+    )
 
 
 def _plateau(c: Columns) -> Figure:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.metrics.summary_types import Conservation, LengthFigures, Lengths
 from loadgen.metrics.telemetry_query import Watched
+from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.stats.estimates import Absent, Figure, measured
 
@@ -18,7 +20,7 @@ def counts(c: Columns) -> dict[str, int]:
     return {"planned": len(c), "ok": ok, **outcomes}
 
 
-def lengths(c: Columns) -> dict[str, Any]:
+def lengths(c: Columns) -> Lengths:
     """Asked and served lengths of what succeeded, how requests finished, and who counted their tokens.
 
     `*_mismatches` are successes for which the server counted other than was planned. `split` says how the
@@ -29,26 +31,24 @@ def lengths(c: Columns) -> dict[str, Any]:
     counted = ~np.isnan(c.output_tok) & c.ok
     cached = ~np.isnan(c.cached_tok) & c.ok
     failed_tok = float(c.event_n[~c.ok[c.owner]].sum())
-    return {
-        "prompt_tok": _asked_served(c.planned_prompt_tok, c.prompt_tok, c.ok),
-        "output_tok": _asked_served(c.planned_output_tok, c.output_tok, c.ok),
-        "prompt_mismatches": _count(c.prompt_tok[served] != c.planned_prompt_tok[served], "requests", n_ok),
-        "output_mismatches": _count(c.output_tok[counted] != c.planned_output_tok[counted], "requests", n_ok),
-        "output_tok_of_failed": measured(failed_tok, "tok", "", int((~c.ok).sum())),
-        "cached_tok": _sum(
-            c.cached_tok[cached], "tok", "the server did not say what its prefix cache served"
-        ),
-        "cached_fraction": _fraction(c, cached),
-        "finish_reasons": c.tally("finish_reason"),
-        "prompt_sources": c.tally("prompt_source"),
-        "output_sources": c.tally("output_source"),
-        "splits": c.tally("split"),
-        "count_gaps": _gaps(c),
-        "beyond_tok": _beyond(c),
-    }
+    return Lengths(
+        prompt_tok=_asked_served(c.planned_prompt_tok, c.prompt_tok, c.ok),
+        output_tok=_asked_served(c.planned_output_tok, c.output_tok, c.ok),
+        prompt_mismatches=_count(c.prompt_tok[served] != c.planned_prompt_tok[served], "requests", n_ok),
+        output_mismatches=_count(c.output_tok[counted] != c.planned_output_tok[counted], "requests", n_ok),
+        output_tok_of_failed=measured(failed_tok, "tok", "", int((~c.ok).sum())),
+        cached_tok=_sum(c.cached_tok[cached], "tok", "the server did not say what its prefix cache served"),
+        cached_fraction=_fraction(c, cached),
+        finish_reasons=c.tally("finish_reason"),
+        prompt_sources=c.tally("prompt_source"),
+        output_sources=c.tally("output_source"),
+        splits=c.tally("split"),
+        count_gaps=_gaps(c),
+        beyond_tok=_beyond(c),
+    )
 
 
-def conservation(c: Columns, watched: Watched) -> dict[str, Figure]:
+def conservation(c: Columns, watched: Watched) -> Conservation:
     """Tokens as the client received them against the growth of the server's own counters.
 
     Tokens that a server made beyond the asked length count here: it counted them.
@@ -63,13 +63,13 @@ def conservation(c: Columns, watched: Watched) -> dict[str, Figure]:
         ),
         "prompt": ("prompt_tokens", np.nansum(c.prompt_tok) if (~np.isnan(c.prompt_tok)).any() else None),
     }
-    found: dict[str, Figure] = {}
+    figures: dict[str, Figure] = {}
     for name, (gauge, total) in pairs.items():
         client = measured(total, "tok", "the server did not say how many tokens each reply has", n)
         server = watched.grown("engine", gauge, "tok")
-        found |= {f"{name}_client_tok": client, f"{name}_server_tok": server}
-        found[f"{name}_residual"] = _residual(client, server)
-    return found
+        figures |= {f"{name}_client_tok": client, f"{name}_server_tok": server}
+        figures[f"{name}_residual"] = _residual(client, server)
+    return Conservation(**figures)
 
 
 def _residual(client: Figure, server: Figure) -> Figure:
@@ -82,17 +82,17 @@ def _residual(client: Figure, server: Figure) -> Figure:
     return measured(residual, "1", "the server's counter did not move")
 
 
-def _asked_served(asked: Floats, served: Floats, ok: Any) -> dict[str, Figure]:
+def _asked_served(asked: Floats, served: Floats, ok: Any) -> LengthFigures:
     known = served[ok & ~np.isnan(served)]
     silent = "the server did not count" if ok.any() else "no request succeeded"
-    return {
-        "planned_mean": _stat(asked, np.mean, "nothing was planned"),
-        "planned_min": _stat(asked, np.min, "nothing was planned"),
-        "planned_max": _stat(asked, np.max, "nothing was planned"),
-        "served_mean": _stat(known, np.mean, silent),
-        "served_min": _stat(known, np.min, silent),
-        "served_max": _stat(known, np.max, silent),
-    }
+    return LengthFigures(
+        planned_mean=_stat(asked, np.mean, "nothing was planned"),
+        planned_min=_stat(asked, np.min, "nothing was planned"),
+        planned_max=_stat(asked, np.max, "nothing was planned"),
+        served_mean=_stat(known, np.mean, silent),
+        served_min=_stat(known, np.min, silent),
+        served_max=_stat(known, np.max, silent),
+    )
 
 
 def _stat(values: Floats, of: Any, absent: str) -> Figure:
@@ -109,7 +109,7 @@ def _count(flags: Any, unit: str, n_ok: int) -> Figure:
 
 
 def _fraction(c: Columns, known: Any) -> Figure:
-    prompt = np.where(np.isnan(c.prompt_tok), c.planned_prompt_tok, c.prompt_tok)[known]
+    prompt = prompt_tok(c)[known]
     total = float(prompt.sum())
     share = float(c.cached_tok[known].sum()) / total if total else None
     return measured(share, "1", "the server did not say what its prefix cache served", len(prompt))

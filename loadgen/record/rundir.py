@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from loadgen.metrics.summary_types import Summary
     from loadgen.record.columns import Columns
     from loadgen.record.telemetry import Telemetry
 
@@ -112,8 +113,8 @@ class RunDir:
     def save_steps(self, steps: pa.Table) -> None:
         self._save("steps.parquet", [steps])
 
-    def save_summary(self, summary: Mapping[str, Any]) -> None:
-        write_json(self.path / "summary.json", summary)
+    def save_summary(self, summary: Summary) -> None:
+        write_json(self.path / "summary.json", summary.to_json())
 
     def save_report(self, html: str) -> None:
         write_bytes(self.report, html.encode())
@@ -229,9 +230,18 @@ class Run:
         return _as_frame(self._read("steps.parquet"))
 
     @cached_property
-    def summary(self) -> dict[str, Any] | None:
+    def summary(self) -> Summary | None:
+        """The summary on disk; WorkloadError, in one line, where a type in it is wrong."""
+        from loadgen.metrics.summary_types import Summary
+
         path = self.path / "summary.json"
-        return _json(path) if path.exists() else None
+        if not path.exists():
+            return None
+        row = _json(path)
+        try:
+            return Summary.from_json(row if isinstance(row, dict) else {})
+        except MismatchError as error:
+            raise WorkloadError(f"{path}: {error}; `burstline report {self.path}` writes it again") from None
 
     @property
     def server_log(self) -> str:

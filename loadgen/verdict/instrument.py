@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from loadgen.driver.job import DriveReport
+from loadgen.metrics.summary_types import Instrument
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, Floats
 from loadgen.stats.estimates import Absent, Figure, measured
@@ -20,7 +21,7 @@ PEAK_S = 1.0
 
 def instrument(
     c: Columns, reports: Sequence[DriveReport], watched: Watched, *, closed_loop: bool
-) -> dict[str, Figure]:
+) -> Instrument:
     """The client's own lateness and cost.
 
     `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
@@ -36,34 +37,34 @@ def instrument(
     error_s = read_error_s(c, max_pass_s)
     n = len(sent_s)
     peak = _most_in(PEAK_S, c.event_s) / PEAK_S if len(c.event_s) else None
-    return {
-        "send_spread_s": measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
+    return Instrument(
+        send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
         **_quantiles("read_lag", read_lag_s, NO_STAMP),
         **_quantiles("read_error", error_s, "no token arrived"),
-        "kernel_stamps": measured(
+        kernel_stamps=measured(
             float(stamped.mean()) if len(stamped) else None, "1", "no token arrived", len(stamped)
         ),
-        "max_pass_s": measured(max_pass_s, "s", NO_REPORT),
-        "peak_events_per_s": measured(peak, "1/s", "no token arrived", len(c.event_s)),
-        "compiled_reader": measured(
+        max_pass_s=measured(max_pass_s, "s", NO_REPORT),
+        peak_events_per_s=measured(peak, "1/s", "no token arrived", len(c.event_s)),
+        compiled_reader=measured(
             float(np.mean([report.reader == "compiled" for report in reports])) if reports else None,
             "1",
             NO_REPORT,
             len(reports),
         ),
-        "client_cpu_s": _sum(reports, lambda report: report.cpu_s, "s"),
-        "client_peak_bytes": _sum(reports, lambda report: report.peak_rss_bytes, "bytes"),
-        "involuntary_switches": _sum(reports, lambda report: report.n_involuntary_switches, "switches"),
-        "resent": _sum(reports, lambda report: report.n_resent, "requests"),
-        "clock_drift_s": measured(
+        client_cpu_s=_sum(reports, lambda report: report.cpu_s, "s"),
+        client_peak_bytes=_sum(reports, lambda report: report.peak_rss_bytes, "bytes"),
+        involuntary_switches=_sum(reports, lambda report: report.n_involuntary_switches, "switches"),
+        resent=_sum(reports, lambda report: report.n_resent, "requests"),
+        clock_drift_s=measured(
             max((abs(report.clock_drift_ns) / 1e9 for report in reports), default=None), "s", NO_REPORT
         ),
-        "others_cpu_fraction": watched.cpu_fraction("others_cpu_s"),
-        "steal_fraction": watched.cpu_fraction("steal_s"),
-        "cpu_waiting_fraction": watched.time_fraction("pressure", "cpu_waiting_s"),
-        "throttled_fraction": watched.time_fraction("cgroup", "throttled_s"),
-    }
+        others_cpu_fraction=watched.cpu_fraction("others_cpu_s"),
+        steal_fraction=watched.cpu_fraction("steal_s"),
+        cpu_waiting_fraction=watched.time_fraction("pressure", "cpu_waiting_s"),
+        throttled_fraction=watched.time_fraction("cgroup", "throttled_s"),
+    )
 
 
 def read_error_s(c: Columns, max_pass_s: float | None) -> Floats:

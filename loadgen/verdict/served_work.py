@@ -91,13 +91,13 @@ def work_of(run: Run, label: str) -> Work:
     identity = manifest.identity or Identity(manifest.engine)
     caching = identity.prefix_caching is not False
     block_tok = identity.kv_block_tok or BLOCK_TOK
-    verdict = (run.summary or {}).get("verdict") or {"state": "NO SUMMARY"}
+    verdict = run.summary.verdict if run.summary else None
     return Work(
         label=label,
         run=run.name,
         columns=columns,
-        verdict=str(verdict["state"]),
-        verdict_reason=next((reason["text"] for reason in verdict.get("reasons", ())), ""),
+        verdict=str(verdict.state) if verdict else "NO SUMMARY",
+        verdict_reason=next((reason.text for reason in verdict.reasons), "") if verdict else "",
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
         expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,
         settings={

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from loadgen.metrics.server_histograms import disagreement
+from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import Certificate
 from loadgen.record.record import RECOUNTS
-from loadgen.stats.estimates import Absent, Figure
+from loadgen.stats.estimates import Absent, Estimate, Figure
 from loadgen.verdict.verdict import Reason
 
 NOTABLE = 0.01
@@ -18,22 +18,20 @@ BEYOND = 1.1
 """So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
 
-def caveats(
-    sections: Mapping[str, Any], certificate: Certificate | Absent | None = None
-) -> tuple[Reason, ...]:
+def caveats(summary: Summary, certificate: Certificate | Absent | None = None) -> tuple[Reason, ...]:
     """Every caveat that applies, out of the summary's own sections."""
-    lengths = sections["lengths"]
+    lengths = summary.lengths
     found = (
-        _failures(sections["counts"]),
-        _prompt_lengths(_point(lengths["prompt_mismatches"])),
-        _guessed_chunks(sum(lengths["splits"].get(name, 0) for name in ("spread", "unknown"))),
-        _recounted(sum(lengths["output_sources"].get(name, 0) for name in RECOUNTS)),
-        _cached(_point(lengths["cached_fraction"])),
-        _conservation(sections["conservation"], sections["counts"]),
+        _failures(summary.counts),
+        _prompt_lengths(_point(lengths.prompt_mismatches)),
+        _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
+        _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
+        _cached(_point(lengths.cached_fraction)),
+        _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
-        _beyond_certified(sections["instrument"]),
-        _busy_machine(_point(sections["instrument"]["others_cpu_fraction"])),
-        disagreement(sections["agreement"]),
+        _beyond_certified(summary.instrument),
+        _busy_machine(_point(summary.instrument.others_cpu_fraction)),
+        disagreement(summary.agreement),
     )
     return tuple(reason for reason in found if reason is not None)
 
@@ -78,9 +76,9 @@ def _cached(share: float) -> Reason | None:
     )
 
 
-def _conservation(tokens: Mapping[str, Figure], counts: Mapping[str, int]) -> Reason | None:
-    client, server = _point(tokens["output_client_tok"]), _point(tokens["output_server_tok"])
-    if abs(_point(tokens["output_residual"])) <= NOTABLE:
+def _conservation(tokens: Conservation, counts: Mapping[str, int]) -> Reason | None:
+    client, server = _point(tokens.output_client_tok), _point(tokens.output_server_tok)
+    if abs(_point(tokens.output_residual)) <= NOTABLE:
         return None
     if server < client:
         text = f"The server's own metrics are incomplete: {server:,.0f} of {client:,.0f} generated tokens."
@@ -108,10 +106,10 @@ def _busy_machine(others: float) -> Reason | None:
     return Reason("busy-machine", text, "If they are not the server itself, they slowed a server here.")
 
 
-def _beyond_certified(instrument: Mapping[str, Figure]) -> Reason | None:
-    names = ("certified_events_per_s", "certified_limit_per_s")
-    highest = max((_point(instrument[name]) for name in names if name in instrument), default=0.0)
-    peak = _point(instrument["peak_events_per_s"])
+def _beyond_certified(instrument: Instrument) -> Reason | None:
+    certified = (instrument.certified_events_per_s, instrument.certified_limit_per_s)
+    highest = max(map(_point, certified))
+    peak = _point(instrument.peak_events_per_s)
     if not highest or peak <= BEYOND * highest:
         return None
     text = f"Up to {peak:,.0f} events came in a second; the instrument is certified up to {highest:,.0f}."
@@ -119,5 +117,5 @@ def _beyond_certified(instrument: Mapping[str, Figure]) -> Reason | None:
     return Reason("beyond-certified", text, advice)
 
 
-def _point(figure: Figure) -> float:
-    return 0.0 if isinstance(figure, Absent) else figure.point
+def _point(figure: Figure | None) -> float:
+    return figure.point if isinstance(figure, Estimate) else 0.0

@@ -11,13 +11,12 @@ import numpy as np
 from loadgen.metrics.definitions import METRICS
 from loadgen.record.columns import Floats
 from loadgen.record.rundir import Run
-from loadgen.stats.estimates import Absent
+from loadgen.stats.figure import Absent, Figure
 from loadgen.verdict.admitted import admitted
 from loadgen.verdict.comparable import ALONE, Comparability, comparability
 from loadgen.verdict.equal_length import Matched, matched
 from loadgen.verdict.served_work import Work, work_of
 from loadgen.verdict.verdict import Reason
-from reports.compare.pooled_figures import Node as Node
 from reports.compare.pooled_figures import Path, figure_of
 from reports.compare.significance_text import Contrasts, Pair, better, contrasts_of
 from reports.compare.sweep_load import differ_in_load_alone
@@ -87,9 +86,9 @@ class Cell:
     hrefs: Mapping[str, str]
     contrasts: Mapping[Pair, Contrasts] = field(default_factory=dict)
     left_out: tuple[tuple[str, View], ...] = ()
-    _figures: dict[tuple[str, Path], Node] = field(default_factory=dict)
+    _figures: dict[tuple[str, Path], Figure] = field(default_factory=dict)
 
-    def figure(self, label: str, headline: Headline) -> Node:
+    def figure(self, label: str, headline: Headline) -> Figure:
         """The contender's number out of its one run, or out of all."""
         key = (label, headline.path)
         if key not in self._figures:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.stats.estimates import Absent, Figure
 from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
 from loadgen.verdict.verdict import State
-from reports.blocks import Block, Findings, Folded, Note, Side
+from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
-from reports.compare.comparison import HEADLINES, TITLES, Cell, Comparison, Node
+from reports.compare.comparison import HEADLINES, TITLES, Cell, Comparison
 from reports.compare.side_by_side import findings, side_by_side
 from reports.compare.significance_text import to_json as contrast_json
 from reports.compare.sweeps import Sweep, sweeps_in
 from reports.figures.overlay import EXPLAINED, overlay
-from reports.number_format import interval, point, scale_for
-from reports.page.page import STATES, Banner, document
+from reports.number_format import interval, point, scale_of
+from reports.page.page import STATES, document
 from reports.tables import Cell as TableCell
 from reports.tables import Table, table
 
@@ -55,14 +56,19 @@ def banner(comparison: Comparison) -> Banner:
     states = [cell.gate.state for cell in comparison.cells]
     worst = max(states, key=_badness, default=ALONE)
     worst = SWEEP if worst == ALONE and comparison.comparable else worst
-    tone, mark, sentence = SENTENCES.get(worst) or STATES.get(worst, ("warn", "!", "See the reasons."))
+    tone, mark, sentence = tone_of(worst)
     several = len(comparison.cells) > 1
     reasons = tuple(
-        {"text": f"{cell.name}: {reason.text}" if several else reason.text, "advice": reason.advice}
+        replace(reason, text=f"{cell.name}: {reason.text}") if several else reason
         for cell in comparison.cells
         for reason in (*cell.gate.reasons, *cell.gate.warnings)
     )
     return Banner(worst, tone, mark, sentence, reasons)
+
+
+def tone_of(state: str) -> tuple[str, str, str]:
+    """Tone, mark and sentence of a comparison's state."""
+    return SENTENCES.get(state) or STATES.get(state, ("warn", "!", "See the reasons."))
 
 
 def _badness(state: str) -> int:
@@ -148,9 +154,8 @@ def _matched(cell: Cell) -> Table:
 def _figure(figure: Figure) -> TableCell:
     if isinstance(figure, Absent):
         return TableCell("–", detail=figure.reason)
-    row = figure.to_json()
-    scale = scale_for(figure.unit, [figure.point])
-    return TableCell(f"{point(row, scale)} {scale.unit}", detail=interval(row, scale))
+    scale = scale_of([figure])
+    return TableCell(f"{point(figure, scale)} {scale.unit}", detail=interval(figure, scale))
 
 
 def _differences(cell: Cell, _: str) -> list[Block]:
@@ -204,8 +209,8 @@ def _runs(cell: Cell, _: str) -> list[Block]:
         (
             TableCell(label),
             TableCell(view.name, href=cell.hrefs[view.name], tone="code"),
-            TableCell(f"{view.summary['verdict']['state']}{', left out' * ((label, view) in cell.left_out)}"),
-            TableCell(f"{view.summary['counts']['ok']:,} of {view.summary['counts']['planned']:,}"),
+            TableCell(f"{view.summary.verdict.state}{', left out' * ((label, view) in cell.left_out)}"),
+            TableCell(f"{view.summary.counts['ok']:,} of {view.summary.counts['planned']:,}"),
         )
         for label, view in runs
     ]
@@ -222,8 +227,8 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
-    figures: dict[str, dict[str, Node]] = {
-        headline.title: {label: cell.figure(label, headline) for label in cell.labels}
+    figures = {
+        headline.title: {label: cell.figure(label, headline).to_json() for label in cell.labels}
         for headline in HEADLINES
     }
     return {

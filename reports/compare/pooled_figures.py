@@ -2,57 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from loadgen.metrics.definitions import METRICS, Samples, samples_of
 from loadgen.stats.across_runs import over_runs, percentile_over_runs
-from loadgen.stats.estimates import Absent, Figure
+from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.run_view import View
 
-Node = Mapping[str, Any]
 Path = tuple[str, ...]
+"""Where the summary keeps a figure: ("metrics", "ttft", "p50")."""
 
 
-def figure_of(views: Sequence[View], path: Path) -> Node:
+def figure_of(views: Sequence[View], path: Path) -> Figure:
     """The number at `path` of the summaries: one run's own, of several the pooled one.
 
     Percentiles are those of all requests, every run with equal weight, other numbers the runs' geometric
     mean; from three runs on with an interval between runs.
     """
-    figures = [at(view.summary, path) for view in views]
     if len(views) == 1:
-        return figures[0]
-    return _pooled(views, figures, path).to_json()
-
-
-def at(summary: Node, path: Path) -> Node:
-    """The figure at `path`, an absent one where there is none."""
-    node: Any = summary
-    for key in path:
-        node = node.get(key) if isinstance(node, Mapping) else None
-    return node if isinstance(node, Mapping) else {"point": None, "absent": "this run's summary lacks it"}
+        return views[0].summary.figure(*path)
+    values = points(views, path)
+    if isinstance(values, Absent):
+        return values
+    if path[0] == "metrics":
+        metric, p = path[1], float(path[2].removeprefix("p")) / 100
+        return percentile_over_runs([samples(view, metric) for view in views], p, METRICS[metric].unit)
+    first = views[0].summary.figure(*path)
+    return over_runs(np.array(values), first.unit if isinstance(first, Estimate) else "")
 
 
 def points(views: Sequence[View], path: Path) -> list[float] | Absent:
     """The number of each run; Absent where one lacks it."""
-    figures = [at(view.summary, path) for view in views]
-    lacking = next((figure for figure in figures if figure["point"] is None), None)
-    if lacking is not None:
-        return Absent(str(lacking.get("absent", "a run lacks it")))
-    return [float(figure["point"]) for figure in figures]
-
-
-def _pooled(views: Sequence[View], figures: Sequence[Node], path: Path) -> Figure:
-    values = points(views, path)
-    if path[0] == "metrics":
-        if isinstance(values, Absent):
-            return values
-        metric, p = path[1], float(path[2].removeprefix("p")) / 100
-        return percentile_over_runs([samples(view, metric) for view in views], p, METRICS[metric].unit)
-    return values if isinstance(values, Absent) else over_runs(np.array(values), figures[0]["unit"])
+    figures = [view.summary.figure(*path) for view in views]
+    lacking = next((figure for figure in figures if isinstance(figure, Absent)), None)
+    return lacking or [figure.point for figure in figures if isinstance(figure, Estimate)]
 
 
 def samples(view: View, metric: str) -> Samples:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from loadgen.stats.estimates import Absent
+from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from reports.compare.comparison import HEADLINES, TITLES, Cell, Headline
 from reports.compare.significance_text import finding, remarks
-from reports.number_format import interval, number, point, scale_for
+from reports.number_format import interval, number, point, scale_of
 from reports.tables import Cell as TableCell
 from reports.tables import Column, Row, Table
 
@@ -48,18 +48,17 @@ def _noise(cell: Cell, headline: Headline) -> float | None:
 
 
 def _is_known(cell: Cell, headline: Headline) -> bool:
-    return any(cell.figure(label, headline)["point"] is not None for label in cell.labels)
+    return any(isinstance(cell.figure(label, headline), Estimate) for label in cell.labels)
 
 
 def _row(cell: Cell, headline: Headline) -> Row:
     figures = {label: cell.figure(label, headline) for label in cell.labels}
-    known = [figure for figure in figures.values() if figure["point"] is not None]
-    scale = scale_for(known[0]["unit"], [figure["point"] for figure in known])
+    scale = scale_of(figures.values())
     best = cell.best(headline)
     values = []
     for label, figure in figures.items():
-        if figure["point"] is None:
-            values.append(TableCell("–", detail=str(figure.get("absent", ""))))
+        if isinstance(figure, Absent):
+            values.append(TableCell("–", detail=figure.reason))
             continue
         mark = "★ " if label == best else ""
         tone = "best" if label == best else ""

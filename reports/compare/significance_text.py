@@ -68,10 +68,10 @@ def _difference(
     for values in (of_a, of_b):
         if isinstance(values, Absent):
             return values
-    shown_a, shown_b = (figure_of(views, path)["point"] for views in (a, b))
-    if not shown_a or not shown_b:
-        return Absent("a ratio needs values above 0")
-    point = math.log(shown_b / shown_a)
+    shown_a, shown_b = (figure_of(views, path) for views in (a, b))
+    if isinstance(shown_a, Absent) or isinstance(shown_b, Absent) or not shown_a.point or not shown_b.point:
+        return Absent("a ratio needs values above 0", "not-positive")
+    point = math.log(shown_b.point / shown_a.point)
     return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from loadgen.stats.figure import Estimate
 from reports.compare.sweeps import Point, Sweep
 from reports.number_format import number
 
@@ -25,19 +26,19 @@ def told(sweep: Sweep) -> Iterator[str]:
 
 def knee(points: Sequence[Point]) -> Point | None:
     """The least load that gives 90 % of the contender's most; None with fewer than two known points."""
-    known = [at for at in points if at.output["point"] is not None]
+    known = [(at, at.output.point) for at in points if isinstance(at.output, Estimate)]
     if len(known) < 2:
         return None
-    most = max(at.output["point"] for at in known)
-    return next(at for at in known if at.output["point"] >= KNEE * most)
+    most = max(output for _, output in known)
+    return next(at for at, output in known if output >= KNEE * most)
 
 
 def _gain(label: str, points: Sequence[Point], unit: str) -> str:
-    known = [at for at in points if at.output["point"] is not None and not at.doubts]
+    known = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
     bend = knee(known)
     if bend is None:
         return ""
-    first, last = (number(at.output["point"]) for at in (known[0], known[-1]))
+    first, last = (number(at.output_point) for at in (known[0], known[-1]))
     said = f"{label} gives {first} {unit} at {known[0].load} and {last} at {known[-1].load}"
     if bend is known[-1]:
         return f"{said}, where it still rises."
@@ -49,10 +50,10 @@ def _within(points: Sequence[Point]) -> str:
     if not good:
         open_still = any(at.result != "fail" for at in points)
         return f"It meets the targets at none of these loads{' for certain' if open_still else ''}."
-    best = max(good, key=lambda at: at.output["point"] or 0.0)
+    best = max(good, key=lambda at: at.output_point)
     beyond = next((at for at in points if at.load > best.load and at not in good), None)
     why = f"; {beyond.load} {_why_not(beyond)}" if beyond else ""
-    return f"Within the targets {best.load} gives most, {number(best.output['point'])}{why}."
+    return f"Within the targets {best.load} gives most, {number(best.output_point)}{why}."
 
 
 def _why_not(at: Point) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.slo import Goal, parse_goal
+from loadgen.metrics.summary_types import Result
 from loadgen.record.manifest import Manifest, ServerFacts
+from loadgen.stats.figure import Absent, Estimate, Figure
 from loadgen.verdict.verdict import State
-from reports.compare.comparison import Cell, Headline, Node
+from reports.compare.comparison import Cell, Headline
 from reports.compare.sweep_load import Load, load_of, work_asked
 from reports.run_view import View
+from roofline.reconcile.reconciliation import Reconciliation
 
 PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
@@ -30,12 +33,17 @@ class Point:
 
     label: str
     load: Load
-    output: Node
-    speed: Node
-    latency: Mapping[str, Node]
+    output: Figure
+    speed: Figure
+    latency: Mapping[str, Figure]
     result: str
     missed: tuple[str, ...]
     doubts: tuple[str, ...]
+
+    @property
+    def output_point(self) -> float:
+        """The output, 0 where it is not known."""
+        return self.output.point if isinstance(self.output, Estimate) else 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +121,7 @@ def _percentile(metric: str, cells: Sequence[Cell], goals: Sequence[Goal]) -> st
 
 
 def _known(cell: Cell, metric: str, p: str) -> int:
-    return sum(cell.figure(label, _headline(metric, p))["point"] is not None for label in cell.labels)
+    return sum(isinstance(cell.figure(label, _headline(metric, p)), Estimate) for label in cell.labels)
 
 
 def _headline(metric: str, p: str) -> Headline:
@@ -122,8 +130,8 @@ def _headline(metric: str, p: str) -> Headline:
 
 def _point(label: str, load: Load, cell: Cell, percentile: Mapping[str, str], per_device: bool) -> Point:
     views = cell.views[label]
-    judged = [row for view in views for row in view.summary.get("targets", ())]
-    results = {row["result"] for row in judged}
+    judged = [row for view in views for row in view.summary.targets]
+    results = {row.result for row in judged}
     n = (_n_devices(views[0]) or 1) if per_device else 1
     return Point(
         label=label,
@@ -131,40 +139,41 @@ def _point(label: str, load: Load, cell: Cell, percentile: Mapping[str, str], pe
         output=_each(cell.figure(label, OUTPUT), lambda value: value / n),
         speed=_speed(cell.figure(label, _headline("tpot", percentile["tpot"]))),
         latency={m: cell.figure(label, _headline(m, percentile[m])) for m in ("ttft", "e2e")},
-        result=next((r for r in ("fail", "inconclusive", "pass") if r in results), ""),
-        missed=tuple(dict.fromkeys(row["target"] for row in judged if row["result"] == "fail")),
+        result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
+        missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
         doubts=tuple(_doubts(cell, views)),
     )
 
 
 def _doubts(cell: Cell, views: Sequence[View]) -> Iterator[str]:
-    states = [str(view.summary["verdict"]["state"]) for view in views]
+    states = [str(view.summary.verdict.state) for view in views]
     if cell.gate.state == State.NOT_COMPARABLE:
         states.append(str(State.NOT_COMPARABLE))
     yield from dict.fromkeys(state for state in states if state != State.VALID)
 
 
-def _speed(tpot: Node) -> Node:
+def _speed(tpot: Figure) -> Figure:
     """Tokens per second for one user: the inverse of the time per token, its interval turned round."""
     turned = _each(tpot, lambda value: 1 / value if value else math.inf)
-    if turned["point"] is None:
+    if isinstance(turned, Absent):
         return turned
-    return {**turned, "low": turned.get("high"), "high": turned.get("low"), "unit": "tok/s"}
+    return replace(turned, low=turned.high, high=turned.low, unit="tok/s")
 
 
-def _each(figure: Node, of: Any) -> Node:
+def _each(figure: Figure, of: Callable[[float], float]) -> Figure:
     """The figure with its point and both ends put through `of`."""
-    if figure["point"] is None:
+    if isinstance(figure, Absent):
         return figure
-    ends = {end: of(figure[end]) for end in ("low", "high") if figure.get(end) is not None}
-    return {**figure, **ends, "point": of(figure["point"])}
+    low, high = (None if end is None else of(end) for end in (figure.low, figure.high))
+    return replace(figure, point=of(figure.point), low=low, high=high)
 
 
 def _n_devices(view: View) -> int | None:
     """Over how many GPUs the engine was spread; None without GPUs, or where nobody says."""
     devices = view.manifest.devices
-    roofline = (view.summary.get("roofline") or {}).get("device") or {}
-    if not devices or str(roofline.get("id", "")).startswith("cpu"):
+    roofline = view.summary.roofline
+    on_cpu = isinstance(roofline, Reconciliation) and roofline.device.id.startswith("cpu")
+    if not devices or on_cpu:
         return None
     identity = view.manifest.identity
     return (identity.tensor_parallel if identity else None) or (1 if len(devices) == 1 else None)
@@ -180,4 +189,4 @@ def _views(cell: Cell) -> list[View]:
 
 def _targets(view: View) -> list[str]:
     """The targets of whole runs; criteria for single requests are no bound on a percentile."""
-    return [str(row["target"]) for row in view.summary.get("targets", ())]
+    return [row.target for row in view.summary.targets]

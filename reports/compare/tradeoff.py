@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
+from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Findings, Note, Side
-from reports.compare.comparison import Node
 from reports.compare.sweep_load import KINDS
 from reports.compare.sweep_words import told
 from reports.compare.sweeps import Point, Sweep
@@ -34,7 +34,7 @@ class Cost:
     unit: str
     better: str
 
-    def of(self, at: Point) -> Node:
+    def of(self, at: Point) -> Figure:
         return at.speed if self.key == "speed" else at.latency[self.key]
 
 
@@ -72,7 +72,7 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
     known = [at for at in sweep.points if _is_drawn(at, cost)]
     if len(known) < 2:
         return None
-    scale = scale_for(cost.unit, [cost.of(at)["point"] for at in known])
+    scale = _scale(cost, known)
     curves = [
         Curve(label, tuple(_dot(at, cost, scale) for at in sweep.of(label)))
         for label in sweep.labels
@@ -96,21 +96,30 @@ def output_title(sweep: Sweep) -> str:
 
 
 def _is_drawn(at: Point, cost: Cost) -> bool:
-    return bool(cost.of(at)["point"]) and at.output["point"] is not None
+    return bool(_value(cost.of(at))) and isinstance(at.output, Estimate)
+
+
+def _value(figure: Figure) -> float | None:
+    return figure.point if isinstance(figure, Estimate) else None
+
+
+def _scale(cost: Cost, points: Sequence[Point]) -> Scale:
+    return scale_for(cost.unit, [_value(cost.of(at)) for at in points])
 
 
 def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
-    if not _is_drawn(at, cost):
+    figure, output = cost.of(at), at.output
+    if not _is_drawn(at, cost) or isinstance(figure, Absent) or isinstance(output, Absent):
         return None
-    x, y = _reach(cost.of(at), scale.divisor), _reach(at.output, 1.0)
+    x, y = _reach(figure, scale.divisor), _reach(output, 1.0)
     return Dot(f"{at.load.number}", x, y, hollow=bool(at.doubts))
 
 
-def _reach(figure: Node, divisor: float) -> Reach:
+def _reach(figure: Estimate, divisor: float) -> Reach:
     """Without a level a figure has no interval; with one, an end that is missing has no bound."""
-    low, high = figure.get("low"), figure.get("high")
-    beyond = (-math.inf, math.inf) if figure.get("level") else (figure["point"], figure["point"])
-    ends = (beyond[0] if low is None else low, figure["point"], beyond[1] if high is None else high)
+    low, high = figure.low, figure.high
+    beyond = (-math.inf, math.inf) if figure.level else (figure.point, figure.point)
+    ends = (beyond[0] if low is None else low, figure.point, beyond[1] if high is None else high)
     return Reach(*(end / divisor for end in ends))
 
 
@@ -132,10 +141,10 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
     said: dict[str, list[str]] = {}
     for label in sweep.labels:
         who = f" with {label}" if len(sweep.labels) > 1 else ""
-        known = [at for at in sweep.of(label) if cost.of(at)["point"] is not None]
+        known = [(at.load, f.point) for at in sweep.of(label) if isinstance(f := cost.of(at), Estimate)]
         if known:
-            first, last = (number(cost.of(at)["point"] / scale.divisor) for at in (known[0], known[-1]))
-            loads = f"from {known[0].load.number} to {known[-1].load}"
+            first, last = (number(value / scale.divisor) for _, value in (known[0], known[-1]))
+            loads = f"from {known[0][0].number} to {known[-1][0]}"
             said.setdefault(loads, []).append(f"{first} to {last} {scale.unit}{who}")
     told = "; ".join(f"{loads}: {', '.join(ends)}" for loads, ends in said.items())
     return f"{cost.label}, {told}."
@@ -157,7 +166,7 @@ def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) 
             _cell(cost.of(at), scale), _cell(at.output, Scale(1.0, "")), Cell(at.label), Cell(str(at.load)),
             Cell(", ".join(at.doubts) or "–"),
         ))
-        for at in sorted(known, key=lambda at: cost.of(at)["point"])
+        for at in sorted(known, key=lambda at: _value(cost.of(at)) or 0.0)
     )  # fmt: skip
     columns = (
         Column(f"{cost.label} ({scale.unit})"),
@@ -167,7 +176,7 @@ def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) 
     return Table(f"{cost.title}: every point, with its interval", columns, rows)
 
 
-def _cell(figure: Node, scale: Scale) -> Cell:
+def _cell(figure: Figure, scale: Scale) -> Cell:
     return Cell(point(figure, scale), detail=interval(figure, scale))
 
 
@@ -181,7 +190,7 @@ def remarks(sweep: Sweep) -> list[str]:
     said = [f"Hollow points cannot be relied on: {told}."] if told else []
     for cost in costs_of(sweep):
         lost = [
-            f"{at.label} at {at.load} ({cost.of(at).get('absent', 'no output throughput')})"
+            f"{at.label} at {at.load} ({_why_absent(cost.of(at))})"
             for at in sweep.points
             if not _is_drawn(at, cost)
         ]
@@ -190,10 +199,14 @@ def remarks(sweep: Sweep) -> list[str]:
     return said
 
 
+def _why_absent(figure: Figure) -> str:
+    return figure.reason if isinstance(figure, Absent) else "no output throughput"
+
+
 def numbers(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
     """Every load of every contender; loads that `anchors` knows link there."""
     costs = costs_of(sweep)
-    scales = [scale_for(cost.unit, [cost.of(at)["point"] for at in sweep.points]) for cost in costs]
+    scales = [_scale(cost, sweep.points) for cost in costs]
     columns = [
         Column(KINDS[sweep.kind][0], numeric=False),
         Column("Contender", numeric=False),
@@ -238,8 +251,8 @@ def to_json(sweep: Sweep) -> dict[str, Any]:
             {
                 "contender": at.label,
                 "load": at.load.value,
-                "output_tok_per_s": at.output,
-                **{cost.label: cost.of(at) for cost in costs},
+                "output_tok_per_s": at.output.to_json(),
+                **{cost.label: cost.of(at).to_json() for cost in costs},
                 "targets": at.result or None,
                 "doubts": list(at.doubts),
             }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,8 @@ from reports.figures.drawing import (
     margins,
 )
 from reports.number_format import Scale, duration, number, scale_for
-from reports.tables import table
+from reports.tables import Table, table
+from roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow
 
 HEAD, FOOT = 52, 46
 LETTER = 6.4
@@ -48,20 +49,20 @@ class _Dot:
         return min(self.predicted, self.measured or self.predicted)
 
 
-def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None:
+def roofline(phase: PhaseRow, device: DeviceFacts) -> Plot | None:
     """One phase's products and attention under the device's ceilings; None where it has none."""
     dots = _dots(phase)
     if not dots:
         return None
-    name = f"roofline-{phase['phase']}"
-    scale = _rate_scale(device["peak_flops_per_s"])
+    name = f"roofline-{phase.phase}"
+    scale = _rate_scale(device.peak_flops_per_s)
 
     def draw(drawing: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 400)
         x0, x1 = _ends(dots, device, width - 74)
         rows = _label_rows(dots, (x0, x1), width - 74)
         low = min(dot.lowest for dot in dots) / scale.divisor
-        top = device["peak_flops_per_s"] / scale.divisor
+        top = device.peak_flops_per_s / scale.divisor
         floor = 10 ** (math.log10(low) - 0.12 * (max(rows) + 2) * max(1.0, math.log10(top / low)))
         panel.set_xscale("log")
         panel.set_yscale("log")
@@ -77,7 +78,7 @@ def roofline(phase: Mapping[str, Any], device: Mapping[str, Any]) -> Plot | None
 
     return Plot(
         name,
-        f"Roofline of {phase['phase']}",
+        f"Roofline of {phase.phase}",
         _roofline_finding(phase, dots, device),
         "Each dot is one matrix product or attention of this phase's typical step; how far it lies below the "
         "solid line is what a perfect kernel could gain, and left of the ridge more FLOP/s need fewer bytes, "
@@ -92,24 +93,30 @@ def _rate_scale(peak_flops_per_s: float) -> Scale:
     return Scale(1e12, "TFLOP/s") if peak_flops_per_s >= 1e12 else Scale(1e9, "GFLOP/s")
 
 
-def _dots(phase: Mapping[str, Any]) -> list[_Dot]:
-    ops = [op for op in phase["ops"] if op["flops"] and op["predicted_flops_per_s"]]
+def _dots(phase: PhaseRow) -> list[_Dot]:
+    ops = [op for op in phase.ops if op.flops and op.predicted_flops_per_s]
     return [
-        _Dot(_label(op), op["intensity"], op["predicted_flops_per_s"], op["achieved_flops_per_s"])
-        for op in sorted(ops, key=lambda op: float(op["intensity"]))
+        _Dot(_label(op), op.intensity, op.predicted_flops_per_s, op.achieved_flops_per_s)
+        for op in sorted(ops, key=lambda op: op.intensity)
     ]
 
 
-def _label(op: Mapping[str, Any]) -> str:
-    part = str(op["kind"]).partition(" ")[2]
-    return f"{op['name']} ({part})" if part else str(op["name"])
+def _label(op: OpRow) -> str:
+    part = op.kind.partition(" ")[2]
+    return f"{op.name} ({part})" if part else op.name
 
 
-def _ridge(device: Mapping[str, Any]) -> float:
-    return float(device["peak_flops_per_s"] / device["levels"][-1]["bytes_per_s"])
+def _memory_bytes_per_s(device: DeviceFacts) -> float:
+    rate = device.levels[-1].bytes_per_s
+    assert rate is not None  # only nearer levels may lack it
+    return rate
 
 
-def _ends(dots: Sequence[_Dot], device: Mapping[str, Any], width: float) -> tuple[float, float]:
+def _ridge(device: DeviceFacts) -> float:
+    return float(device.peak_flops_per_s / _memory_bytes_per_s(device))
+
+
+def _ends(dots: Sequence[_Dot], device: DeviceFacts, width: float) -> tuple[float, float]:
     """The ends of the axis: some room on the left, on the right as much as the longest name takes."""
     values = [dot.intensity for dot in dots] + [_ridge(device)]
     low, high = min(values) / 4, max(values)
@@ -118,28 +125,28 @@ def _ends(dots: Sequence[_Dot], device: Mapping[str, Any], width: float) -> tupl
     return low, float(high * 10 ** max(decades, 0.4))
 
 
-def _ceiling(device: Mapping[str, Any], intensity: float) -> float:
+def _ceiling(device: DeviceFacts, intensity: float) -> float:
     """FLOP/s out of the main memory at most."""
-    return float(min(device["peak_flops_per_s"], intensity * device["levels"][-1]["bytes_per_s"]))
+    return float(min(device.peak_flops_per_s, intensity * _memory_bytes_per_s(device)))
 
 
-def _draw_ceilings(panel: Axes, device: Mapping[str, Any], scale: Scale, ends: tuple[float, float]) -> None:
+def _draw_ceilings(panel: Axes, device: DeviceFacts, scale: Scale, ends: tuple[float, float]) -> None:
     def roof(flops_per_s: float, bytes_per_s: float, **style: Any) -> None:
         ridge = min(max(flops_per_s / bytes_per_s, ends[0]), ends[1])
         x = np.array([ends[0], ridge, ends[1]])
         panel.plot(x, np.minimum(flops_per_s, x * bytes_per_s) / scale.divisor, **style)
 
-    peak, (*nearer, memory) = device["peak_flops_per_s"], device["levels"]
-    nearer = [level for level in nearer if level["bytes_per_s"]]
-    for level in nearer:
-        roof(peak, level["bytes_per_s"], color=MUTED, linewidth=1.1)
-    roof(peak, memory["bytes_per_s"], color=INK)
-    for k, level in enumerate([memory, *reversed(nearer)]):
-        at = max(peak / level["bytes_per_s"], ends[0]), peak / scale.divisor
-        text = f"{level['name']}, {number(level['bytes_per_s'] / 1e9)} GB/s"
+    peak, (*nearer, memory) = device.peak_flops_per_s, device.levels
+    rates = [(level.name, level.bytes_per_s) for level in nearer if level.bytes_per_s]
+    for _, bytes_per_s in rates:
+        roof(peak, bytes_per_s, color=MUTED, linewidth=1.1)
+    roof(peak, _memory_bytes_per_s(device), color=INK)
+    for k, (name, bytes_per_s) in enumerate([(memory.name, _memory_bytes_per_s(device)), *reversed(rates)]):
+        at = max(peak / bytes_per_s, ends[0]), peak / scale.divisor
+        text = f"{name}, {number(bytes_per_s / 1e9)} GB/s"
         panel.annotate(text, at, (4, 5 + 13 * k), textcoords="offset points", color=MUTED)
-    if device["reached_flops_per_s"]:
-        reached = device["reached_flops_per_s"], device["reached_bytes_per_s"]
+    if device.reached_flops_per_s and device.reached_bytes_per_s:
+        reached = device.reached_flops_per_s, device.reached_bytes_per_s
         roof(*reached, color=SERIES[1], linestyle=DASHES[1], linewidth=1.4, label="calibrated")
     panel.axvline(_ridge(device), color=MUTED, linewidth=1, linestyle=DASHES[2])
 
@@ -189,22 +196,20 @@ def _log_axes(panel: Axes, low: float) -> None:
     panel.set_ylim(bottom, top)
 
 
-def _roofline_finding(phase: Mapping[str, Any], dots: Sequence[_Dot], device: Mapping[str, Any]) -> str:
+def _roofline_finding(phase: PhaseRow, dots: Sequence[_Dot], device: DeviceFacts) -> str:
     left = [dot.name for dot in dots if dot.intensity < _ridge(device)]
     where = f"{len(left)} of {len(dots)} lie left of the ridge" if left else "All lie right of the ridge"
-    largest = max((op for op in phase["ops"] if op["flops"]), key=lambda op: float(op["share"]))
-    reached = largest["achieved_flops_per_s"] or largest["predicted_flops_per_s"]
-    how = "reaches" if largest["achieved_flops_per_s"] else "should reach"
-    share = reached * largest["ideal_s"] / largest["flops"]
+    largest = max((op for op in phase.ops if op.flops), key=lambda op: op.share)
+    reached = largest.achieved_flops_per_s or largest.predicted_flops_per_s
+    how = "reaches" if largest.achieved_flops_per_s else "should reach"
+    share = reached * largest.ideal_s / largest.flops
     return (
-        f"{where} at {number(_ridge(device))} FLOP per byte; {_label(largest)}, {largest['share']:.0%} of "
+        f"{where} at {number(_ridge(device))} FLOP per byte; {_label(largest)}, {largest.share:.0%} of "
         f"the step, {how} {share:.0%} of its ceiling."
     )
 
 
-def _dots_table(
-    phase: Mapping[str, Any], dots: Sequence[_Dot], device: Mapping[str, Any], scale: Scale
-) -> Any:
+def _dots_table(phase: PhaseRow, dots: Sequence[_Dot], device: DeviceFacts, scale: Scale) -> Table:
     def rate(value: float | None) -> str:
         return "–" if value is None else number(value / scale.divisor)
 
@@ -218,17 +223,17 @@ def _dots_table(
         ]
         for dot in dots
     ]
-    columns = ["Op", "FLOP per byte", f"Out of {device['levels'][-1]['name']} at most ({scale.unit})",
+    columns = ["Op", "FLOP per byte", f"Out of {device.levels[-1].name} at most ({scale.unit})",
                f"Predicted ({scale.unit})", f"Measured ({scale.unit})"]  # fmt: skip
-    return table(f"The dots of the roofline of {phase['phase']}", columns, rows)
+    return table(f"The dots of the roofline of {phase.phase}", columns, rows)
 
 
-def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
+def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
     """From the ceiling to what was measured, one bar for each thing between."""
-    ends = np.cumsum([bar["seconds"] for bar in bars])
+    ends = np.cumsum([bar.seconds for bar in bars])
     scale = scale_for("s", [float(max(ends.max(), measured_s))])
     spans = [
-        (str(bar["name"]), (end - bar["seconds"]) / scale.divisor, end / scale.divisor)
+        (bar.name, (end - bar.seconds) / scale.divisor, end / scale.divisor)
         for bar, end in zip(bars, ends.tolist(), strict=True)
     ]
     spans.append(("measured", 0.0, measured_s / scale.divisor))
@@ -241,14 +246,14 @@ def waterfall(bars: Sequence[Mapping[str, Any]], measured_s: float) -> Plot:
         margins(figure, top=40, bottom=FOOT, left=158)
         return drawn(figure, name, panel, "y")
 
-    gap = max(bars[1:], key=lambda bar: float(bar["seconds"]))
-    share = gap["seconds"] / measured_s if measured_s else 0.0
+    gap = max(bars[1:], key=lambda bar: bar.seconds)
+    share = gap.seconds / measured_s if measured_s else 0.0
     return Plot(
         "waterfall",
         "Where the time went",
-        f"The hardware could have served this load in {duration(bars[0]['seconds'])}; it took "
-        f"{duration(measured_s)}. The largest part of the difference is {gap['name']}: "
-        f"{duration(gap['seconds'])}, {share:.0%} of the run.",
+        f"The hardware could have served this load in {duration(bars[0].seconds)}; it took "
+        f"{duration(measured_s)}. The largest part of the difference is {gap.name}: "
+        f"{duration(gap.seconds)}, {share:.0%} of the run.",
         "Read from the top: each bar starts where the one above ends, so that together they make up the "
         "whole run; the longest is what to look at first. Bars are differences between what was measured and "
         "what the model of the hardware says, not things that a clock saw one after the other; one that goes "
@@ -274,13 +279,13 @@ def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:
     panel.grid(visible=True, axis="x")
 
 
-def _spans_table(bars: Sequence[Mapping[str, Any]], measured_s: float, scale: Scale) -> Any:
+def _spans_table(bars: Sequence[Bar], measured_s: float, scale: Scale) -> Table:
     rows = [
         [
-            str(bar["name"]),
-            number(bar["seconds"] / scale.divisor),
-            f"{bar['seconds'] / measured_s:.1%}",
-            str(bar["why"]),
+            bar.name,
+            number(bar.seconds / scale.divisor),
+            f"{bar.seconds / measured_s:.1%}",
+            bar.why,
         ]
         for bar in bars
     ]

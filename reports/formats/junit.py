@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
 from xml.etree import ElementTree as ET
 
+from loadgen.metrics.summary_types import Summary, TargetResult
 from loadgen.record.rundir import Run
+from loadgen.stats.figure import Absent
+from reports.number_format import with_interval
 from reports.page.page import banner
-from reports.page.slo_lines import with_interval
 from reports.run_view import summary_of
 
 CASE = {"fail": "failure", "inconclusive": "error"}
@@ -18,11 +18,11 @@ CASE = {"fail": "failure", "inconclusive": "error"}
 def junit(run: Run) -> str:
     """One suite named after the run; a verdict other than VALID is an error, a target missed a failure."""
     summary = summary_of(run)
-    targets = summary.get("targets", ())
+    targets = summary.targets
     said = banner(summary)
     valid = said.state == "VALID"
-    missed = sum(target["result"] == "fail" for target in targets)
-    errors = sum(target["result"] == "inconclusive" for target in targets) + (not valid)
+    missed = sum(target.result == "fail" for target in targets)
+    errors = sum(target.result == "inconclusive" for target in targets) + (not valid)
     suite = ET.Element(
         "testsuite",
         name=run.name,
@@ -35,9 +35,7 @@ def junit(run: Run) -> str:
     )
     verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
     if not valid:
-        reasons = "\n".join(
-            f"{r['text']} {r.get('advice', '')}".strip() for r in summary["verdict"]["reasons"]
-        )
+        reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
         ET.SubElement(verdict, "error", message=said.state, type=said.state).text = reasons
     for target in targets:
         _target(suite, target)
@@ -46,18 +44,16 @@ def junit(run: Run) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{root}\n'
 
 
-def _target(suite: ET.Element, target: Mapping[str, Any]) -> None:
-    case = ET.SubElement(suite, "testcase", classname="burstline.target", name=target["target"])
-    measured = f"measured {with_interval(target['measured'])}"
-    if kind := CASE.get(target["result"]):
-        ET.SubElement(
-            case, kind, message=f"{target['result']}: {measured}", type=target["result"]
-        ).text = target["reason"]
+def _target(suite: ET.Element, target: TargetResult) -> None:
+    case = ET.SubElement(suite, "testcase", classname="burstline.target", name=target.target)
+    measured = f"measured {with_interval(target.measured)}"
+    if kind := CASE.get(target.result):
+        message = f"{target.result}: {measured}"
+        ET.SubElement(case, kind, message=message, type=target.result).text = target.reason
     else:
         ET.SubElement(case, "system-out").text = measured
 
 
-def _lasted_s(summary: Mapping[str, Any]) -> float:
-    window = summary.get("window", {})
-    end, start = (window.get(key, {}).get("point") for key in ("end_s", "start_s"))
-    return 0.0 if end is None or start is None else float(end - start)
+def _lasted_s(summary: Summary) -> float:
+    start, end = summary.window.start_s, summary.window.end_s
+    return 0.0 if isinstance(start, Absent) or isinstance(end, Absent) else end.point - start.point

@@ -35,7 +35,7 @@ Event = dict[str, Any]
 def trace_json(view: View) -> bytes:
     """The whole file, one event a line."""
     # No displayTimeUnit: Perfetto took it for the unit of `ts` for years.
-    told = {"otherData": {"run": view.name, "verdict": view.summary["verdict"]["state"]}}
+    told = {"otherData": {"run": view.name, "verdict": view.summary.verdict.state}}
     text = bytearray(orjson.dumps(told)[:-1] + b',"traceEvents":[')
     for i, event in enumerate(trace_events(view)):
         text += b",\n" if i else b"\n"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from loadgen.metrics.other_tools import OURS, TOOLS, Definitions, Samples
+from loadgen.metrics.summary_types import Summary
 from loadgen.metrics.vllm_block import vllm_block
 from loadgen.stats.estimates import Absent, label
 from reports.blocks import Block, Command, Folded, Note
@@ -59,10 +59,10 @@ def _numbers(view: View) -> Table:
     return Table("This run as each tool would print it", columns, tuple(rows), notes=tuple(notes))
 
 
-def _ours(summary: Mapping[str, Any]) -> list[Value]:
-    metrics, rates = summary["metrics"], summary["throughput"]
-    found = [metrics[key][label(p)] for _, key, p in QUANTITIES] + [rates[key] for _, key in RATES]
-    return [Absent(row["absent"]) if row["point"] is None else row["point"] for row in found]
+def _ours(summary: Summary) -> list[Value]:
+    figures = [summary.figure("metrics", key, label(p)) for _, key, p in QUANTITIES]
+    figures += [summary.figure("throughput", key) for _, key in RATES]
+    return [figure if isinstance(figure, Absent) else figure.point for figure in figures]
 
 
 def _theirs(samples: Samples) -> list[Value]:

@@ -10,16 +10,17 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from loadgen.metrics.summary_types import Instrument, Summary
 from loadgen.record.rundir import Run
-from reports.blocks import Block
+from loadgen.stats.figure import Absent, Estimate
+from reports.blocks import Banner, Block
 from reports.number_format import duration
 from reports.page import accounts, other_tools, roofline_section, sections
-from reports.page.slo_lines import TargetLine, target_lines
+from reports.page.slo_lines import target_lines
 from reports.run_view import View, view_of
 from servers.engine import Identity
 from servers.registry import ENGINES
@@ -68,20 +69,6 @@ STATES: dict[str, tuple[str, str, str]] = {
 """A verdict's tone, its mark and what it means."""
 
 
-@dataclass(frozen=True, slots=True)
-class Banner:
-    """The verdict as the banner shows it; `reasons` are the summary's own {"text", "advice"}, `error` what
-    the instrument adds to every number."""
-
-    state: str
-    tone: str
-    mark: str
-    sentence: str
-    reasons: tuple[Mapping[str, Any], ...]
-    error: str = ""
-    targets: tuple[TargetLine, ...] = ()
-
-
 def render(run: Run) -> str:
     """The whole page as one HTML document; the same run gives the same bytes."""
     view = view_of(run)
@@ -90,7 +77,7 @@ def render(run: Run) -> str:
         for s in SECTIONS
         if s.applies(view)
     ]
-    return document(title(view), facts(view), banner(view.summary), shown, view.summary, "this run")
+    return document(title(view), facts(view), banner(view.summary), shown, view.summary.to_json(), "this run")
 
 
 def document(
@@ -148,31 +135,32 @@ def facts(view: View) -> list[str]:
     return [part for part in parts if part]
 
 
-def banner(summary: Mapping[str, Any]) -> Banner:
-    """The verdict for the top of the page; a state that is not in STATES is shown as it stands."""
-    verdict = summary["verdict"]
-    state = str(verdict["state"])
-    tone, mark, sentence = STATES.get(state, ("warn", "!", "See the reasons."))
-    reasons = (*verdict.get("reasons", ()), *verdict.get("warnings", ()))
-    error = _instrument_error(summary.get("instrument", {}))
-    return Banner(state, tone, mark, sentence, reasons, error, target_lines(summary))
+def banner(summary: Summary) -> Banner:
+    """The verdict for the top of the page."""
+    verdict = summary.verdict
+    tone, mark, sentence = STATES[verdict.state]
+    reasons = (*verdict.reasons, *verdict.warnings)
+    error = _instrument_error(summary.instrument)
+    return Banner(verdict.state, tone, mark, sentence, reasons, error, target_lines(summary))
 
 
-def _instrument_error(instrument: Mapping[str, Any]) -> str:
+def _instrument_error(instrument: Instrument) -> str:
     """How late the client was, in a sentence; "" where it is not known."""
-    late, error = instrument.get("send_lag_p99_s", {}), instrument.get("read_error_p99_s", {})
-    if late.get("point") is None or error.get("point") is None:
+    late, error = instrument.send_lag_p99_s, instrument.read_error_p99_s
+    if isinstance(late, Absent) or isinstance(error, Absent):
         return ""
-    known = f"to {duration(error['point'])}" if error["point"] > 0 else "by the kernel's own stamp"
-    left = f"99 % of requests left within {duration(late['point'])} of when they were due"
-    return f"The instrument: {left}, and 99 % of arrivals are known {known}.{_certified(instrument)}"
+    known = f"to {duration(error.point)}" if error.point > 0 else "by the kernel's own stamp"
+    left = f"99% of requests left within {duration(late.point)} of when they were due"
+    return f"The instrument: {left}, and 99% of arrivals are known {known}.{_certified(instrument)}"
 
 
-def _certified(instrument: Mapping[str, Any]) -> str:
+def _certified(instrument: Instrument) -> str:
     """What a server of known truth found, in a sentence; "" where none was asked."""
-    errors = ((name, instrument.get(f"certified_{name}_p99_s", {}).get("point")) for name in ("ttft", "itl"))
-    said = [f"{duration(point)} for 99 % of {name.upper()}s" for name, point in errors if point is not None]
-    return f" Tested at a server of known truth, it was right to within {' and '.join(said)}." if said else ""
+    errors = (("TTFT", instrument.certified_ttft_p99_s), ("ITL", instrument.certified_itl_p99_s))
+    known = [f"{duration(e.point)} for 99% of {name}s" for name, e in errors if isinstance(e, Estimate)]
+    return (
+        f" Tested at a server of known truth, it was right to within {' and '.join(known)}." if known else ""
+    )
 
 
 def json_in_html(value: object) -> str:

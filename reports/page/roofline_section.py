@@ -2,85 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from reports.blocks import Block, Folded, Note, Tile, Tiles
 from reports.figures import roofline
 from reports.number_format import count, duration, number, scale_for
 from reports.run_view import View
 from reports.tables import Cell, Table, table
-
-Node = Mapping[str, Any]
+from roofline.reconcile.reconciliation import DeviceFacts, OpRow, PhaseRow, Reconciliation
 
 
 def is_known(view: View) -> bool:
     """Whether the run was held against its hardware, or says why it could not be."""
-    return "roofline" in view.summary
+    return view.summary.roofline is not None
 
 
 def metal(view: View) -> list[Block]:
     """The sentence, the rooflines, the bound tables, the gap, what would help, and what was assumed."""
-    found = view.summary["roofline"]
-    if "absent" in found:
-        return [Note(f"The run cannot be held against its hardware: {found['absent']}.")]
-    measured_s = sum(bar["seconds"] for bar in found["waterfall"])
-    plots = [roofline.roofline(phase, found["device"]) for phase in found["phases"]]
+    found = view.summary.roofline
+    if not isinstance(found, Reconciliation):
+        why = found.absent if found else "this was never computed"
+        return [Note(f"The run cannot be compared with its hardware: {why}.")]
+    measured_s = sum(bar.seconds for bar in found.waterfall)
+    plots = [roofline.roofline(phase, found.device) for phase in found.phases]
     return [
-        Note(found["sentence"]),
+        Note(found.sentence),
         Tiles(tuple(_tiles(found, measured_s))),
         _shares(found),
         *(plot for plot in plots if plot is not None),
-        *(_bounds(phase, found["device"]) for phase in found["phases"]),
-        roofline.waterfall(found["waterfall"], measured_s),
+        *(_bounds(phase, found.device) for phase in found.phases),
+        roofline.waterfall(found.waterfall, measured_s),
         _sensitivity(found, measured_s),
         Folded("What was assumed, and where the ceilings come from", (_assumed(found),)),
     ]
 
 
-def _tiles(found: Node, measured_s: float) -> Iterator[Tile]:
+def _tiles(found: Reconciliation, measured_s: float) -> Iterator[Tile]:
     """Each phase by what bounds it most, then the whole run."""
-    for phase in found["phases"]:
-        limit = next(iter(phase["limit_shares"]))
-        name, use = ("MFU", phase["mfu"]) if limit == "compute" else ("MBU", phase["mbu"])
-        value = use["reachable"] if use["measured"] is None else use["measured"]
+    for phase in found.phases:
+        limit = next(iter(phase.limit_shares))
+        name, use = ("MFU", phase.mfu) if limit == "compute" else ("MBU", phase.mbu)
+        value = use.reachable if use.measured is None else use.measured
         of = (
-            "reachable; not measured"
-            if use["measured"] is None
-            else f"of a reachable {_percent(use['reachable'])}"
+            "reachable; not measured" if use.measured is None else f"of a reachable {_percent(use.reachable)}"
         )
-        title, kind = str(phase["phase"]).capitalize(), "FLOP/s" if name == "MFU" else "bandwidth"
+        title, kind = phase.phase.capitalize(), "FLOP/s" if name == "MFU" else "bandwidth"
         yield Tile(f"{title}: {name}, share of peak {kind}", number(value * 100), "%", of)
     for label, seconds, of in (
-        ("The run at the ceiling", found["ceiling_s"], "every op at its bound"),
+        ("The run at the ceiling", found.ceiling_s, "every op at its bound"),
         (
             "The run as predicted",
-            found["predicted_s"],
-            f"it took {_more(measured_s / found['predicted_s'])}",
+            found.predicted_s,
+            f"it took {_more(measured_s / found.predicted_s)}",
         ),
     ):
         scale = scale_for("s", [seconds])
         yield Tile(label, number(seconds / scale.divisor), scale.unit, of)
 
 
-def _shares(found: Node) -> Table:
+def _shares(found: Reconciliation) -> Table:
     names = (("mfu", "MFU"), ("mfu_full", "MFU, attention as a full square"), ("mbu", "MBU"))
     rows: list[list[str | Cell]] = []
-    for phase in found["phases"]:
+    for phase in found.phases:
         shape = (
-            f"{count(phase['n_steps'])} steps; on average {number(phase['mean_tok'])} tokens of "
-            f"{number(phase['mean_requests'])} requests, context {number(phase['mean_context_tok'])}"
+            f"{count(phase.n_steps)} steps; on average {number(phase.mean_tok)} tokens of "
+            f"{number(phase.mean_requests)} requests, context {number(phase.mean_context_tok)}"
         )
         for key, name in names:
-            use = phase[key]
-            said = [_percent(use[which]) for which in ("measured", "reachable", "ceiling")]
-            rows.append([Cell(f"{phase['phase']}: {name}", detail=shape if key == "mfu" else ""), *said])
+            use = getattr(phase, key)
+            said = [_percent(getattr(use, which)) for which in ("measured", "reachable", "ceiling")]
+            rows.append([Cell(f"{phase.phase}: {name}", detail=shape if key == "mfu" else ""), *said])
     columns = ["Share of the device's peak", "Measured", "Reachable", "At the ceiling"]
-    return table(f"What each phase uses of {found['device']['name']}", columns, rows)
+    return table(f"What each phase uses of {found.device.name}", columns, rows)
 
 
-def _bounds(phase: Node, device: Node) -> Table:
-    largest = max((op["predicted_s"] for op in phase["ops"]), default=0.0)
+def _bounds(phase: PhaseRow, device: DeviceFacts) -> Table:
+    largest = max((op.predicted_s for op in phase.ops), default=0.0)
     scale = scale_for("s", [largest])
 
     def time(seconds: float | None) -> str:
@@ -88,36 +85,32 @@ def _bounds(phase: Node, device: Node) -> Table:
 
     rows: list[list[str | Cell]] = [
         [
-            Cell(
-                str(op["name"]), detail=" ".join(filter(None, [str(op["kind"]).partition(" ")[2], _runs(op)]))
-            ),
+            Cell(op.name, detail=" ".join(filter(None, [op.kind.partition(" ")[2], _runs(op)]))),
             _shape(op),
-            _big(op["flops"], "FLOP") if op["flops"] else "–",
-            _big(op["bytes"], "B"),
-            number(op["intensity"]) if op["flops"] else "–",
-            number(op["ridge"]) if op["ridge"] else "–",
-            str(op["limit"]),
-            time(op["ideal_s"]),
-            Cell(time(op["predicted_s"]), detail=f"[{time(op['low_s'])}, {time(op['high_s'])}]"),
-            time(op["measured_s"]),
-            _percent(op["share"]),
+            _big(op.flops, "FLOP") if op.flops else "–",
+            _big(op.bytes, "B"),
+            number(op.intensity) if op.flops else "–",
+            number(op.ridge) if op.ridge else "–",
+            op.limit,
+            time(op.ideal_s),
+            Cell(time(op.predicted_s), detail=f"[{time(op.low_s)}, {time(op.high_s)}]"),
+            time(op.measured_s),
+            _percent(op.share),
         ]
-        for op in phase["ops"]
+        for op in phase.ops
     ]
     times = [f"{name} ({scale.unit})" for name in ("Ideal", "Predicted", "Measured")]
     columns = ["Op", "M × N × K", "FLOPs", "Bytes", "FLOP/B", "Ridge", "Bound", *times, "Of the step"]
-    caption = (
-        f"What bounds each op of a typical step of {phase['phase']}, on {device['name']} in {device['dtype']}"
-    )
+    caption = f"What bounds each op of a typical step of {phase.phase}, on {device.name} in {device.dtype}"
     return table(caption, columns, rows, text=(0, 6))
 
 
-def _runs(op: Node) -> str:
-    return f"× {op['count']}" if op["count"] > 1 else ""
+def _runs(op: OpRow) -> str:
+    return f"× {op.count}" if op.count > 1 else ""
 
 
-def _shape(op: Node) -> str:
-    sizes = [op[side] for side in ("m", "n", "k") if op[side]]
+def _shape(op: OpRow) -> str:
+    sizes = [getattr(op, side) for side in ("m", "n", "k") if getattr(op, side)]
     return " × ".join(count(size) for size in sizes) if sizes else "–"
 
 
@@ -129,31 +122,31 @@ def _big(value: float, unit: str) -> str:
     return f"{number(value)} {unit}"
 
 
-def _sensitivity(found: Node, measured_s: float) -> Table:
+def _sensitivity(found: Reconciliation, measured_s: float) -> Table:
     rows = [
         [
-            str(change["change"]),
-            "–" if change["makespan_s"] is None else duration(change["makespan_s"]),
-            "–" if change["ratio"] is None else _changed(change["ratio"]),
-            str(change["why"]),
+            change.change,
+            "–" if change.makespan_s is None else duration(change.makespan_s),
+            "–" if change.ratio is None else _changed(change.ratio),
+            change.why,
         ]
-        for change in found["sensitivity"]
+        for change in found.sensitivity
     ]
-    base = duration(found["predicted_s"])
+    base = duration(found.predicted_s)
     caption = (
         f"What would help: the run as predicted, {base} ({duration(measured_s)} measured), with one change"
     )
     return table(caption, ["Change", "Predicted run", "Difference", "Why"], rows, text=(0, 3))
 
 
-def _assumed(found: Node) -> Table:
-    model = found["model"]
+def _assumed(found: Reconciliation) -> Table:
+    model = found.model
     rows = [
-        [f"device: {found['device']['name']}, known by {model['device_from']}"],
-        [f"model: {_big(model['params'], '')}parameters, its shape from {model['config_from']}"],
-        *([str(said)] for said in found["assumed"]),
+        [f"device: {found.device.name}, known by {model.device_from}"],
+        [f"model: {_big(model.params, '')}parameters, its shape from {model.config_from}"],
+        *([said] for said in found.assumed),
     ]
-    return table(f"What was assumed; predictions by {found['tier']}", ["Assumed"], rows)
+    return table(f"What was assumed; predictions by {found.tier}", ["Assumed"], rows)
 
 
 def _changed(ratio: float) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
+from loadgen.metrics.summary_types import Quantiles, Section, Survival
 from loadgen.metrics.survival import NONE_CUT_OFF
 from loadgen.record.columns import Floats
+from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
 from reports.estimate_tables import (
     HEADLINE,
@@ -21,7 +23,7 @@ from reports.estimate_tables import (
 )
 from reports.figures import ecdf, run_figures, series
 from reports.figures.run_figures import Line, Panel
-from reports.number_format import count, duration, interval, number, point, scale_for
+from reports.number_format import count, duration, interval, number, point, scale_of
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table
 
@@ -33,68 +35,64 @@ MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 def numbers(view: View) -> list[Block]:
     """Headline numbers: tiles, latency, throughput, memory, and what stands behind each."""
     summary = view.summary
-    metrics = summary.get("metrics", {})
-    headline = {key: row for key, row in metrics.items() if key in HEADLINE}
-    others = {key: row for key, row in metrics.items() if key not in HEADLINE}
-    groups = [
-        ("Throughput", "throughput"),
-        ("Concurrency", "concurrency"),
-        ("Stalls", "stalls"),
-        ("Memory, each kind apart", "memory"),
+    headline = {key: row for key, row in summary.metrics.items() if key in HEADLINE}
+    others = {key: row for key, row in summary.metrics.items() if key not in HEADLINE}
+    groups: list[tuple[str, Section]] = [
+        ("Throughput", summary.throughput),
+        ("Concurrency", summary.concurrency),
+        ("Stalls", summary.stalls),
+        ("Memory, each kind apart", summary.memory),
     ]
-    if summary.get("goodput", {}).get("criteria"):
-        groups.insert(1, (f"Goodput: {' and '.join(summary['goodput']['criteria'])}", "goodput"))
+    if summary.goodput.criteria:
+        groups.insert(1, (f"Goodput: {' and '.join(summary.goodput.criteria)}", summary.goodput))
     blocks: list[Block] = [
         Tiles(tuple(_tiles(view))),
-        latency_table("Latency of all planned requests; 95 % intervals in brackets", headline),
-        Side(tuple(group_table(caption, summary[key]) for caption, key in groups if key in summary)),
+        latency_table("Latency of all planned requests; 95% intervals in brackets", headline),
+        Side(tuple(group_table(caption, section) for caption, section in groups)),
     ]
     if others:
         blocks.append(Folded("Other latencies, and what other tools call by the same names",
                              (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
-    if bounds := {key: row for key, row in summary.get("bounds", {}).items() if key in HEADLINE}:
-        blocks.append(Folded("Upper bounds, as MLPerf reckons them", (_bounds(bounds),)))
-    if cut_off := _cut_off(summary.get("survival", {})):
+    if bounds := {key: row for key, row in summary.bounds.items() if key in HEADLINE}:
+        blocks.append(Folded("Upper bounds, as MLPerf computes them", (_bounds(bounds),)))
+    if cut_off := _cut_off(summary.survival):
         blocks.append(Folded("If those cut off had run on", (cut_off,)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
 
 def _tiles(view: View) -> Iterator[Tile]:
-    metrics, throughput = view.summary.get("metrics", {}), view.summary.get("throughput", {})
     for key, p in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50")):
-        if p in metrics.get(key, {}):
-            yield _tile(f"{title_of(key)} {p}", metrics[key][p])
+        yield _tile(f"{title_of(key)} {p}", view.summary.figure("metrics", key, p))
     for key in ("output_tok_per_s", "requests_per_s"):
-        if key in throughput:
-            yield _tile(title_of(key), throughput[key])
+        yield _tile(title_of(key), view.summary.figure("throughput", key))
     n, n_ok = len(view.columns), int(view.columns.ok.sum())
     yield Tile(
         "Served as asked", count(n_ok), f"of {n:,}", f"{n - n_ok:,} failed" if n_ok < n else "none failed"
     )
 
 
-def _tile(label: str, estimate: Mapping[str, Any]) -> Tile:
-    if estimate["point"] is None:
-        return Tile(label, "–", "", str(estimate.get("absent", "")))
-    scale = scale_for(estimate["unit"], [estimate["point"]])
-    return Tile(label, point(estimate, scale), scale.unit, interval(estimate, scale))
+def _tile(label: str, figure: Figure) -> Tile:
+    if isinstance(figure, Absent):
+        return Tile(label, "–", "", figure.reason)
+    scale = scale_of([figure])
+    return Tile(label, point(figure, scale), scale.unit, interval(figure, scale))
 
 
-def _bounds(bounds: Mapping[str, Any]) -> Table:
+def _bounds(bounds: Mapping[str, Quantiles]) -> Table:
     """Without intervals: each bound is the end of one."""
-    caption = "With 99 % confidence the quantile is below this: MLPerf's early-stopping estimate"
-    bare = {
-        key: {p: {**estimate, "low": None, "high": None} for p, estimate in row.items()}
-        for key, row in bounds.items()
-    }
+    caption = "With 99% confidence the quantile is below this: MLPerf's early-stopping estimate"
+    bare = {key: section.mapped(_without_interval) for key, section in bounds.items()}
     return latency_table(caption, bare, evidence=False)
 
 
-def _cut_off(survival: Mapping[str, Any]) -> Table | None:
+def _without_interval(figure: Figure) -> Figure:
+    return figure if isinstance(figure, Absent) else replace(figure, low=None, high=None)
+
+
+def _cut_off(survival: Mapping[str, Survival]) -> Table | None:
     """None where no request was cut off."""
-    if all(
-        figure.get("absent") == NONE_CUT_OFF.reason for row in survival.values() for figure in row.values()
-    ):
+    figures = [row.figure for section in survival.values() for row in section.rows()]
+    if all(isinstance(figure, Absent) and figure.code == NONE_CUT_OFF.code for figure in figures):
         return None
     caption = "Requests that we cut off count for as long as they ran, not as lost (Kaplan and Meier)"
     return latency_table(caption, survival, evidence=False)
@@ -102,10 +100,10 @@ def _cut_off(survival: Mapping[str, Any]) -> Table | None:
 
 def _evidence(view: View) -> Table:
     rows = [
-        _evidence_row(view, key, p, estimate)
-        for key, figures_of in view.summary.get("metrics", {}).items()
+        _evidence_row(view, key, row.name, row.figure)
+        for key, section in view.summary.metrics.items()
         if key in HEADLINE
-        for p, estimate in figures_of.items()
+        for row in section.rows()
     ]
     columns = ("Number", "n", "Interval", "Request there", "The next slower", "The line that prints it")
     return Table(
@@ -115,15 +113,17 @@ def _evidence(view: View) -> Table:
     )
 
 
-def _evidence_row(view: View, key: str, p: str, estimate: Mapping[str, Any]) -> Row:
+def _evidence_row(view: View, key: str, p: str, figure: Figure) -> Row:
     around = nearest(view.counted(key), QUANTILES[p]) if is_per_request(key) and p in QUANTILES else []
     links = [Cell(f"#{k}", href=view.shown.href(k)) for k in around]
-    level = f"{estimate['level'] * 100:.0f} %" if estimate.get("level") else "–"
+    known = figure if isinstance(figure, Estimate) else None
+    level = f"{known.level * 100:.0f}%" if known and known.level else "–"
+    note = figure.reason if isinstance(figure, Absent) else figure.note or ""
     return Row(
         (
             Cell(f"{title_of(key)} {p}", href=f"#def-{key}"),
-            Cell(f"{estimate['n']:,}" if "n" in estimate else "–"),
-            Cell(level, detail=estimate.get("note") or estimate.get("absent") or ""),
+            Cell(f"{known.n:,}" if known else "–"),
+            Cell(level, detail=note),
             *(links + [Cell("–")] * 2)[:2],
             Cell(f"jq '.metrics.{key}.{p}' {view.name}/summary.json", tone="code"),
         ),
@@ -171,12 +171,12 @@ def when(view: View) -> list[Block]:
 
 def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
     """Warm-up and drain of an open loop: before and after the window in which its numbers count."""
-    window = view.summary.get("window", {})
-    if window.get("n_warm_up", {}).get("point") is None:
+    window = view.summary.window
+    start, last = window.start_s, window.end_s
+    if isinstance(window.n_warm_up, Absent) or isinstance(start, Absent) or isinstance(last, Absent):
         return []
-    start_s, last_s = (float(window[name]["point"]) for name in ("start_s", "end_s"))
     first_s = float(view.columns.due_s.min())
-    spans = (run_figures.Span(first_s, start_s, "warm-up"), run_figures.Span(last_s, end_s, "drain"))
+    spans = (run_figures.Span(first_s, start.point, "warm-up"), run_figures.Span(last.point, end_s, "drain"))
     return [span for span in spans if span.end_s > span.start_s]
 
 
@@ -207,14 +207,15 @@ def is_burst(view: View) -> bool:
 
 def burst(view: View) -> list[Block]:
     """How the burst drains."""
-    group = view.summary.get("burst", {})
-    slope_s = group.get("ttft_slope_s_per_request", {}).get("point")
+    group = view.summary.burst
+    slope = group.ttft_slope_s_per_request
+    slope_s = slope.point if isinstance(slope, Estimate) else None
     ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
     finding = _drain_finding(ttft_s[np.isfinite(ttft_s)], slope_s)
     plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
         return [Note("No request has a first token: there is nothing to drain.")]
-    return [plot, group_table("The burst in numbers", group)] if group else [plot]
+    return [plot, group_table("The burst in numbers", group)]
 
 
 def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
@@ -232,18 +233,16 @@ def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
 
 def trust(view: View) -> list[Block]:
     """The instrument's own error, and what the verdict rests on."""
-    groups = [
-        ("The instrument's own error on this run", "instrument"),
-        ("Tokens, counted twice", "conservation"),
-        ("Latencies, by the server's own clock too", "agreement"),
+    summary = view.summary
+    groups: list[tuple[str, Section]] = [
+        ("The instrument's own error on this run", summary.instrument),
+        ("Tokens, counted twice", summary.conservation),
+        ("Latencies, by the server's own clock too", summary.agreement),
     ]
     if not is_burst(view):
         groups += [
-            ("The schedule asked for, and kept", "schedule"),
-            ("The window that counts", "window"),
-            ("Did it stay level?", "stationarity"),
+            ("The planned schedule and the achieved one", summary.schedule),
+            ("The window that counts", summary.window),
+            ("Did it stay level?", summary.stationarity),
         ]
-    present = [(caption, view.summary[key]) for caption, key in groups if view.summary.get(key)]
-    if not present:
-        return [Note("The run has no figures on its own instrument.")]
-    return [Side(tuple(group_table(caption, group) for caption, group in present))]
+    return [Side(tuple(group_table(caption, section) for caption, section in groups))]

@@ -2,54 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
-from reports.number_format import count, interval, number, point, scale_for
+from loadgen.metrics.summary_types import Goodput, Summary
+from loadgen.stats.figure import Absent, Estimate
+from reports.blocks import TargetLine
+from reports.number_format import count, number, with_interval
 
 MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
 
 
-@dataclass(frozen=True, slots=True)
-class TargetLine:
-    """One target: what was asked, what was measured with its interval, what that makes of it, and why."""
-
-    mark: str
-    result: str
-    text: str
-    measured: str
-    reason: str
-
-
-def target_lines(summary: Mapping[str, Any]) -> tuple[TargetLine, ...]:
+def target_lines(summary: Summary) -> tuple[TargetLine, ...]:
     """Every target in the order asked, then the share of requests that met all criteria."""
     lines = tuple(
         TargetLine(
-            MARKS[row["result"]],
-            row["result"],
-            row["target"],
-            with_interval(row["measured"]),
-            "" if row["result"] == "pass" else row["reason"],
+            MARKS[row.result],
+            row.result,
+            row.target,
+            with_interval(row.measured),
+            "" if row.result == "pass" else row.reason,
         )
-        for row in summary.get("targets", ())
+        for row in summary.targets
     )
-    return (*lines, *_goodput_line(summary.get("goodput", {})))
+    return (*lines, *_goodput_line(summary.goodput))
 
 
-def with_interval(estimate: Mapping[str, Any]) -> str:
-    """`1.23 s [1.20, 1.31]`, a dash where there is no number."""
-    if estimate["point"] is None:
-        return "–"
-    scale = scale_for(estimate["unit"], [estimate["point"]])
-    return " ".join(part for part in (point(estimate, scale), scale.unit, interval(estimate, scale)) if part)
-
-
-def _goodput_line(goodput: Mapping[str, Any]) -> Iterator[TargetLine]:
-    share, rate = goodput.get("attainment", {}), goodput.get("requests_per_s", {})
-    if share.get("point") is None:
+def _goodput_line(goodput: Goodput) -> Iterator[TargetLine]:
+    share, rate = goodput.attainment, goodput.requests_per_s
+    if isinstance(share, Absent):
         return
-    met, n = share["point"] * share["n"], share["n"]
-    per_s = f", {with_interval(rate)}" if rate.get("point") is not None else ""
-    measured = f"met by {count(met)} of {n:,} requests ({number(share['point'] * 100)} %){per_s}"
-    yield TargetLine("→", "goodput", " and ".join(goodput["criteria"]), measured, "")
+    per_s = f", {with_interval(rate)}" if isinstance(rate, Estimate) else ""
+    met = (
+        f"met by {count(share.point * share.n)} of {share.n:,} requests ({number(share.point * 100)}%){per_s}"
+    )
+    yield TargetLine("→", "goodput", " and ".join(goodput.criteria), met, "")

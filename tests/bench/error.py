@@ -21,12 +21,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.loadgen.making import summarized
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.bench.fire import fire
 from loadgen.driver.job import Job
 from loadgen.driver.os_limits import ensure_fd_limit
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.summary import Context
 from loadgen.record.capture import Capture, Reads
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches
@@ -103,7 +105,7 @@ def fired(n_streams: int, rate_per_s: float, seconds: float) -> tuple[float, Pai
         captures = list(read_captures(job.captures))
     batches = decoded_batches(captures, list(requests), one_token_each)
     table = pa.concat_tables([record_table(records) for records in batches])
-    summary = summarize(table, Context(reports=[report]))
+    summary = summarized(table, Context(reports=[report]))
     assert summary["counts"] == {"planned": n_streams, "ok": n_streams}, summary["counts"]
     sent_s = np.array([sent_by_the_server(each) for each in captures]) / 1e9 - (report.t0_ns or 0) / 1e9
     truths = {

@@ -62,11 +62,11 @@ def test_the_plan_and_the_points_of_its_summary_are_what_they_were(stored):
     assert len(run.plan.requests) == len(run.records) == asked
     assert run.telemetry is not None
     again = summarize_run(run)
-    assert again["counts"] == run.summary["counts"]
+    assert again.counts == run.summary.counts
     for name in ("ttft", "tpot", "itl", "e2e"):
-        then, now = (summary["metrics"][name]["p50"] for summary in (run.summary, again))
-        assert now["point"] == pytest.approx(then["point"], rel=1e-9)
-        assert now["n"] == then["n"]
+        then, now = (summary.metrics[name].p50 for summary in (run.summary, again))
+        assert now.point == pytest.approx(then.point, rel=1e-9)
+        assert now.n == then.n
 
 
 def test_captures_that_were_cut_take_nothing_from_the_records(copied, capsys):

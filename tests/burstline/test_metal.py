@@ -14,7 +14,8 @@ from burstline.machine.roofline_input import reconciled, seen_in
 from loadgen.record import tables
 from loadgen.record.manifest import DeviceFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
-from reports.formats.text import show
+from reports.digest import overview
+from reports.formats.text import text
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
@@ -96,7 +97,7 @@ def test_a_rate_above_the_ceiling_makes_the_run_suspect_in_the_banner(run):
         'levels = [{ name = "memory", capacity_bytes = 80e9, bytes_per_s = 1e11 }]\n'
     )
     noted(run, replace(ON_H100, device=str(path), stated=Stated(tp=1, draft_tokens=0)))
-    verdict = write_report(run)["verdict"]
+    verdict = write_report(run).to_json()["verdict"]
     assert verdict["state"] == "NOT-COMPARABLE"
     assert verdict["reasons"][0]["code"] == "beats-the-ceiling"
     assert "prefix cache" in verdict["reasons"][0]["advice"]
@@ -127,7 +128,7 @@ def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
 def test_show_says_how_far_the_metal_is(run):
     noted(run)
     write_report(run)
-    assert "Hardware: Decode is" in show(open_run(run.path))
+    assert "Hardware: Decode is" in text(overview(open_run(run.path)))
 
 
 def test_a_typing_error_is_found_before_anything_runs():
@@ -239,7 +240,7 @@ def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):
     assert not found["suspicions"]
     assert found["explained"]
     assert "--tp" in json.dumps(found["explained"])
-    assert write_report(run)["verdict"]["state"] != "NOT-COMPARABLE"
+    assert write_report(run).verdict.state != "NOT-COMPARABLE"
     stated = noted(run, replace(hints, stated=Stated(tp=1, quant="bf16", draft_tokens=0)), identity=unstated)
     assert stated["suspicions"]
     assert noted(run, hints, identity=unstated)["suspicions"], "what was stated once is kept in the run"

@@ -38,7 +38,7 @@ def fired(out, *argv: str, timeout_s: float = 400) -> Run:
 
 def others_in(run: Run) -> float:
     """The larger share of the machine that others used, during the load or the calibration."""
-    during = run.summary["instrument"]["others_cpu_fraction"]["point"] or 0.0
+    during = run.summary.to_json()["instrument"]["others_cpu_fraction"]["point"] or 0.0
     busy = "while others used" in (run.path / "device.toml").read_text()
     return max(during, 1.0 if busy else 0.0)
 
@@ -52,7 +52,7 @@ def quiet_run(tmp_path_factory):
         while psutil.cpu_percent(2.0) > 10 and time.monotonic() < until:
             pass
         run = fired(tmp_path_factory.mktemp(f"try{k}"), "--requests", "200", "--output-tokens", "48")
-        assert "absent" not in run.summary["roofline"], run.summary["roofline"]
+        assert "absent" not in run.summary.to_json()["roofline"], run.summary.to_json()["roofline"]
         seen.append(others_in(run))
         if seen[-1] <= QUIET:
             return run
@@ -74,7 +74,7 @@ def test_products_take_what_the_calibrated_cpu_predicts(quiet_run):
 
 
 def test_measured_dots_lie_under_the_ceiling(quiet_run):
-    found = quiet_run.summary["roofline"]
+    found = quiet_run.summary.to_json()["roofline"]
     tolerance = 1 + max(0.02, found["device"]["measured_spread"])
     dots = [op for phase in found["phases"] for op in phase["ops"] if op["measured_s"]]
     assert {op["name"] for op in dots} >= {*GEMMS, "attention"}
@@ -85,13 +85,13 @@ def test_measured_dots_lie_under_the_ceiling(quiet_run):
     )
     assert max(above.values()) <= tolerance
     assert found["suspicions"] == []
-    assert quiet_run.summary["verdict"]["state"] == "VALID"
+    assert quiet_run.summary.to_json()["verdict"]["state"] == "VALID"
 
 
 def test_the_simulator_knows_when_the_burst_ends_and_first_tokens_come(quiet_run):
     setup, assumed = setup_of(quiet_run)
     seen = seen_in(quiet_run, assumed)
-    ttft_s = quiet_run.summary["metrics"]["ttft"]["p50"]["point"]
+    ttft_s = quiet_run.summary.to_json()["metrics"]["ttft"]["p50"]["point"]
     kernels = replace(setup, calibration=replace(setup.calibration, host=None))
     print(f"makespan {seen.makespan_s:.2f} s, TTFT p50 {ttft_s:.2f} s; host {setup.calibration.host}")
     for what, each in (("kernels alone", kernels), ("with the host", setup)):
@@ -120,7 +120,7 @@ def test_vllm_on_this_cpu_uses_what_a_hand_works_out(tmp_path):
     model = make_tiny_model(tmp_path / "tiny")
     argv = ("--engine", "vllm", "--model", str(model), "--requests", "60", "--output-tokens", "48")
     run = fired(tmp_path / "runs", *argv)
-    phases = {phase["phase"]: phase for phase in run.summary["roofline"]["phases"]}
+    phases = {phase["phase"]: phase for phase in run.summary.to_json()["roofline"]["phases"]}
     hand = by_hand(run)
     for (phase, use), share in hand.items():
         print(f"{phase} {use}: {share:.4f} by hand, {phases[phase][use]['measured']:.4f} reported")

@@ -16,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.record.manifest import SCHEMA
 from loadgen.record.rundir import open_run
-from reports.formats.text import headline
+from reports.digest import headline
+from reports.formats.text import text
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")
 TARGETS = ("--slo", "ttft.p50<=60s", "--slo", "ttft.p50<=1ms", "--slo", "ttft<=60s")
@@ -32,7 +33,7 @@ def main() -> None:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(*DERIVED))
         scrub(target, {str(made): "run", folder: "runs", sys.executable: "python"})
-    print(headline(open_run(target)))
+    print(text(headline(open_run(target))))
 
 
 def scrub(run: Path, names: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from loadgen.metrics.summary import summarize
 from loadgen.record.capture import Capture
 from loadgen.record.record import Record, record_of
 from servers.engine import Read
@@ -95,3 +96,8 @@ def ok(index: int, first_s: float, gaps_s: Sequence[float], n: Sequence[int] | N
 def failed(index: int, outcome: str = "timeout", planned_output_tok: int = 4) -> Record:
     record = recorded(request(planned_output_tok), failure=outcome)
     return replace(record, index=index, outcome=outcome, http_status=None)
+
+
+def summarized(records, context=None) -> dict[str, Any]:
+    """The summary as summary.json has it."""
+    return summarize(records, context).to_json()

@@ -50,17 +50,19 @@ def point(figure: Estimate | Absent) -> float:
 
 def test_two_sides_that_agree_say_so_and_nothing_is_flagged() -> None:
     found = agreement(client(), server())
-    assert [point(found[f"{name}_gap_s"]) for name in ("ttft", "itl", "e2e")] == pytest.approx([0, 0, 0])
-    assert point(found["ttft_client_p50_s"]) == pytest.approx(0.2)
+    assert [point(found.figure(f"{name}_gap_s")) for name in ("ttft", "itl", "e2e")] == pytest.approx(
+        [0, 0, 0]
+    )
+    assert point(found.ttft_client_p50_s) == pytest.approx(0.2)
     assert disagreement(found) is None
 
 
 def test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out() -> None:
-    figure = agreement(client(), server())["ttft_server_p50_s"]
+    figure = agreement(client(), server()).ttft_server_p50_s
     assert isinstance(figure, Estimate)
     assert (figure.low, figure.high, figure.level, figure.n) == (0.1, 0.25, 1.0, 20)
     assert 0.1 < figure.point < 0.25
-    late = agreement(client(2.0), server(2.0))["ttft_server_p50_s"]
+    late = agreement(client(2.0), server(2.0)).ttft_server_p50_s
     assert isinstance(late, Estimate)
     assert (late.low, late.high) == (1.0, None)
 
@@ -87,12 +89,12 @@ def test_five_percent_and_a_millisecond_are_borne() -> None:
 
 
 def test_where_the_two_sides_counted_different_numbers_they_are_not_compared() -> None:
-    others = agreement(client(0.15, n=10), server(0.2))["ttft_gap_s"]
+    others = agreement(client(0.15, n=10), server(0.2)).ttft_gap_s
     assert isinstance(others, Absent)
     assert others.reason == "the server also counted others' or failed requests (20, here 10)"
     late = agreement(client(0.15, n=20), server(0.2, n=16))
-    assert isinstance(late["ttft_gap_s"], Absent)
-    assert late["ttft_gap_s"].reason == "the server's own metrics are incomplete (16 of 20)"
+    assert isinstance(late.ttft_gap_s, Absent)
+    assert late.ttft_gap_s.reason == "the server's own metrics are incomplete (16 of 20)"
     assert disagreement(late) is None
 
 
@@ -110,6 +112,6 @@ def test_what_was_not_watched_or_not_told_is_absent_and_not_flagged() -> None:
     ]
     for c, watched in cases:
         found = agreement(c, watched)
-        assert isinstance(found["ttft_gap_s"], Absent)
-        assert found["ttft_gap_s"].reason
+        assert isinstance(found.ttft_gap_s, Absent)
+        assert found.ttft_gap_s.reason
         assert disagreement(found) is None

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.summary import Context
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import record_table
@@ -15,7 +15,7 @@ from loadgen.record.typed_json import from_json, to_json
 from loadgen.stats.estimates import Absent
 from loadgen.verdict.certificate import certificate, certified, errors_of, limit
 from servers.truth.journal import Served
-from tests.loadgen.making import failed, ok
+from tests.loadgen.making import failed, ok, summarized
 
 MS = 1_000_000
 T0_NS = 7_000_000_000
@@ -216,7 +216,7 @@ def test_a_certificate_survives_json() -> None:
 
 
 def summary_with(found: Certificate | Absent | None) -> dict:
-    return summarize(record_table([ok(i, 0.2, [0.02] * 3) for i in range(100)]), Context(certificate=found))
+    return summarized(record_table([ok(i, 0.2, [0.02] * 3) for i in range(100)]), Context(certificate=found))
 
 
 def test_an_instrument_proven_wrong_is_client_bound_and_says_so_first() -> None:

@@ -1,13 +1,14 @@
 import pytest
 
 from burstline import exit_codes
-from loadgen.metrics.slo import Result, good, judge_goals, parse_goal
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.slo import good, judge_goals, parse_goal
+from loadgen.metrics.summary import Context
+from loadgen.metrics.summary_types import MetricFigures, Result, Summary, TargetResult, Throughput
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.verdict.verdict import Reason, State, Verdict
-from tests.loadgen.making import failed, ok
+from tests.loadgen.making import failed, ok, summarized
 from workloads.request import WorkloadError
 
 VALID = Verdict(State.VALID)
@@ -55,9 +56,10 @@ def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
 
 def result_of(text, figure, c=None, verdict=VALID):
     goal = parse_goal(text)
-    of = {goal.statistic: figure}
-    sections = {"metrics": {goal.metric: of}, "throughput": {goal.metric: figure}}
-    (judged,) = judge_goals([goal], sections, c if c is not None else COLUMNS, verdict)
+    metrics = {goal.metric: MetricFigures(**{goal.statistic: figure})} if goal.statistic else {}
+    whole = {goal.metric: figure} if goal.statistic is None else {}
+    summary = Summary(counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole))
+    (judged,) = judge_goals([goal], summary, c if c is not None else COLUMNS)
     return judged.result
 
 
@@ -123,14 +125,14 @@ def mixed():
 
 def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
     goals = tuple(map(parse_goal, ("ttft<=1s", "tpot<=20ms", "attainment>=90%")))
-    summary = summarize(mixed(), Context(goals=goals))
+    summary = summarized(mixed(), Context(goals=goals))
     goodput, (target,) = summary["goodput"], summary["targets"]
     assert goodput["criteria"] == ["ttft<=1s", "tpot<=20ms"]
     assert goodput["attainment"]["point"] == pytest.approx(0.7)
     assert goodput["requests_per_s"]["point"] == pytest.approx(70 / (3.03 - 0.001))
     assert goodput["tok_per_s"]["point"] == pytest.approx(280 / (3.03 - 0.001))
     assert (target["target"], target["result"]) == ("attainment>=90%", "fail")
-    assert exit_codes.of_summary(summary) == exit_codes.TARGET_MISSED
+    assert exit_codes.of_summary(Summary.from_json(summary)) == exit_codes.TARGET_MISSED
 
 
 def test_a_single_token_has_no_tpot_to_miss():
@@ -169,5 +171,6 @@ def test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains(ta
     ],
 )
 def test_exit_codes_follow_the_targets_then_the_verdict(results, state, code):
-    summary = {"targets": [{"result": result} for result in results], "verdict": {"state": state}}
+    targets = tuple(TargetResult("x", Result(result), "", between(1, 2)) for result in results)
+    summary = Summary(counts={}, metrics={}, verdict=Verdict(State(state)), targets=targets)
     assert exit_codes.of_summary(summary) == code

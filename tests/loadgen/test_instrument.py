@@ -52,15 +52,15 @@ def test_lateness_counts_from_due_in_an_open_loop_and_from_dispatch_in_a_closed_
     watched = Watched(Telemetry.empty(), 1.0)
     by_due = instrument(columns(record), (), watched, closed_loop=False)
     by_dispatch = instrument(columns(record), (), watched, closed_loop=True)
-    assert by_due["send_lag_p50_s"].point == pytest.approx(1e-3)
-    assert by_dispatch["send_lag_p50_s"].point == pytest.approx(1e-4)
+    assert by_due.send_lag_p50_s.point == pytest.approx(1e-3)
+    assert by_dispatch.send_lag_p50_s.point == pytest.approx(1e-4)
 
 
 def test_the_peak_is_the_most_events_within_any_second():
     times_ms = [[0, 700, 1600, 1650, 1690, 2650], [1700]]
     records = [replace(stamped(ms, [0] * len(ms)), index=i) for i, ms in enumerate(times_ms)]
     found = instrument(columns(*records), (), Watched(Telemetry.empty(), 1.0), closed_loop=False)
-    assert found["peak_events_per_s"].point == 4  # from 1600 ms, or from 1650: 2650 is outside
+    assert found.peak_events_per_s.point == 4  # from 1600 ms, or from 1650: 2650 is outside
 
 
 def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
@@ -68,6 +68,6 @@ def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
         columns(stamped([100], [None])), (), Watched(Telemetry.empty(), 1.0), closed_loop=False
     )
     for name in ("read_lag_p99_s", "client_cpu_s", "client_peak_bytes", "others_cpu_fraction", "max_pass_s"):
-        assert isinstance(found[name], Absent)
-        assert found[name].reason
-    assert found["kernel_stamps"].point == 0
+        assert isinstance(found.figure(name), Absent)
+        assert found.figure(name).reason
+    assert found.kernel_stamps.point == 0

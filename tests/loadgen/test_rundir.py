@@ -11,11 +11,13 @@ import pytest
 from loadgen.driver.duration_histogram import Spread
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
+from loadgen.metrics.summary_types import Summary
 from loadgen.record.capture_store import Spool
 from loadgen.record.files import write_json
 from loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import record_table
+from loadgen.verdict.verdict import State, Verdict
 from servers.engine import Identity
 from servers.host.telemetry import Row
 from tests.loadgen.making import DONE, capture, event, ok, usage, wire
@@ -36,6 +38,9 @@ def changed(run, **facts):
 def plan(n=4):
     requests = tuple(Request(i, array("I", [1, 2, 3, 4]), None, 4, 2) for i in range(n))
     return Plan(requests, array("q", [0] * n), 3, "abc")
+
+
+SUMMARY = Summary(counts={"planned": 4, "ok": 4}, metrics={}, verdict=Verdict(State.VALID))
 
 
 def report():
@@ -65,7 +70,7 @@ def test_everything_that_is_saved_comes_back(run):
     run.save_records(records)
     run.save_telemetry([Row(15, "server", "rss_bytes", 4.0)], t0_ns=10)
     changed(run, identity=Identity("vllm", version="9", raw={"a": 1}), drivers=(report(),))
-    run.save_summary({"schema": 1})
+    run.save_summary(SUMMARY)
     run.save_report("<html>µ</html>")
     run.server_log.write_text("ready")
     run.finish("complete")
@@ -77,7 +82,7 @@ def test_everything_that_is_saved_comes_back(run):
     assert read.telemetry["at_ns"].tolist() == [5]
     assert (read.status, read.summary, read.server_log, read.steps) == (
         "complete",
-        {"schema": 1},
+        SUMMARY,
         "ready",
         None,
     )
@@ -107,8 +112,8 @@ def test_a_run_killed_half_way_is_readable_and_what_it_lacks_is_cancelled(run):
     assert read.records["outcome"].tolist() == ["ok", "cancelled", "ok", "cancelled"]
     assert read.telemetry is None
     summary = summarize_run(read)
-    assert summary["counts"] == {"planned": 4, "ok": 2, "cancelled": 2}
-    assert summary["verdict"]["reasons"][0]["code"] == "cut-off"
+    assert summary.counts == {"planned": 4, "ok": 2, "cancelled": 2}
+    assert summary.verdict.reasons[0].code == "cut-off"
 
 
 def test_a_run_killed_before_its_plan_says_so(run):

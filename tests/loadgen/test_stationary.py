@@ -3,10 +3,11 @@ import pytest
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.steady_state import steady_part
-from loadgen.metrics.summary import Context, figures, summarize
+from loadgen.metrics.summary import Context, figures
 from loadgen.record.columns import columns_of
 from loadgen.record.manifest import ArrivalFacts
 from loadgen.stats.estimates import Absent, Estimate
+from tests.loadgen.making import summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 
 POISSON = ArrivalFacts("poisson", 20.0)
@@ -28,7 +29,7 @@ def test_a_growing_queue_is_called_overloaded():
 
 
 def test_an_overloaded_run_is_not_stationary_and_says_what_to_do():
-    verdict = summarize(queued(1.4, 600, 0), Context(arrivals=POISSON))["verdict"]
+    verdict = summarized(queued(1.4, 600, 0), Context(arrivals=POISSON))["verdict"]
     assert verdict["state"] == "NOT-STATIONARY"
     assert "--rate" in verdict["reasons"][0]["advice"]
 
@@ -46,7 +47,7 @@ def test_a_slow_start_is_left_out_of_the_latencies_and_shown(slow):
     due_s = np.linspace(0, 60, 600)
     random = np.random.default_rng(1)
     wait_s = random.lognormal(-3, 0.2, 600) + np.where(np.arange(600) < slow, 0.5, 0)
-    summary = summarize(
+    summary = summarized(
         table(due_s, due_s + wait_s, due_s + wait_s + 0.1, 5),
         Context(arrivals=ArrivalFacts("constant", 10)),
     )
@@ -74,7 +75,7 @@ def coverage(truth, n_runs):
     for seed in range(n_runs):
         c = columns_of(queued(0.7, 2000, seed, tokens=2))
         steady = steady_part(c, "poisson")
-        figure = figures(METRICS["ttft"], c, steady)["mean"]
+        figure = figures(METRICS["ttft"], c, steady).mean
         assert isinstance(figure, Estimate)
         hits += figure.low <= truth <= (figure.high or np.inf)
     return hits / n_runs
@@ -92,7 +93,7 @@ def test_a_run_at_a_queue_is_covered_from_its_records_on():
 
 
 def test_throughput_in_the_window_is_the_rate_that_was_offered():
-    summary = summarize(queued(0.7, 2000, 5), Context(arrivals=POISSON))
+    summary = summarized(queued(0.7, 2000, 5), Context(arrivals=POISSON))
     offered = 0.7 * N_SERVERS / MEAN_S
     rate = summary["throughput"]["requests_per_s"]
     assert rate["low"] < offered < rate["high"]
@@ -101,7 +102,7 @@ def test_throughput_in_the_window_is_the_rate_that_was_offered():
 
 
 def test_a_closed_loops_throughput_has_blocks_of_time_and_a_short_one_a_plain_reading():
-    summaries = (summarize(queued(0.7, n, 5), Context(concurrency=8)) for n in (2000, 5))
+    summaries = (summarized(queued(0.7, n, 5), Context(concurrency=8)) for n in (2000, 5))
     long, short = (summary["throughput"]["output_tok_per_s"] for summary in summaries)
     assert long["low"] < long["point"] < long["high"]
     assert short["point"] is not None
@@ -110,14 +111,14 @@ def test_a_closed_loops_throughput_has_blocks_of_time_and_a_short_one_a_plain_re
 
 @pytest.mark.parametrize(("n", "known"), [(40, True), (10, False)])
 def test_a_run_shorter_than_three_blocks_gets_no_interval_and_one_shorter_than_a_block_no_rate(n, known):
-    rate = summarize(queued(0.5, n, 0), Context(arrivals=POISSON))["throughput"]["requests_per_s"]
+    rate = summarized(queued(0.5, n, 0), Context(arrivals=POISSON))["throughput"]["requests_per_s"]
     assert (rate["point"] is not None) == known
     assert rate.get("low") is None
     assert "3 blocks" in (rate["note"] if known else rate["absent"])
 
 
 def test_the_schedule_that_was_kept_stands_beside_the_plan():
-    kept = summarize(queued(0.5, 2000, 3), Context(arrivals=POISSON))["schedule"]
+    kept = summarized(queued(0.5, 2000, 3), Context(arrivals=POISSON))["schedule"]
     assert kept["rate_error"]["point"] == pytest.approx(0, abs=1e-6)
     assert kept["gap_cv"]["point"] == pytest.approx(1, abs=0.1)
     assert kept["gap_ks"]["point"] < kept["gap_ks_critical"]["point"]

@@ -5,12 +5,12 @@ import orjson
 import pytest
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.summary import Context
 from loadgen.record.tables import RECORDS, record_table, telemetry_table
 from loadgen.record.telemetry import Telemetry
 from servers.engine import Identity
 from servers.host.telemetry import Row
-from tests.loadgen.making import failed, ok
+from tests.loadgen.making import failed, ok, summarized
 
 SECTIONS = {
     "schema",
@@ -57,7 +57,7 @@ RUNS = {
 
 @pytest.mark.parametrize("records", RUNS.values(), ids=RUNS)
 def test_every_figure_is_an_estimate_with_a_unit_or_absent_with_a_reason(records):
-    summary = summarize(records)
+    summary = summarized(records)
     assert set(summary) == SECTIONS
     for path, figure in figures(summary):
         if figure["point"] is None:
@@ -72,12 +72,12 @@ def test_every_figure_is_an_estimate_with_a_unit_or_absent_with_a_reason(records
 
 @pytest.mark.parametrize("records", RUNS.values(), ids=RUNS)
 def test_outcomes_add_up_to_what_was_planned(records):
-    counts = summarize(records)["counts"]
+    counts = summarized(records)["counts"]
     assert counts["planned"] == len(records) == sum(n for name, n in counts.items() if name != "planned")
 
 
 def test_metrics_have_all_their_percentiles_and_definitions():
-    metrics = summarize(RUNS["all well"])["metrics"]
+    metrics = summarized(RUNS["all well"])["metrics"]
     assert set(metrics) <= set(METRICS)
     assert {"ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl", "ntpot"} <= set(
         metrics
@@ -90,7 +90,7 @@ def test_metrics_have_all_their_percentiles_and_definitions():
 
 
 def test_failures_take_the_p99_and_every_mean():
-    metrics = summarize(
+    metrics = summarized(
         record_table([*(ok(i, 0.2, [0.01] * 3) for i in range(700)), *(failed(700 + i) for i in range(8))])
     )["metrics"]
     for name in ("ttft", "tpot", "e2e"):
@@ -100,20 +100,20 @@ def test_failures_take_the_p99_and_every_mean():
 
 
 def test_a_run_without_success_is_insufficient_and_still_complete():
-    summary = summarize(RUNS["none succeeded"])
+    summary = summarized(RUNS["none succeeded"])
     assert summary["verdict"]["state"] == "INSUFFICIENT"
     assert summary["counts"] == {"planned": 12, "ok": 0, "timeout": 12}
     assert summary["throughput"]["output_tok_per_s"]["absent"] == "no request succeeded"
 
 
 def test_a_run_that_was_cut_off_says_so():
-    verdict = summarize(RUNS["some failed"], Context(status="interrupted"))["verdict"]
+    verdict = summarized(RUNS["some failed"], Context(status="interrupted"))["verdict"]
     assert verdict["state"] == "INSUFFICIENT"
     assert verdict["reasons"][0]["code"] == "cut-off"
 
 
 def test_the_same_records_give_the_same_bytes():
-    assert orjson.dumps(summarize(RUNS["some failed"])) == orjson.dumps(summarize(RUNS["some failed"]))
+    assert orjson.dumps(summarized(RUNS["some failed"])) == orjson.dumps(summarized(RUNS["some failed"]))
 
 
 def test_client_and_server_must_count_the_same_tokens():
@@ -122,22 +122,22 @@ def test_client_and_server_must_count_the_same_tokens():
         (1_000_000_000, "engine", "generation_tokens", 1500.0),
         (9_000_000_000, "engine", "generation_tokens", 1800.0),
     )
-    summary = summarize(run_of(100), Context(telemetry=counted))
+    summary = summarized(run_of(100), Context(telemetry=counted))
     assert summary["conservation"]["output_client_tok"]["point"] == 800
     assert summary["conservation"]["output_residual"]["point"] == 0
     more = replace(counted, value=np.array([1000.0, 1500.0, 1900.0]))
-    summary = summarize(run_of(100), Context(telemetry=more))
+    summary = summarized(run_of(100), Context(telemetry=more))
     assert summary["conservation"]["output_residual"]["point"] == pytest.approx(1 / 9)
-    assert advice_on_tokens(summary) == "Does anybody else use this server?"
-    summary = summarize(run_of(100, n_failed=12), Context(telemetry=more))
-    assert "gone on with requests that had failed here" in advice_on_tokens(summary)
+    assert advice_on_tokens(summary) == "Check whether others use this server."
+    summary = summarized(run_of(100, n_failed=12), Context(telemetry=more))
+    assert "gone on with requests that failed here" in advice_on_tokens(summary)
 
 
 @pytest.mark.parametrize(("busy_s", "told"), [(0.5, []), (1.5, ["busy-machine"])])
 def test_a_machine_that_others_kept_busy_is_told_beside_a_verdict_that_stands(busy_s, told):
     rows = [(0, "host", "n_cpus", 2.0)]
     rows += [(k * 1_000_000_000, "host", "others_cpu_s", k * busy_s) for k in range(2)]
-    verdict = summarize(run_of(700), Context(telemetry=telemetry(*rows)))["verdict"]
+    verdict = summarized(run_of(700), Context(telemetry=telemetry(*rows)))["verdict"]
     assert verdict["state"] == "VALID"
     assert [row["code"] for row in verdict["warnings"]] == told
 
@@ -151,7 +151,7 @@ def test_counters_that_were_not_read_after_the_load_prove_nothing():
     early = telemetry(
         (-5, "engine", "generation_tokens", 1000.0), (500_000_000, "engine", "generation_tokens", 1400.0)
     )
-    summary = summarize(run_of(100), Context(telemetry=early))
+    summary = summarized(run_of(100), Context(telemetry=early))
     assert "before the load ended" in summary["conservation"]["output_residual"]["absent"]
     assert not summary["verdict"]["warnings"]
 
@@ -166,7 +166,7 @@ def test_memory_peaks_come_from_the_time_of_the_load_and_each_kind_stays_apart()
         (100_000_000, "engine", "kv_used_fraction", 0.25),
     )
     who = Identity("vllm", weight_bytes=7, kv_tok=640)
-    memory = summarize(run_of(100), Context(telemetry=seen, identity=who))["memory"]
+    memory = summarized(run_of(100), Context(telemetry=seen, identity=who))["memory"]
     points = {name: memory[name]["point"] for name in memory}
     assert points["server_peak_bytes"] == 3e9
     assert points["device_peak_bytes"] == 11e9
@@ -176,18 +176,18 @@ def test_memory_peaks_come_from_the_time_of_the_load_and_each_kind_stays_apart()
 
 def test_a_missing_source_is_absent_in_its_own_words():
     row = (0, "engine", "*", None, "the engine has no metrics")
-    memory = summarize(run_of(100), Context(telemetry=telemetry(row)))["memory"]
+    memory = summarized(run_of(100), Context(telemetry=telemetry(row)))["memory"]
     assert memory["kv_peak_fraction"]["absent"] == "the engine has no metrics"
 
 
 def test_prompts_counted_otherwise_than_planned_are_reported():
     table = record_table([replace(ok(i, 0.2, [0.01]), prompt_tok=5) for i in range(20)])
-    summary = summarize(table)
+    summary = summarized(table)
     assert summary["lengths"]["prompt_mismatches"]["point"] == 20
     assert "prompt-length" in {warning["code"] for warning in summary["verdict"]["warnings"]}
 
 
 def test_tokens_spread_over_chunks_are_never_passed_off_as_measured():
-    summary = summarize(record_table([replace(ok(i, 0.2, [0.01]), split="spread") for i in range(20)]))
+    summary = summarized(record_table([replace(ok(i, 0.2, [0.01]), split="spread") for i in range(20)]))
     assert summary["lengths"]["splits"] == {"spread": 20}
     assert "chunks" in {warning["code"] for warning in summary["verdict"]["warnings"]}

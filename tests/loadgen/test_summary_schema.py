@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from loadgen.metrics.slo import parse_goal
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.summary import Context
 from loadgen.record.manifest import ArrivalFacts
 from loadgen.record.tables import RECORDS, record_table
-from tests.loadgen.making import failed, ok
+from tests.loadgen.making import failed, ok, summarized
 from tests.loadgen.queueing import queued
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "summary.schema.json").read_text())
@@ -71,15 +71,15 @@ def in_object(value, schema, path):
 
 GOALS = tuple(map(parse_goal, ("ttft.p99<=2s", "ttft<=1s", "output_tok_per_s>=1", "attainment>=50%")))
 SUMMARIES = {
-    "all well": summarize(record_table([ok(i, 0.2 + 0.001 * i, [0.01] * 3) for i in range(700)])),
-    "some failed, with targets": summarize(
+    "all well": summarized(record_table([ok(i, 0.2 + 0.001 * i, [0.01] * 3) for i in range(700)])),
+    "some failed, with targets": summarized(
         record_table([*(ok(i, 0.2, [0.01] * 3) for i in range(90)), *map(failed, range(90, 100))]),
         Context(goals=GOALS),
     ),
-    "none succeeded": summarize(record_table(list(map(failed, range(12)))), Context(goals=GOALS)),
-    "nothing planned": summarize(RECORDS.empty_table(), Context(goals=GOALS)),
-    "overloaded": summarize(queued(1.4, 400, 0), Context(arrivals=ArrivalFacts("poisson", 56.0))),
-    "a closed loop": summarize(queued(0.5, 100, 0), Context(concurrency=8)),
+    "none succeeded": summarized(record_table(list(map(failed, range(12)))), Context(goals=GOALS)),
+    "nothing planned": summarized(RECORDS.empty_table(), Context(goals=GOALS)),
+    "overloaded": summarized(queued(1.4, 400, 0), Context(arrivals=ArrivalFacts("poisson", 56.0))),
+    "a closed loop": summarized(queued(0.5, 100, 0), Context(concurrency=8)),
 }
 
 

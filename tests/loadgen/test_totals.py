@@ -28,17 +28,21 @@ def rng():
     return np.random.default_rng(0)
 
 
+def figures_of(section):
+    return [row.figure for row in section.rows()]
+
+
 def test_throughput_runs_from_the_first_request_sent_to_the_last_token():
     c = columns(ok(0, 0.1, [0.4]), ok(1, 0.2, [0.801]))
     window = whole_run(c)
     assert window is not None
     assert (window.start_s, window.end_s) == (0.001, 1.001)
     found = throughputs(c)
-    assert found["output_tok_per_s"].point == pytest.approx(4.0)
-    assert found["input_tok_per_s"].point == pytest.approx(8.0)
-    assert found["total_tok_per_s"].point == pytest.approx(12.0)
-    assert found["requests_per_s"].point == pytest.approx(2.0)
-    assert {(figure.low, figure.high, figure.note) for figure in found.values()} == {(None, None, ONE_RUN)}
+    assert found.output_tok_per_s.point == pytest.approx(4.0)
+    assert found.input_tok_per_s.point == pytest.approx(8.0)
+    assert found.total_tok_per_s.point == pytest.approx(12.0)
+    assert found.requests_per_s.point == pytest.approx(2.0)
+    assert {(figure.low, figure.high, figure.note) for figure in figures_of(found)} == {(None, None, ONE_RUN)}
 
 
 def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():
@@ -46,18 +50,18 @@ def test_a_failed_request_brings_no_throughput_though_some_of_its_tokens_came():
     alone, together = (
         throughputs(columns(*records)) for records in ([ok(0, 0.1, [0.9])], [ok(0, 0.1, [0.9]), cut])
     )
-    assert together["output_tok_per_s"].point == pytest.approx(alone["output_tok_per_s"].point)
+    assert together.output_tok_per_s.point == pytest.approx(alone.output_tok_per_s.point)
 
 
 def test_throughput_is_absent_where_tokens_were_never_counted():
     found = throughputs(columns(replace(ok(0, 0.1, [0.4]), output_tok=None), ok(1, 0.1, [0.4])))
-    assert isinstance(found["output_tok_per_s"], Absent)
-    assert isinstance(found["requests_per_s"], Estimate)
+    assert isinstance(found.output_tok_per_s, Absent)
+    assert isinstance(found.requests_per_s, Estimate)
 
 
 def test_without_a_success_nothing_is_a_rate():
     found = throughputs(columns(failed(0)))
-    assert all(isinstance(figure, Absent) for figure in found.values())
+    assert all(isinstance(figure, Absent) for figure in figures_of(found))
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), min_size=1, max_size=40))
@@ -80,48 +84,52 @@ def test_concurrency_of_two_that_overlap_by_half():
     first = replace(ok(0, 0.1, []), sent_ns=0, closed_ns=2_000_000_000)
     second = replace(ok(1, 0.1, []), sent_ns=1_000_000_000, closed_ns=3_000_000_000)
     found = concurrency(columns(first, second))
-    assert (found["mean"].point, found["max"].point) == (pytest.approx(4 / 3), 2)
-    assert found["little_residual"].point == pytest.approx(0)
+    assert (found.mean.point, found.max.point) == (pytest.approx(4 / 3), 2)
+    assert found.little_residual.point == pytest.approx(0)
 
 
 def test_a_stall_is_longer_than_200_ms_and_than_five_median_gaps():
     found = stalls(columns(ok(0, 0.1, [0.02] * 9 + [0.3]), ok(1, 0.1, [0.02] * 10)))
-    assert [found[name].point for name in ("count", "request_fraction", "threshold_s")] == [1, 0.5, 0.2]
-    assert found["total_s"].point == pytest.approx(0.3)
+    assert [found.figure(name).point for name in ("count", "request_fraction", "threshold_s")] == [
+        1,
+        0.5,
+        0.2,
+    ]
+    assert found.total_s.point == pytest.approx(0.3)
     slow = stalls(columns(ok(0, 0.1, [0.1] * 9 + [0.3])))
-    assert (slow["count"].point, slow["threshold_s"].point) == (0, pytest.approx(0.5))
+    assert (slow.count.point, slow.threshold_s.point) == (0, pytest.approx(0.5))
 
 
 def test_ttft_grows_along_the_queue_by_the_time_one_prefill_takes():
     c = columns(*(ok(i, 0.5 + 0.02 * i, []) for i in range(100)))
     found = burst(c)
-    assert found["ttft_slope_s_per_request"].point == pytest.approx(0.02)
-    assert found["prefill_requests_per_s"].point == pytest.approx(50)
-    assert found["prefill_tok_per_s"].point == pytest.approx(200)
-    assert found["first_wave_s"].point == pytest.approx(0.5)
-    assert found["drain_s"].point == pytest.approx(0.5 + 0.02 * 99)
+    assert found.ttft_slope_s_per_request.point == pytest.approx(0.02)
+    assert found.prefill_requests_per_s.point == pytest.approx(50)
+    assert found.prefill_tok_per_s.point == pytest.approx(200)
+    assert found.first_wave_s.point == pytest.approx(0.5)
+    assert found.drain_s.point == pytest.approx(0.5 + 0.02 * 99)
 
 
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():
     c = columns(*(ok(i, 0.01 * (i + 1), []) for i in range(101)))
     # First tokens from 0.01 to 1.01 s, one each 10 ms: 81 of them between 0.11 and 0.91 s.
-    assert burst(c)["plateau_tok_per_s"].point == pytest.approx(81 / 0.8, rel=0.02)
+    assert burst(c).plateau_tok_per_s.point == pytest.approx(81 / 0.8, rel=0.02)
 
 
 def test_tokens_of_a_failed_request_are_no_part_of_the_plateau():
     good = [ok(i, 0.01 * (i + 1), []) for i in range(101)]
     cut = replace(ok(101, 0.4, [0.001] * 50), outcome="reset")
-    alone, together = (burst(columns(*records))["plateau_tok_per_s"] for records in (good, [*good, cut]))
+    alone, together = (burst(columns(*records)).plateau_tok_per_s for records in (good, [*good, cut]))
     assert together == alone
 
 
 def test_fifo_tells_first_come_first_served_from_the_reverse():
     served = [replace(ok(i, 0.1 + 0.01 * i, []), sent_ns=i) for i in range(20)]
     reverse = [replace(record, sent_ns=20 - i) for i, record in enumerate(served)]
-    assert burst(columns(*served))["fifo"].point == pytest.approx(1)
-    assert burst(columns(*reverse))["fifo"].point == pytest.approx(-1)
+    assert burst(columns(*served)).fifo.point == pytest.approx(1)
+    assert burst(columns(*reverse)).fifo.point == pytest.approx(-1)
 
 
 def test_what_is_no_burst_has_no_burst_figures():
     spread = [replace(ok(i, 1.0, []), due_ns=i * 10_000_000) for i in range(20)]
-    assert all(isinstance(figure, Absent) for figure in burst(columns(*spread)).values())
+    assert all(isinstance(figure, Absent) for figure in figures_of(burst(columns(*spread))))

@@ -22,7 +22,7 @@ import pyarrow as pa
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
 from loadgen.driver.job import DriveReport, Job
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.summary import Context
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
@@ -35,6 +35,7 @@ from servers.registry import ENGINES
 from servers.truth.journal import Served
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script
+from tests.loadgen.making import summarized
 from workloads.prompts import DrawnRequests, vocabulary_from_size
 from workloads.request import Request
 
@@ -93,7 +94,7 @@ class Played:
         return [at_ns - (self.report.t0_ns or 0) for at_ns in self.truth(index).token_ns]
 
     def summary(self, **context: Any) -> dict[str, Any]:
-        return summarize(self.table, Context(reports=[self.report], **context))
+        return summarized(self.table, Context(reports=[self.report], **context))
 
 
 def requests(n: int, n_output_tok: int = 8, n_prompt_tok: int = 24, seed: int = 0) -> tuple[Request, ...]:

@@ -260,8 +260,8 @@ MUTATIONS = (
     Mutation(
         "the server's histogram is read once, after the load",
         telemetry_query.Watched.grown_together,
-        "(last - first)",
-        "last",
+        "float(last[0] - first[0])",
+        "float(last[0])",
         LOADGEN
         + "test_agreement.test_the_servers_median_lies_in_its_bucket_and_earlier_requests_are_left_out",
     ),

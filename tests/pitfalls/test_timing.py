@@ -23,7 +23,7 @@ from burstline.bench.certification import fired as fired_drill
 from burstline.bench.certification_load import drill
 from burstline.bench.load_options import Wish, checked
 from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.metrics.summary import Context, summarize
+from loadgen.metrics.summary import Context
 from loadgen.record.manifest import EventRateLimit
 from loadgen.record.tables import record_table
 from loadgen.verdict.certificate import limit
@@ -31,6 +31,7 @@ from loadgen.wire.compiled_reader import VARIABLE
 from loadgen.wire.reader import PythonReader
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
+from tests.loadgen.making import summarized
 from tests.pitfalls.chain import Played, fired, play, requests
 from workloads.achieved import in_flight
 
@@ -169,7 +170,7 @@ def test_11_without_kernel_stamps_a_pass_of_50_ms_makes_a_run_client_bound() -> 
 
     def verdict(max_pass_ns: int) -> dict:
         report = replace(played.report, max_pass_ns=max_pass_ns)
-        return summarize(record_table(unstamped), Context(reports=[report]))["verdict"]
+        return summarized(record_table(unstamped), Context(reports=[report]))["verdict"]
 
     bound = verdict(50_000_000)
     assert bound["state"] == "CLIENT-BOUND"
@@ -229,7 +230,7 @@ def _squeeze(pids: list[int], done: threading.Event) -> None:
 
 
 def _verdict(fired: Fired) -> dict:
-    return summarize(fired.columns, Context(reports=fired.reports))["verdict"]
+    return summarized(fired.columns, Context(reports=fired.reports))["verdict"]
 
 
 def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

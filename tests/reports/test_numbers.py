@@ -1,5 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
+from loadgen.stats.figure import Absent, Estimate
 from reports.number_format import Scale, interval, number, point, scale_for
 
 
@@ -42,7 +45,7 @@ def test_a_row_takes_the_largest_unit_that_its_greatest_value_fills(unit, values
 
 
 def test_an_interval_without_an_upper_bound_is_open():
-    estimate = {"point": 26.9, "low": 26.5, "high": None, "unit": "s"}
+    estimate = Estimate(26.9, 26.5, None, 0.95, 10, "s")
     assert interval(estimate, Scale(1.0, "s")) == "[26.5, ∞)"
-    assert interval({"point": 26.9, "low": None, "high": None}, Scale(1.0, "s")) == ""
-    assert point({"point": None, "absent": "why"}, Scale(1.0, "s")) == "–"
+    assert interval(replace(estimate, low=None), Scale(1.0, "s")) == ""
+    assert point(Absent("why"), Scale(1.0, "s")) == "–"

@@ -10,6 +10,7 @@ from reports.page.page import render
 from reports.page.roofline_section import _changed, _more
 from reports.page.roofline_section import metal as section
 from reports.run_view import view_of
+from roofline.reconcile.reconciliation import Bar, NotReconciled
 
 
 @pytest.fixture(scope="module")
@@ -34,39 +35,33 @@ def test_every_phase_has_its_roofline_its_bounds_and_the_gap_is_shown(view):
 
 
 def test_a_bound_table_names_every_op_with_its_limit(view):
-    phase = view.summary["roofline"]["phases"][0]
+    phase = view.summary.roofline.phases[0]
     table = next(table for table in of_kind(section(view), "table") if "of prefill" in table.caption)
-    assert [row.cells[0].text for row in table.rows] == [op["name"] for op in phase["ops"]]
-    assert [row.cells[6].text for row in table.rows] == [op["limit"] for op in phase["ops"]]
+    assert [row.cells[0].text for row in table.rows] == [op.name for op in phase.ops]
+    assert [row.cells[6].text for row in table.rows] == [op.limit for op in phase.ops]
 
 
 def test_dots_that_nobody_measured_are_hollow_only(view):
-    found = view.summary["roofline"]
-    phase = found["phases"][1]
-    plot = roofline(phase, found["device"])
+    found = view.summary.roofline
+    phase = found.phases[1]
+    plot = roofline(phase, found.device)
     assert [row.cells[4].text for row in plot.table.rows] == ["–"] * len(plot.table.rows)
     assert "should reach" in plot.finding
-    seen = {
-        **phase,
-        "ops": [{**op, "achieved_flops_per_s": op["predicted_flops_per_s"] / 2} for op in phase["ops"]],
-    }
-    filled = roofline(seen, found["device"])
+    ops = tuple(replace(op, achieved_flops_per_s=op.predicted_flops_per_s / 2) for op in phase.ops)
+    seen = replace(phase, ops=ops)
+    filled = roofline(seen, found.device)
     assert "–" not in [row.cells[4].text for row in filled.table.rows]
     assert "reaches" in filled.finding
     assert len(filled.drawings[0].body) > len(plot.drawings[0].body)
 
 
 def test_a_phase_without_products_has_no_roofline(view):
-    found = view.summary["roofline"]
-    assert roofline({**found["phases"][0], "ops": []}, found["device"]) is None
+    found = view.summary.roofline
+    assert roofline(replace(found.phases[0], ops=()), found.device) is None
 
 
 def test_the_waterfall_goes_back_where_a_part_was_faster_than_predicted():
-    bars = [
-        {"name": "ceiling", "seconds": 2.0, "why": ""},
-        {"name": "kernels", "seconds": 1.0, "why": ""},
-        {"name": "host", "seconds": -0.5, "why": ""},
-    ]
+    bars = [Bar("ceiling", 2.0, ""), Bar("kernels", 1.0, ""), Bar("host", -0.5, "")]
     plot = waterfall(bars, 2.5)
     assert "largest part of the difference is kernels" in plot.finding
     assert [row.cells[1].text for row in plot.table.rows] == ["2.00", "1.00", "−0.500", "2.50"]
@@ -75,7 +70,7 @@ def test_the_waterfall_goes_back_where_a_part_was_faster_than_predicted():
 
 def test_a_run_that_cannot_be_held_against_its_hardware_says_why(metal):
     view = view_of(metal)
-    summary = {**view.summary, "roofline": {"absent": "name the device with --device"}}
+    summary = replace(view.summary, roofline=NotReconciled("name the device with --device"))
     (note,) = section(replace(view, summary=summary))
     assert "--device" in note.text
 

@@ -9,12 +9,14 @@ from burstline.verbs.compare import comparison_of, differences
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import Run
 from reports.compare.comparison import Comparison
+from reports.compare.digest import digest
 from reports.compare.page import banner, render, to_json
 from reports.compare.sweep_load import differ_in_load_alone, load_of
 from reports.compare.sweep_words import knee, told
 from reports.compare.sweeps import sweeps_in
 from reports.figures.scatter import Curve, Dot, Reach, Region, scatter
-from reports.formats.comparison_text import markdown, text
+from reports.formats.markdown import markdown
+from reports.formats.text import text
 from tests.reports.synthetic_sweep import finished_run
 
 TARGETS = ("ttft.p50<=60ms", "tpot.p50<=12ms")
@@ -85,11 +87,11 @@ def test_a_load_is_named_as_it_was_asked():
 def test_a_point_holds_the_runs_own_numbers(runs, sweep):
     run = next(run for run in runs if run.manifest.engine == "vllm" and run.manifest.concurrency == 4)
     (point,) = [p for p in sweep.of("vllm") if p.load.value == 4]
-    tpot = run.summary["metrics"]["tpot"]["p50"]
-    assert point.output["point"] == run.summary["throughput"]["output_tok_per_s"]["point"]
-    assert point.speed["point"] == pytest.approx(1 / tpot["point"])
-    assert (tpot["low"], tpot["high"]) == (point.speed["low"], point.speed["high"]) or (
-        point.speed["low"] == pytest.approx(1 / tpot["high"])
+    tpot = run.summary.metrics["tpot"].p50
+    assert point.output.point == run.summary.throughput.output_tok_per_s.point
+    assert point.speed.point == pytest.approx(1 / tpot.point)
+    assert (tpot.low, tpot.high) == (point.speed.low, point.speed.high) or (
+        point.speed.low == pytest.approx(1 / tpot.high)
     )
     assert sweep.percentile["ttft"] == "p50"  # the target's
     assert sweep.per_device
@@ -137,8 +139,8 @@ def test_the_page_of_a_sweep_holds_together(page):
 
 
 def test_a_sweep_is_told_in_text_and_for_machines(comparison):
-    assert "vllm gives" in text(comparison)
-    assert "vllm gives" in markdown(comparison)
+    assert "vllm gives" in text(digest(comparison))
+    assert "vllm gives" in markdown(digest(comparison))
     (sweep,) = to_json(comparison)["sweeps"]
     assert len(sweep["points"]) == 6
     assert sweep["targets"] == list(TARGETS)
@@ -149,7 +151,7 @@ def test_one_engine_at_several_loads_is_no_failed_comparison(runs):
     alone = comparison_of(mine, differences(mine), mine[0].path.parent)
     assert alone.comparable
     assert banner(alone).state == "SWEEP"
-    assert "NOTHING TO COMPARE" not in text(alone) + markdown(alone)
+    assert "NOTHING TO COMPARE" not in text(digest(alone)) + markdown(digest(alone))
 
 
 # ---- the figure

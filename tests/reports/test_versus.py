@@ -5,35 +5,42 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from loadgen.metrics.summary_types import MetricFigures, Summary, Throughput
 from loadgen.record.manifest import Manifest
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from loadgen.verdict.comparable import COMPARABLE, Comparability
+from loadgen.verdict.verdict import State, Verdict
 from reports.compare.comparison import HEADLINES, Cell, Comparison, Headline
+from reports.compare.digest import digest
 from reports.compare.page import banner, render
 from reports.compare.pooled_figures import figure_of
 from reports.compare.side_by_side import side_by_side
 from reports.compare.significance_text import finding, remarks
 from reports.figures.overlay import overlay
-from reports.formats.comparison_text import markdown, text
+from reports.formats.markdown import markdown
+from reports.formats.text import text
 
 
 def figure(point: float, low: float | None = None, high: float | None = None, level: float | None = 0.95):
-    return {"point": point, "low": low, "high": high, "level": level, "n": 100, "unit": "s"}
+    return Estimate(point, low, high, level, 100, "s")
+
+
+PATH = ("throughput", "requests_per_s")
 
 
 def test_one_run_is_its_own_estimate():
-    assert figure_of([View(figure(2, 1, 3))], ("x",)) == figure(2, 1, 3)
+    assert figure_of([View(figure(2, 1, 3))], PATH) == figure(2, 1, 3)
 
 
 def test_two_runs_are_their_geometric_mean_without_an_interval():
-    shown = figure_of([View(figure(4, 3, 5)), View(figure(1, 0.5, 2))], ("x",))
-    assert (shown["point"], shown["low"], shown["high"], shown["n"]) == (pytest.approx(2), None, None, 2)
+    shown = figure_of([View(figure(4, 3, 5)), View(figure(1, 0.5, 2))], PATH)
+    assert (shown.point, shown.low, shown.high, shown.n) == (pytest.approx(2), None, None, 2)
 
 
 def test_what_one_run_lacks_all_lack():
-    lacking = {"point": None, "absent": "not said"}
-    assert figure_of([View(figure(1)), View(lacking)], ("x",))["absent"] == "not said"
+    lacking = Absent("not said")
+    assert figure_of([View(figure(1)), View(lacking)], PATH) == lacking
 
 
 class View:
@@ -41,7 +48,8 @@ class View:
 
     def __init__(self, number) -> None:
         self.manifest = Manifest(engine="x", workload="x")
-        self.summary = {"x": number}
+        throughput = Throughput(requests_per_s=number)
+        self.summary = Summary(counts={}, metrics={}, verdict=Verdict(State.VALID), throughput=throughput)
 
 
 def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> Cell:
@@ -50,21 +58,21 @@ def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -
     return Cell("", tuple(numbers), views, (), gate, Absent(""), {}, contrasts or {})  # type: ignore[arg-type]
 
 
-FASTER, MORE = Headline("x", ("x",), "lower"), Headline("x", ("x",), "higher")
+FASTER, MORE = Headline("x", PATH, "lower"), Headline("x", PATH, "higher")
 
 
 def test_three_runs_and_more_are_their_geometric_mean_with_an_interval_that_knows_how_they_differ():
     shown = cell({"A": [figure(5, 4.9, 5.1), figure(4, 3.9, 4.1), figure(6, 5.9, 6.1)]}).figure("A", FASTER)
-    assert shown["point"] == pytest.approx(120 ** (1 / 3))
-    assert shown["low"] < 4
-    assert shown["high"] > 6
-    assert "of 3 runs" in shown["note"]
+    assert shown.point == pytest.approx(120 ** (1 / 3))
+    assert shown.low < 4
+    assert shown.high > 6
+    assert "of 3 runs" in shown.note
 
 
 def contrast(ratio: float, answer: Answer = Answer.DIFFERENT) -> dict:
     estimate = Estimate(ratio, ratio / 1.05, ratio * 1.05, 0.95, 6, "1")
     more = 4 if answer == Answer.INCONCLUSIVE else None
-    return {("x",): Contrast(answer, estimate, 0.01, 0.07, 0.02, more)}
+    return {PATH: Contrast(answer, estimate, 0.01, 0.07, 0.02, more)}
 
 
 UNTOLD = Answer.INCONCLUSIVE
@@ -78,7 +86,7 @@ UNTOLD = Answer.INCONCLUSIVE
         ({("A", "B"): contrast(0.5)}, FASTER, "B"),
         ({("A", "B"): contrast(2, UNTOLD)}, FASTER, None),
         ({("A", "B"): contrast(1.01, Answer.SAME)}, FASTER, None),
-        ({("A", "B"): {("x",): Absent("why")}}, FASTER, None),
+        ({("A", "B"): {PATH: Absent("why")}}, FASTER, None),
         ({("A", "B"): {}}, FASTER, None),
         ({}, FASTER, None),
         ({("A", "B"): contrast(2), ("A", "C"): contrast(3), ("B", "C"): contrast(1, UNTOLD)}, FASTER, "A"),
@@ -98,7 +106,7 @@ def test_nobody_is_best_alone():
 def test_a_pair_is_told_in_one_sentence():
     names = ("t", "same", "f", "g")
     answers = (Answer.DIFFERENT, Answer.SAME, UNTOLD, Answer.DIFFERENT)
-    found = {(n,): contrast(1.25, answer)[("x",)] for n, answer in zip(names, answers, strict=True)}
+    found = {(n,): contrast(1.25, answer)[PATH] for n, answer in zip(names, answers, strict=True)}
     titles = {(n,): (n, "lower" if n == "t" else "higher") for n in names}
     assert finding(("A", "B"), found, titles) == (
         "B against A: better in g (1.25×); worse in t (1.25×); the same in same; inconclusive in f."
@@ -114,7 +122,8 @@ def test_what_is_inconclusive_says_how_large_a_difference_it_would_detect(found,
     numbers = {"A": [figure(1)], "B": [figure(1)]}
     compared = cell(numbers, {("A", "B"): {HEADLINES[0].path: replace(untold, detectable=found)}})
     for views in compared.views.values():
-        views[0].summary = {"metrics": {"ttft": {"p50": figure(1)}}}
+        metrics = {"ttft": MetricFigures(p50=figure(1))}
+        views[0].summary = replace(views[0].summary, metrics=metrics, throughput=Throughput())
     (row,) = side_by_side(compared).rows
     assert row.cells[4].text == "1.100 inconclusive"
     assert shown in row.cells[4].detail
@@ -126,9 +135,9 @@ def test_what_the_words_rest_on_is_said_beside_them():
     assert "4 more runs of each" in known
     assert "assumed" not in known
     (single,) = contrast(2, UNTOLD).values()
-    unknown = " ".join(remarks([{("x",): replace(single, noise=None)}]))
+    unknown = " ".join(remarks([{PATH: replace(single, noise=None)}]))
     assert "nothing is called different" in unknown
-    assert not list(remarks([{("x",): Absent("")}]))
+    assert not list(remarks([{PATH: Absent("")}]))
 
 
 def test_the_worst_cell_stands_in_the_banner_and_says_which_it_is():
@@ -141,8 +150,8 @@ def test_the_worst_cell_stands_in_the_banner_and_says_which_it_is():
 def test_a_comparison_without_any_cell_says_that_there_is_nothing():
     nothing = Comparison("t", (), missing=("vllm, burst, repeat 1",))
     assert "No finished run: vllm, burst, repeat 1." in render(nothing)
-    assert "No finished run" in text(nothing)
-    assert markdown(nothing).endswith("\n")
+    assert "No finished run" in text(digest(nothing))
+    assert markdown(digest(nothing)).endswith("\n")
 
 
 # ---- the figure

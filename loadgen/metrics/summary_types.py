@@ -1,0 +1,389 @@
+"""What summary.json holds: named sections of figures, written and read through these types.
+
+A figure is one line here: its name, and the title that reports print. `loadgen.metrics.summary` computes
+them. To add a figure, add its line and compute it; to add a section, add a class and a field of `Summary`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from loadgen.metrics.definitions import METRICS
+from loadgen.record import typed_json
+from loadgen.record.manifest import OPTIONAL, SCHEMA
+from loadgen.stats.figure import Absent, Estimate, Figure
+from loadgen.verdict.verdict import Verdict
+from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+
+LACKING: Final = Absent("the summary was made before this figure existed", "not-in-this-summary")
+"""Of a figure that an older summary does not have; `burstline report RUN` computes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure with its name and title. A share is a fraction of a whole, shown in percent."""
+
+    name: str
+    title: str
+    figure: Figure
+    is_share: bool = False
+
+
+def titled(title: str = "", *, share: bool = False) -> Any:
+    """A figure's line; without a title the metric of that name has it."""
+    return field(default=LACKING, metadata={"title": title, "share": share})
+
+
+def optional(title: str) -> Any:
+    """The same, of a figure that a run may not have at all."""
+    return field(default=None, metadata={"title": title, **OPTIONAL})
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Figures that belong together."""
+
+    @classmethod
+    def absent(cls, why: Absent) -> Self:
+        """The section where none of its figures exists, all for the same reason."""
+        return cls(**{slot.name: why for slot in fields(cls) if not slot.metadata.get("optional")})
+
+    def rows(self, prefix: str = "") -> Iterator[Row]:
+        """Every figure, those of nested sections with their names in front."""
+        for slot in fields(self):
+            name, value = slot.name, getattr(self, slot.name)
+            if isinstance(value, Section):
+                yield from value.rows(f"{prefix}{name}.")
+            elif isinstance(value, Estimate | Absent):
+                title = METRICS[name].title if name in METRICS else slot.metadata["title"]
+                share = name.endswith("_fraction") or slot.metadata.get("share", False)
+                yield Row(f"{prefix}{name}", title, value, share)
+
+    def mapped(self, of: Callable[[Figure], Figure]) -> Self:
+        """The section with `of` each of its own figures."""
+        own = {slot.name: getattr(self, slot.name) for slot in fields(self)}
+        return replace(self, **{k: of(v) for k, v in own.items() if isinstance(v, Estimate | Absent)})
+
+    def figure(self, name: str) -> Figure:
+        """The figure of that name; LACKING where there is none."""
+        value = getattr(self, name, LACKING)
+        return value if isinstance(value, Estimate | Absent) else LACKING
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles(Section):
+    """Percentiles of one metric."""
+
+    p50: Figure = titled("p50")
+    p90: Figure = titled("p90")
+    p95: Figure = titled("p95")
+    p99: Figure = titled("p99")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFigures(Quantiles):
+    """One metric over all planned requests, or over all tokens.
+
+    `instrument_error` is within what 99% of its values are right, as the certificate found; None where
+    nothing was certified.
+    """
+
+    mean: Figure = titled("mean")
+    instrument_error: Figure | None = optional("± instrument")
+
+
+@dataclass(frozen=True, slots=True)
+class Survival(Section):
+    """Percentiles in which requests that were cut off count for as long as they ran."""
+
+    p50: Figure = titled("p50")
+    p90: Figure = titled("p90")
+    p99: Figure = titled("p99")
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput(Section):
+    output_tok_per_s: Figure = titled()
+    input_tok_per_s: Figure = titled()
+    total_tok_per_s: Figure = titled()
+    requests_per_s: Figure = titled()
+
+
+@dataclass(frozen=True, slots=True)
+class Goodput(Section):
+    """What met every per-request SLO in `criteria`."""
+
+    criteria: tuple[str, ...] = ()
+    attainment: Figure = titled("Share of all planned requests", share=True)
+    requests_per_s: Figure = titled()
+    tok_per_s: Figure = titled("Their output")
+
+
+@dataclass(frozen=True, slots=True)
+class CountedWindow(Section):
+    """The part of the run that counts, seconds from its start."""
+
+    start_s: Figure = titled("Counts from")
+    end_s: Figure = titled("Counts until")
+    warm_up_s: Figure = titled("Warm-up left out")
+    n_warm_up: Figure = titled("Requests in the warm-up")
+    start_wave_ttft_p50_s: Figure = titled("TTFT p50 of the start wave")
+    start_wave_e2e_p50_s: Figure = titled("E2E p50 of the start wave")
+
+
+@dataclass(frozen=True, slots=True)
+class Stationarity(Section):
+    """Mann-Kendall trend tests, and the Theil-Sen change over the run as a share of the median."""
+
+    in_flight_trend_p: Figure = titled("In flight: chance of such a trend without one")
+    in_flight_trend_tau: Figure = titled("In flight: Kendall's τ with time")
+    in_flight_change_fraction: Figure = titled("In flight: change over the run, of its median")
+    ttft_trend_p: Figure = titled("TTFT: chance of such a trend without one")
+    ttft_trend_tau: Figure = titled("TTFT: Kendall's τ with time")
+    ttft_change_fraction: Figure = titled("TTFT: change over the run, of its median")
+    tpot_trend_p: Figure = titled("TPOT: chance of such a trend without one")
+    tpot_trend_tau: Figure = titled("TPOT: Kendall's τ with time")
+    tpot_change_fraction: Figure = titled("TPOT: change over the run, of its median")
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule(Section):
+    """Requests as sent beside the plan."""
+
+    planned_per_s: Figure = titled("Rate planned")
+    achieved_per_s: Figure = titled("Rate achieved")
+    rate_error: Figure = titled("Rate achieved against planned (0 is exact)")
+    planned_gap_cv: Figure = titled("Variation of the gaps planned (CV)")
+    gap_cv: Figure = titled("Variation of the gaps achieved (CV)")
+    dispersion_100ms: Figure = titled("Dispersion of counts per 0.1 s (Poisson: 1)")
+    dispersion_1s: Figure = titled("Dispersion of counts per 1 s")
+    dispersion_10s: Figure = titled("Dispersion of counts per 10 s")
+    gap_ks: Figure = titled("Distance of the gaps from their law (KS)")
+    gap_ks_critical: Figure = titled("… exceeded in 5% of schedules that follow it")
+    in_flight_mean: Figure = titled("In flight, time average")
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency(Section):
+    mean: Figure = titled("Mean")
+    max: Figure = titled("Most at once")
+    little_residual: Figure = titled("Residual of Little's law")
+
+
+@dataclass(frozen=True, slots=True)
+class Burst(Section):
+    first_wave_s: Figure = titled("Time to the first token")
+    drain_s: Figure = titled("Time to drain")
+    plateau_tok_per_s: Figure = titled("Plateau (10% to 90% of first tokens)")
+    ttft_slope_s_per_request: Figure = titled("TTFT slope along the queue")
+    ttft_residual_s: Figure = titled("TTFT around that line (RMS)")
+    prefill_requests_per_s: Figure = titled("Requests taken in")
+    prefill_tok_per_s: Figure = titled("Prompt tokens taken in")
+    fifo: Figure = titled("First come, first served (1 is exactly)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stalls(Section):
+    count: Figure = titled("Stalls")
+    total_s: Figure = titled("Time stalled, all requests together")
+    request_fraction: Figure = titled("Requests with a stall")
+    threshold_s: Figure = titled("A gap is a stall beyond")
+    token: Figure = titled("Most stalls come before token")
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFigures(Section):
+    """Planned and served tokens of a request."""
+
+    planned_mean: Figure = titled("Planned, mean")
+    planned_min: Figure = titled("Planned, least")
+    planned_max: Figure = titled("Planned, most")
+    served_mean: Figure = titled("Served, mean")
+    served_min: Figure = titled("Served, least")
+    served_max: Figure = titled("Served, most")
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths(Section):
+    """Planned and served lengths of what succeeded; tallies count requests."""
+
+    prompt_tok: LengthFigures = LengthFigures()
+    output_tok: LengthFigures = LengthFigures()
+    prompt_mismatches: Figure = titled("Requests with another prompt length")
+    output_mismatches: Figure = titled("Requests with another output length")
+    output_tok_of_failed: Figure = titled("Output tokens of failed requests")
+    cached_tok: Figure = titled("Prompt tokens from the prefix cache")
+    cached_fraction: Figure = titled("Share of prompt tokens from the prefix cache")
+    finish_reasons: Mapping[str, int] = field(default_factory=dict)
+    prompt_sources: Mapping[str, int] = field(default_factory=dict)
+    output_sources: Mapping[str, int] = field(default_factory=dict)
+    splits: Mapping[str, int] = field(default_factory=dict)
+    count_gaps: Figure = titled("Requests whose two counts differ")
+    beyond_tok: Figure = titled("Output tokens beyond the asked length")
+
+
+@dataclass(frozen=True, slots=True)
+class Instrument(Section):
+    """How late and how costly the client was, and what the certificate says of it."""
+
+    send_spread_s: Figure = titled("First to last request sent")
+    send_lag_p50_s: Figure = titled("Requests sent late, p50")
+    send_lag_p99_s: Figure = titled("Requests sent late, p99")
+    send_lag_max_s: Figure = titled("Requests sent late, max")
+    read_lag_p50_s: Figure = titled("Read after the kernel had it, p50")
+    read_lag_p99_s: Figure = titled("Read after the kernel had it, p99")
+    read_lag_max_s: Figure = titled("Read after the kernel had it, max")
+    read_error_p50_s: Figure = titled("What an arrival may be off by, p50")
+    read_error_p99_s: Figure = titled("What an arrival may be off by, p99")
+    read_error_max_s: Figure = titled("What an arrival may be off by, max")
+    kernel_stamps: Figure = titled("Share of arrivals stamped by the kernel", share=True)
+    max_pass_s: Figure = titled("Longest pass of the read loop")
+    peak_events_per_s: Figure = titled("Most events in a second")
+    compiled_reader: Figure = titled("Load drivers with the compiled reader", share=True)
+    client_cpu_s: Figure = titled("CPU time of the client")
+    client_peak_bytes: Figure = titled("Client processes, peak resident")
+    involuntary_switches: Figure = titled("Times the client was made to give up its CPU")
+    resent: Figure = titled("Requests sent twice")
+    clock_drift_s: Figure = titled("Drift of the wall clock")
+    others_cpu_fraction: Figure = titled("CPU used by others")
+    steal_fraction: Figure = titled("CPU stolen by the hypervisor")
+    cpu_waiting_fraction: Figure = titled("Time some task waited for a CPU")
+    throttled_fraction: Figure = titled("Time the client was throttled")
+    certified_ttft_bias_s: Figure | None = optional("TTFT at a server of known truth, mean error")
+    certified_ttft_p99_s: Figure | None = optional("TTFT at a server of known truth, error p99")
+    certified_itl_bias_s: Figure | None = optional("ITL at a server of known truth, mean error")
+    certified_itl_p99_s: Figure | None = optional("ITL at a server of known truth, error p99")
+    certified_tpot_bias_s: Figure | None = optional("TPOT at a server of known truth, mean error")
+    certified_tpot_p99_s: Figure | None = optional("TPOT at a server of known truth, error p99")
+    certified_e2e_bias_s: Figure | None = optional("E2E at a server of known truth, mean error")
+    certified_e2e_p99_s: Figure | None = optional("E2E at a server of known truth, error p99")
+    certified_events_per_s: Figure | None = optional("Events per second in that test")
+    certified_cpu_per_event_s: Figure | None = optional("CPU time of the client per event")
+    certified_limit_per_s: Figure | None = optional("ITL p99 within 5% up to events")
+
+
+@dataclass(frozen=True, slots=True)
+class Memory(Section):
+    """Peaks while the load ran, and what the server says it has."""
+
+    server_peak_bytes: Figure = titled("Server processes, peak resident")
+    server_anon_peak_bytes: Figure = titled("… without shared pages")
+    server_pss_bytes: Figure = titled("… shared pages split (PSS)")
+    client_peak_bytes: Figure = titled("Client processes, peak resident")
+    device_peak_bytes: Figure = titled("Device memory, peak")
+    weights_bytes: Figure = titled("Weights")
+    kv_capacity_bytes: Figure = titled("KV cache, capacity")
+    kv_capacity_tok: Figure = titled("KV cache, capacity in tokens")
+    kv_peak_fraction: Figure = titled("KV cache, peak use")
+    preemptions: Figure = titled("Preemptions")
+
+
+@dataclass(frozen=True, slots=True)
+class Conservation(Section):
+    """Tokens as the client received them against the growth of the server's own counters."""
+
+    output_client_tok: Figure = titled("Output, counted from the replies")
+    output_server_tok: Figure = titled("Output, by the server's counters")
+    output_residual: Figure = titled("Output, share that differs")
+    prompt_client_tok: Figure = titled("Prompts, counted from the replies")
+    prompt_server_tok: Figure = titled("Prompts, by the server's counters")
+    prompt_residual: Figure = titled("Prompts, share that differs")
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement(Section):
+    """Latencies by the server's own histograms beside the client's."""
+
+    ttft_client_p50_s: Figure = titled("TTFT p50, from the request written")
+    ttft_server_p50_s: Figure = titled("… by the server's own histogram")
+    ttft_gap_s: Figure = titled("… the client has more")
+    itl_client_p50_s: Figure = titled("ITL p50")
+    itl_server_p50_s: Figure = titled("… by the server's own histogram")
+    itl_gap_s: Figure = titled("… the client has more")
+    e2e_client_p50_s: Figure = titled("E2E p50, from the request written")
+    e2e_server_p50_s: Figure = titled("… by the server's own histogram")
+    e2e_gap_s: Figure = titled("… the client has more")
+
+
+class Result(StrEnum):
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetResult:
+    """An SLO of the whole run (`target`, as it was written), judged; `reason` says why in words."""
+
+    target: str
+    result: Result
+    reason: str
+    measured: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Every number of a run. `counts` are requests by outcome, `planned` the sum of all others."""
+
+    counts: Mapping[str, int]
+    metrics: Mapping[str, MetricFigures]
+    verdict: Verdict
+    targets: tuple[TargetResult, ...] = ()
+    bounds: Mapping[str, Quantiles] = field(default_factory=dict)
+    survival: Mapping[str, Survival] = field(default_factory=dict)
+    throughput: Throughput = Throughput()
+    goodput: Goodput = Goodput()
+    window: CountedWindow = CountedWindow()
+    stationarity: Stationarity = Stationarity()
+    schedule: Schedule = Schedule()
+    concurrency: Concurrency = Concurrency()
+    burst: Burst = Burst()
+    stalls: Stalls = Stalls()
+    lengths: Lengths = Lengths()
+    instrument: Instrument = Instrument()
+    memory: Memory = Memory()
+    conservation: Conservation = Conservation()
+    agreement: Agreement = Agreement()
+    roofline: Reconciliation | NotReconciled | None = field(default=None, metadata=OPTIONAL)
+    schema: int = SCHEMA
+
+    def figure(self, section: str, *names: str) -> Figure:
+        """The figure at a path such as ("metrics", "ttft", "p99"); LACKING where there is none."""
+        node: Any = getattr(self, section, None)
+        if isinstance(node, Mapping) and names:
+            node, names = node.get(names[0]), names[1:]
+        return node.figure(names[0]) if isinstance(node, Section) and names else LACKING
+
+    def to_json(self) -> dict[str, Any]:
+        row: dict[str, Any] = typed_json.plain(self)
+        return {"schema": row.pop("schema"), **row}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Summary:
+        """The summary of this or an older schema; MismatchError, naming the place, where it is none."""
+        for schema in range(typed_json.from_json(int, row.get("schema"), "schema"), SCHEMA):
+            row = _UPGRADES[schema](row)
+        return typed_json.from_fields(cls, row)
+
+
+def _from_1(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 1 gave reasons in words only, and one of them was branched on."""
+    row = {**row, "schema": 2}
+    if isinstance(row.get("roofline"), dict) and "absent" not in row["roofline"]:
+        row["roofline"] = {"explained": [], **row["roofline"]}
+    if isinstance(row.get("survival"), dict):
+        row["survival"] = {
+            metric: {
+                p: {**figure, "code": "none-cut-off"} if figure.get("absent") == _NONE_CUT_OFF_1 else figure
+                for p, figure in figures.items()
+            }
+            for metric, figures in row["survival"].items()
+        }
+    return row
+
+
+_NONE_CUT_OFF_1: Final = "no request was cut off"
+_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1}

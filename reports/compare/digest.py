@@ -1,0 +1,41 @@
+"""A comparison in short, as blocks: what the terminal and a pull request show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadgen.stats.figure import Absent
+from loadgen.verdict.comparable import ALONE
+from loadgen.verdict.verdict import State
+from reports.blocks import Banner, Block, Findings, Heading, Note
+from reports.compare.comparison import Cell, Comparison
+from reports.compare.page import tone_of
+from reports.compare.side_by_side import findings, side_by_side
+from reports.compare.sweep_words import told
+from reports.compare.sweeps import sweeps_in
+from reports.compare.tradeoff import numbers, remarks
+
+
+def digest(comparison: Comparison) -> list[Block]:
+    """Every cell: its state, why, and its numbers where they may stand side by side."""
+    blocks: list[Block] = [Heading(comparison.title)]
+    swept = sweeps_in(comparison.cells)
+    for sweep, _ in swept:
+        blocks += [Findings((*told(sweep), *remarks(sweep))), numbers(sweep, {})]
+    in_a_sweep = [cell for _, cells in swept for cell in cells]
+    for cell in comparison.cells:
+        # All that a lone contender's cell holds is in its sweep.
+        if cell not in in_a_sweep or cell.gate.state != ALONE:
+            blocks += _cell(cell)
+    return [*blocks, *(Note(f"No finished run: {what}.") for what in comparison.missing)]
+
+
+def _cell(cell: Cell) -> Iterator[Block]:
+    state = cell.gate.state
+    name = f"{cell.name}: " if cell.name else ""
+    yield Banner(state, *tone_of(state), (*cell.gate.reasons, *cell.gate.warnings), name=name)
+    if cell.gate.comparable or state == ALONE:
+        yield Findings(tuple(findings(cell)))
+        yield side_by_side(cell)
+    elif state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
+        yield Note(f"No estimate over matched work either: {cell.matched.reason}.")
