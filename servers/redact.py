@@ -17,6 +17,8 @@ from urllib.parse import quote, quote_plus, unquote
 REMOVED: Final = "(removed)"
 LEAST_KNOWN: Final = 5
 """Shorter values are removed by their names only: a word like "key" stands in too many places."""
+_FOLDERS: Final = frozenset({"PWD", "OLDPWD"})
+"""Variables of every shell that sound like passwords."""
 _PLACEHOLDERS: Final = frozenset({"EMPTY", "empty", "dummy", "false", "False"})
 
 _NAME: Final = (
@@ -98,7 +100,7 @@ def learn(*secrets: str | None) -> None:
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     """Learn every secret that the command line or the environment names as one."""
-    learn(*(value for name, value in environ.items() if _names_secret(name)))
+    learn(*(value for name, value in environ.items() if _names_secret(name) and name not in _FOLDERS))
     learn(*(item for item, hidden in _marked(argv) if hidden))
     learn(*(secret for item in argv for secret in _secrets_in(item)))
 

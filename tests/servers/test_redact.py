@@ -1,0 +1,33 @@
+"""What is taken for a secret, and what only sounds like one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+LEARN = """
+import json, os, sys
+from servers.redact import known_secrets, learn_from
+learn_from(sys.argv[1:], os.environ)
+print(json.dumps(known_secrets()))
+"""
+
+
+def learned(tmp_path, *argv, **environ):
+    """What a process of its own has learned: what one learns stays for ever."""
+    env = {"PATH": "/bin", "PYTHONPATH": ":".join(sys.path), **environ}
+    done = subprocess.run(
+        [sys.executable, "-c", LEARN, *argv], capture_output=True, text=True, env=env, cwd=tmp_path, check=True
+    )
+    return set(json.loads(done.stdout))
+
+
+def test_the_folder_of_the_shell_is_no_password(tmp_path):
+    folders = {"PWD": str(tmp_path), "OLDPWD": str(tmp_path / "before")}
+    assert not learned(tmp_path, "run", "--out", str(tmp_path), **folders)
+
+
+@pytest.mark.parametrize("name", ["DB_PWD", "HF_TOKEN", "OPENAI_API_KEY", "MY_PASSWORD"])
+def test_a_variable_that_names_a_secret_is_learned(tmp_path, name):
+    assert "hunter2-and-more" in learned(tmp_path, **{name: "hunter2-and-more"})
