@@ -18,7 +18,12 @@ def learned(tmp_path, *argv, **environ):
     """What a process of its own has learned: what one learns stays for ever."""
     env = {"PATH": "/bin", "PYTHONPATH": ":".join(sys.path), **environ}
     done = subprocess.run(
-        [sys.executable, "-c", LEARN, *argv], capture_output=True, text=True, env=env, cwd=tmp_path, check=True
+        [sys.executable, "-c", LEARN, *argv],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=tmp_path,
+        check=True,
     )
     return set(json.loads(done.stdout))
 
