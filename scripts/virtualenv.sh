@@ -30,8 +30,16 @@ make_venv() {
 uv_pip() {
     export UV_LINK_MODE="${UV_LINK_MODE:-copy}" UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-300}"
     [ -z "${PIP_CERT:-}" ] || export SSL_CERT_FILE="${SSL_CERT_FILE:-$PIP_CERT}"
-    "$uv" pip install --quiet --python "$venv_python" --compile-bytecode \
-        ${PIP_INDEX_URL:+--index-url "$PIP_INDEX_URL"} \
-        ${PIP_EXTRA_INDEX_URL:+--extra-index-url "$PIP_EXTRA_INDEX_URL"} \
-        ${PIP_FIND_LINKS:+--find-links "$PIP_FIND_LINKS"} "$@"
+    [ -z "${PIP_NO_CACHE_DIR:-}" ] || export UV_NO_CACHE=1
+    for place in ${PIP_FIND_LINKS:-}; do
+        case $place in
+            *://*) ;;
+            *) [ -d "$place" ] || continue ;;
+        esac
+        set -- --find-links "$place" "$@"
+    done
+    for index in ${PIP_EXTRA_INDEX_URL:-}; do set -- --extra-index-url "$index" "$@"; done
+    # As pip chooses: the best version of all indexes, not of the first that knows the name.
+    "$uv" pip install --quiet --python "$venv_python" --compile-bytecode --index-strategy unsafe-best-match \
+        ${PIP_INDEX_URL:+--index-url "$PIP_INDEX_URL"} "$@"
 }

@@ -39,20 +39,21 @@ FLAGS = {
     "lightllm": """
         --model_dir --model_name --host --port --tp --data_type --max_req_total_len --running_max_req_size
         --batch_max_tokens --chunked_prefill_size --mem_fraction --disable_dynamic_prompt_cache
-        --disable_cudagraph
+        --disable_cudagraph --graph_max_batch_size
     """,
     "sglang": """
         --model-path --served-model-name --host --port --tp-size --dtype --context-length
         --max-running-requests --max-prefill-tokens --chunked-prefill-size --mem-fraction-static
-        --disable-radix-cache --enable-metrics
+        --disable-radix-cache --enable-metrics --incremental-streaming-output --random-seed
     """,
 }
+CACHES = {"HF_TOKEN", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"}
 VARIABLES = {
-    "vllm": {"HF_TOKEN", "VLLM_NO_USAGE_STATS"},
+    "vllm": {*CACHES, "VLLM_NO_USAGE_STATS"},
     "vllm-cpu": {"HF_TOKEN", "VLLM_NO_USAGE_STATS", "VLLM_CPU_KVCACHE_SPACE"},
-    "tgi": {"HF_TOKEN", "PREFIX_CACHING"},
-    "lightllm": {"HF_TOKEN", "LIGHTLLM_LOG_LEVEL"},
-    "sglang": {"HF_TOKEN", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"},
+    "tgi": {*CACHES, "PREFIX_CACHING"},
+    "lightllm": {*CACHES, "LIGHTLLM_LOG_LEVEL"},
+    "sglang": {*CACHES, "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"},
 }
 
 
@@ -117,6 +118,9 @@ def test_servers_on_gpus_reserve_one_and_have_room_to_share_memory(services, pro
     (device,) = services[profile]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
     assert services[profile]["shm_size"].endswith("g")
+    assert f"{profile}-cache:/root/.cache" in services[profile]["volumes"]
+    (watched,) = services[f"burstline-{profile}"]["deploy"]["resources"]["reservations"]["devices"]
+    assert watched["capabilities"] == ["utility"]
 
 
 @pytest.mark.parametrize("profile", ON_GPU)
@@ -127,18 +131,66 @@ def test_images_are_pinned_and_the_ones_that_the_adapters_start(services, profil
     assert not image.name.endswith(":latest")
 
 
-def test_engines_that_are_compared_have_the_same_limits(services):
-    limits = {
-        "vllm": ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
-        "tgi": ("--max-batch-size", "--max-batch-prefill-tokens", "--max-total-tokens"),
-        "lightllm": ("--running_max_req_size", "--batch_max_tokens", "--max_req_total_len"),
-        "sglang": ("--max-running-requests", "--max-prefill-tokens", "--context-length"),
+def test_engines_that_are_compared_have_the_same_settings(services):
+    settings = {
+        "vllm": ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--dtype"),
+        "vllm-cpu": ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--dtype"),
+        "tgi": ("--max-batch-size", "--max-batch-prefill-tokens", "--max-total-tokens", "--dtype"),
+        "lightllm": ("--running_max_req_size", "--batch_max_tokens", "--max_req_total_len", "--data_type"),
+        "sglang": ("--max-running-requests", "--chunked-prefill-size", "--context-length", "--dtype"),
     }
     found = {
         tuple(words(services[engine])[words(services[engine]).index(flag) + 1] for flag in flags)
-        for engine, flags in limits.items()
+        for engine, flags in settings.items()
     }
-    assert found == {("256", "8192", "4096")}
+    assert found == {("1000", "8192", "4096", "bfloat16")}
+    lightllm, tgi = words(services["lightllm"]), words(services["tgi"])
+    assert lightllm[lightllm.index("--graph_max_batch_size") + 1] == "1000"
+    assert tgi[tgi.index("--max-input-tokens") + 1] == "4095"
+
+
+PARSERS = {
+    "vllm": (
+        "BURSTLINE_VLLM_PYTHON",
+        """
+import sys
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+print(args.max_num_seqs, args.max_num_batched_tokens, args.dtype, args.enable_prefix_caching)
+""",
+        "1000 8192 bfloat16 False",
+    ),
+    "sglang": (
+        "BURSTLINE_SGLANG_PYTHON",
+        """
+import argparse, sys
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+args = parser.parse_args(sys.argv[1:])
+print(args.max_running_requests, args.chunked_prefill_size, args.dtype, not args.disable_radix_cache)
+""",
+        "1000 8192 bfloat16 False",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("profile", PARSERS)
+def test_an_engines_own_parser_takes_its_profiles_command(services, profile):
+    variable, program, expected = PARSERS[profile]
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no {profile}")
+    python = os.environ[variable]
+    arguments = [word for word in words(services[profile]) if word not in ("sglang", "serve")]
+    env = os.environ | {"SGLANG_USE_CPU_ENGINE": "1"}
+    env["LD_LIBRARY_PATH"] = str(Path(python).parents[1] / "lib" / "no-cuda")
+    argv = [python, "-c", program, *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == expected
 
 
 def test_burstline_runs_as_nobody_special_and_sends_little_to_the_daemon():

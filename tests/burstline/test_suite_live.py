@@ -1,5 +1,6 @@
-"""Real engines side by side: embedded, vLLM on a CPU and `transformers serve`; one suite, one page."""
+"""Real engines on a CPU: embedded, vLLM, SGLang, llama.cpp and `transformers serve`; one suite, one page."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,7 +14,10 @@ from loadgen.record.rundir import open_run
 from servers.host.process import require_free_port
 
 ROOT = Path(__file__).parents[2]
-NEEDED = ("BURSTLINE_VLLM_PYTHON", "BURSTLINE_TRANSFORMERS_PYTHON")
+NEEDED = (
+    *("BURSTLINE_VLLM_PYTHON", "BURSTLINE_SGLANG_PYTHON", "BURSTLINE_LLAMA_SERVER"),
+    "BURSTLINE_TRANSFORMERS_PYTHON",
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,8 +26,9 @@ pytestmark = [
     ),
 ]
 
+# The embedded engine computes in float32 only, and so do all.
 SUITE = """
-name = "three"
+name = "five"
 [[engine]]
 engine = "reference"
 args = ["--max-num-seqs", "32", "--max-num-batched-tokens", "1024"]
@@ -32,36 +37,50 @@ engine = "vllm"
 args = ["--dtype", "float32", "--max-num-seqs", "32", "--max-num-batched-tokens", "1024",
         "--max-model-len", "1024", "--no-enable-prefix-caching", "--enforce-eager"]
 [[engine]]
+engine = "sglang"
+args = ["--dtype", "float32", "--max-running-requests", "32", "--chunked-prefill-size", "1024",
+        "--context-length", "1024", "--disable-radix-cache"]
+[[engine]]
+engine = "llamacpp"
+args = ["-np", "32", "-b", "1024", "-c", "32768", "-ctk", "f32", "-ctv", "f32"]
+[[engine]]
 engine = "transformers"
 args = ["--dtype", "float32"]
 [[model]]
 name = "tiny"
 path = "{model}"
 like = "tiny"
-weights = true
+format = "both"
+dtype = "float32"
 [[workload]]
 name = "burst"
 requests = 16
 prompt_tokens = 64
 output_tokens = 8
 """
+ENGINES = ["llamacpp", "reference", "sglang", "transformers", "vllm"]
 
 
-def test_three_real_engines_make_one_report_and_leave_nothing_running(tmp_path):
-    suite = tmp_path / "three.toml"
+def test_five_real_engines_with_equal_settings_make_one_page_and_leave_nothing_running(tmp_path):
+    suite = tmp_path / "five.toml"
     suite.write_text(SUITE.format(model=tmp_path / "tiny"))
     command = [sys.executable, "-m", "burstline", "run", str(suite), "--out", str(tmp_path), "--no-certify"]
-    done = subprocess.run(command, timeout=900, check=False, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode in (0, 4), done.stdout + done.stderr  # 4: run, but not to be ranked
-    (folder,) = tmp_path.glob("three-*")
+    done = subprocess.run(command, timeout=1100, check=False, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode in (0, 4), done.stdout + done.stderr  # 4: a run was disturbed on this machine
+    (folder,) = tmp_path.glob("five-*")
     runs = [open_run(manifest.parent) for manifest in sorted(folder.glob("0*/*/manifest.json"))]
-    assert sorted(run.manifest.engine for run in runs) == ["reference", "transformers", "vllm"]
+    assert sorted(run.manifest.engine for run in runs) == ENGINES
     for run in runs:
-        assert list(run.records["outcome"]) == ["ok"] * 16
+        assert list(run.records["outcome"]) == ["ok"] * 16, run.manifest.engine
         assert set(run.records["prompt_tok"]) == {64}
         assert set(run.records["output_tok"]) == {8}
+    gate = json.loads((folder / "comparison.json").read_text())
+    print(done.stdout)
+    (cell,) = gate["cells"]
+    differing = {fact["name"]: fact["values"] for fact in cell["facts"] if fact["agrees"] is False}
+    assert not differing
     page = (folder / "report.html").read_text()
-    assert all(name in page for name in ("vllm", "transformers", "reference"))
+    assert all(name in page for name in ENGINES)
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     assert not [line for line in lines if str(tmp_path) in line]
     for run in runs:
