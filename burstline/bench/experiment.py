@@ -55,6 +55,7 @@ from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
+    from burstline.bench.driver_processes import DriverProcesses
     from burstline.cluster.workers import RayOptions
     from loadgen.metrics.summary_types import Summary
 
@@ -98,8 +99,11 @@ class Fired:
         return "failed" if self.engine_error or self.done.error else "complete"
 
 
-def run_experiment(settings: Settings) -> int:
-    """The whole run; its exit code. From the first moment on, every planned request is accounted for."""
+def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> int:
+    """The whole run; its exit code. From the first moment on, every planned request is accounted for.
+
+    `early` are the load's drivers, where they were started before.
+    """
     load = checked(settings.wish)
     _check_what_comes_after(settings)
     check_where(settings.where)
@@ -112,7 +116,7 @@ def run_experiment(settings: Settings) -> int:
     with terminable():
         try:
             run.save_manifest(replace(run.manifest, certificate=_certificate(load, settings, progress)))
-            fired = _measured(run, engine, load, settings, progress)
+            fired = _measured(run, engine, load, settings, progress, early)
         except (EngineError, WorkloadError, DriverDiedError, KeyboardInterrupt) as error:
             if isinstance(error, WorkloadError) and not run.captures.exists():
                 shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
@@ -174,7 +178,14 @@ def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) 
         run.save_manifest(replace(run.manifest, hardware=HardwareFacts(absent=why)))
 
 
-def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progress: Progress) -> Fired:
+def _measured(
+    run: RunDir,
+    engine: Engine,
+    load: Load,
+    settings: Settings,
+    progress: Progress,
+    early: DriverProcesses | None,
+) -> Fired:
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with serving(engine, where, run.path, progress.phase) as site:
@@ -190,7 +201,7 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
         begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
         run.save_manifest(begun)
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
-        with _drivers(settings.ray, site, progress) as drivers:
+        with _drivers(settings.ray, site, progress, early) as drivers:
             fired = _watched(run, site, plan, load, vocabulary, progress, drivers)
         from burstline.bench.retokenize import recount
 
@@ -208,10 +219,12 @@ def _measured(run: RunDir, engine: Engine, load: Load, settings: Settings, progr
 
 
 @contextmanager
-def _drivers(ray: RayOptions | None, site: Site, progress: Progress) -> Iterator[Drivers | None]:
-    """Who drives the load: workers on a cluster, or None for processes of this machine."""
+def _drivers(
+    ray: RayOptions | None, site: Site, progress: Progress, early: DriverProcesses | None
+) -> Iterator[Drivers | None]:
+    """Who drives the load: workers on a cluster, or processes of this machine (None: yet to be started)."""
     if ray is None:
-        yield None
+        yield early.with_jobs if early else None
         return
     from burstline.cluster.workers import fleet_of, ray_session
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from burstline.bench.driver_processes import DriverProcesses, Pairs
 from burstline.bench.progress import Snapshot
 from burstline.interrupt import uninterrupted
 from loadgen.driver.counters import Counters
@@ -20,7 +19,6 @@ from loadgen.driver.job import DriveReport, Job
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool, read_captures
 from loadgen.record.record import Outcome
-from servers.host import child
 
 LEAD_S = 0.05
 """From the last driver's "ready" to the run's start: time for every driver to hear of it."""
@@ -40,18 +38,6 @@ class DriverDiedError(RuntimeError):
     """A driver ended before the load began: our bug, or somebody killed it."""
 
 
-class Process(Protocol):
-    """A driver's process, here or on another machine. `lost` says why it is gone, None while it lives."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def lost(self) -> str | None: ...
-
-
-Pairs = Sequence[tuple[Process, Connection]]
 Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Pairs]]
 """Starts one driver for each job; yields each with the connection over which it is talked to."""
 
@@ -189,57 +175,11 @@ class _Desk:
                 conn.send(message)
 
 
-@dataclass(frozen=True, slots=True)
-class _LocalProcess:
-    worker: int
-    process: subprocess.Popen[bytes]
-
-    @property
-    def name(self) -> str:
-        return f"driver {self.worker}"
-
-    @property
-    def pid(self) -> int | None:
-        return self.process.pid
-
-    @property
-    def lost(self) -> str | None:
-        """The connection has ended, so the process is ending: its exit code says how."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1.0)
-        code = self.process.poll()
-        if code is None:
-            return f"{self.name} closed its connection without its report"
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        cause = " (often: out of memory)" if code == -9 else ""
-        return f"{self.name} {how}{cause} before its report"
-
-
 @contextmanager
-def local_drivers(jobs: Sequence[Job], counters: Counters) -> Iterator[Pairs]:  # noqa: ARG001
-    """One process for each job, on our leash; they write their counters themselves."""
-    started: list[tuple[_LocalProcess, Connection]] = []
-    try:
-        for job in jobs:
-            with uninterrupted():  # else one could be running that is not in the list
-                started.append(_start(job))
-        for (_, conn), job in zip(started, jobs, strict=True):
-            with contextlib.suppress(OSError):  # it has died, as the first look at it will tell
-                conn.send(job)
+def local_drivers(jobs: Sequence[Job], counters: Counters) -> Iterator[Pairs]:
+    """One process for each job, started now."""
+    with DriverProcesses(len(jobs)) as processes, processes.with_jobs(jobs, counters) as started:
         yield started
-    finally:
-        for _, conn in started:
-            conn.close()
-        for local, _ in started:
-            child.end(local.process, 5.0)
-
-
-def _start(job: Job) -> tuple[_LocalProcess, Connection]:
-    ours, theirs = multiprocessing.Pipe()
-    with theirs:
-        fd = theirs.fileno()
-        process = child.spawn("loadgen.driver.drive", {"connection": fd}, pass_fds=(fd,))
-    return _LocalProcess(job.worker, process), ours
 
 
 def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:

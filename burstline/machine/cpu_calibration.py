@@ -18,10 +18,8 @@ import psutil
 
 from burstline import __version__
 from burstline.machine import host_facts
-from burstline.machine.host_overhead import add_host
 from loadgen.record.files import write_bytes
 from loadgen.record.manifest import Manifest
-from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from servers.engine import CpuSetup, Identity
@@ -50,6 +48,9 @@ def kept(cpu: CpuSetup, config: Mapping[str, Any]) -> str | None:
 
 def measured(cpu: CpuSetup, config: Mapping[str, Any], say: Say) -> str:
     """The device file of a measurement made now, kept where the machine was quiet."""
+    from burstline.machine.host_overhead import add_host
+    from roofline.calibrate.calibrate import calibrate_pinned
+
     with_what = "torch" if cpu.torch_python else "numpy"
     say(
         f"Measuring this CPU for the roofline: this model's shapes by {with_what} on {cpu.threads} core(s), "
@@ -77,6 +78,8 @@ def measured(cpu: CpuSetup, config: Mapping[str, Any], say: Say) -> str:
 
 def _doubted(path: str, others: float) -> str:
     """The file's device and calibration, said to be uncertain by the share that others used."""
+    from roofline.calibrate.calibrate import device_toml
+
     device, calibration = load_device(path), load_calibration(path)
     return device_toml(
         replace(device, assurance=f"{device.assurance}, while others used {others:.0%} of the machine"),
@@ -109,6 +112,8 @@ class _CpuTime:
 
 def _kept_at(cpu: CpuSetup, config: Mapping[str, Any]) -> Path:
     """One file a model, a way to compute, a machine and a version of ours."""
+    from roofline.calibrate.calibrate import cached_file
+
     host = host_facts.host()
     key = [config, cpu.torch_python, cpu.host, host.cpu, host.cores, host.memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]

@@ -19,7 +19,6 @@ from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
 from loadgen.record.files import write_bytes
 from loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir
-from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
@@ -173,4 +172,6 @@ def _file_of(name: str) -> str:
         calibration = load_calibration(name if name.endswith(".toml") else device)
     except RooflineError:  # a device file without measurements
         calibration = load_calibration(device)
+    from roofline.calibrate.calibrate import device_toml  # imports what measures, too
+
     return device_toml(device, calibration)

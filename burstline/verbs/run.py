@@ -3,15 +3,19 @@
 import argparse
 import os
 import secrets
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
+    from burstline.bench.driver_processes import DriverProcesses
     from burstline.bench.hints import Hints
     from burstline.bench.load_options import Wish
     from burstline.cluster.workers import RayOptions
 
 API_KEY_VARIABLE = "BURSTLINE_API_KEY"
+MOST_EARLY: Final = 16
+"""More drivers than these are started when the rest of the command is known to be right."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -237,6 +241,20 @@ def share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
+    with _drivers_of(args) as drivers:
+        return _run_experiment(args, drivers)
+
+
+def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProcesses | None]":
+    """Drivers that import from now on, for a server that runs already; for others they would wait long."""
+    if args.url is None or args.ray is not None or args.workers not in range(1, MOST_EARLY + 1):
+        return nullcontext()
+    from burstline.bench.driver_processes import DriverProcesses
+
+    return DriverProcesses(args.workers, args.engine)
+
+
+def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None") -> int:
     from burstline.bench.experiment import Settings, run_experiment
     from burstline.bench.server_session import Where
 
@@ -263,7 +281,8 @@ def run(args: argparse.Namespace) -> int:
             targets=tuple(args.slo),
             ray=_ray_of(args),
             max_failures=args.max_failures,
-        )
+        ),
+        drivers,
     )
 
 

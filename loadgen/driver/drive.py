@@ -84,6 +84,8 @@ def main() -> None:
     if not task:
         return
     child.end_with_parent(_ORPHAN_GRACE_S)
+    if task["engine"] in ENGINES:
+        ENGINES[task["engine"]]  # imported now: the job may come later
     with Connection(task["connection"]) as conn:
         try:
             job = conn.recv()

@@ -10,7 +10,7 @@ import pickle
 import subprocess
 import sys
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -36,21 +36,27 @@ _DAMAGED = 3
 """A child's exit code: what it read is damaged, its standard error says how."""
 
 
-def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
+def decode_run(
+    directory: Path,
+    decode: Decode,
+    n_processes: int | None = None,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> pa.Table:
     """The records of a run's folder: one row per request of `plan.parquet`, in its order.
 
     `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
     read from `counts.parquet`, where somebody did (see `retokenize`). `n_processes` children share the
     captures (as many as CPUs unless told, fewer for small runs); each streams its share through a pipe, so
     that it holds the raw bytes of one reply and the records of one batch. Raises DamagedCapturesError.
+    `meanwhile` is called while they decode.
     """
     requests, due_ns = _read_asked(directory)
     if n_processes is None:
         n_processes = min(_n_cpus(), 1 + len(requests) // 2000)
-    return with_cancelled(_seen(directory, decode, n_processes), requests, due_ns)
+    return with_cancelled(_seen(directory, decode, n_processes, meanwhile), requests, due_ns)
 
 
-def _seen(directory: Path, decode: Decode, n_processes: int) -> pa.Table:
+def _seen(directory: Path, decode: Decode, n_processes: int, meanwhile: Callable[[], object]) -> pa.Table:
     """The records of what was captured, in no order."""
     children: list[subprocess.Popen[bytes]] = []
     task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
@@ -60,7 +66,9 @@ def _seen(directory: Path, decode: Decode, n_processes: int) -> pa.Table:
             children.append(child.spawn("loadgen.record.decode", share, stderr=subprocess.PIPE))
         with ThreadPoolExecutor(n_processes) as threads:
             try:
-                return pa.concat_tables(threads.map(_received, children))
+                tables = threads.map(_received, children)
+                meanwhile()
+                return pa.concat_tables(tables)
             except BaseException:
                 for each in children:
                     each.kill()  # ends the threads as well: their pipes end

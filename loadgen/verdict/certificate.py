@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from loadgen.driver.job import DriveReport
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
-from servers.truth.journal import Served
 from workloads import achieved
+
+if TYPE_CHECKING:
+    from servers.truth.journal import Served
 
 METRICS: Final = ("ttft", "itl", "tpot", "e2e")
 TOLERATED: Final = 0.05
