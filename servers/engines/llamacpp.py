@@ -250,4 +250,9 @@ def _weights(model: str) -> tuple[str, str]:
 
 
 def _server() -> str | None:
-    return os.environ.get(SERVER_VARIABLE) or shutil.which(SERVER)
+    """The program's path; EngineError where the user names one that cannot be run."""
+    named = os.environ.get(SERVER_VARIABLE)
+    found = shutil.which(named or SERVER)
+    if named and found is None:
+        raise EngineError(f"{SERVER_VARIABLE}={named} is no program that can be run; expected {SERVER}")
+    return found

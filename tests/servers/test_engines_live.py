@@ -5,6 +5,8 @@ An engine whose environment variable names no installation is skipped; .ci/run h
 
 import json
 import os
+import subprocess
+import sys
 from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import psutil
 import pytest
 
 from burstline.models.model_folder import make_model
+from loadgen.record.rundir import Run, open_run
 from servers.engine import EngineError, HttpReply, Identity, Launch, LaunchOptions, Reply, Target
 from servers.engines import llamacpp, sglang, vllm
 from servers.host import process
@@ -26,6 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MAX_LEN, SLOTS, STEP_TOK, VOCAB = 1024, 16, 512, 8192
 N_PROMPTS, N_GREEDY = 20, 8
+N_BURST = 200
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class Lived:
     counted: float | None
     beyond: Reply
     tokens: list[list[int]]
+    burst: Run
     left: list[psutil.Process]
     ready_s: float
 
@@ -169,10 +174,46 @@ def live(name: str, model: Path, folder: Path) -> Lived:
             for k in range(N_PROMPTS)
         ]
         recognised = engine_at(get)
+        burst = fired_at(target.url, folder)
+        alive = server.alive()
     process.require_free_port("127.0.0.1", asked.port)
+    assert alive, "the burst ended the server"
     left = [member for member in family if member.is_running()]
     counted = None if after is None else after - before
-    return Lived(launch, identity, recognised, reply, counted, refused, tokens, left, ready.ready_s)
+    return Lived(launch, identity, recognised, reply, counted, refused, tokens, burst, left, ready.ready_s)
+
+
+def fired_at(url: str, folder: Path) -> Run:
+    """A burst at a server that is told by its URL alone: no engine, no model, no tokenizer."""
+    load = ("--requests", str(N_BURST), "--prompt-tokens", "32", "--output-tokens", "8", "--no-certify")
+    argv = [
+        sys.executable,
+        "-m",
+        "burstline",
+        "run",
+        "-q",
+        "--url",
+        url,
+        *load,
+        "--out",
+        str(folder / "runs"),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode in (0, 4), done.stderr  # 4: a busy machine may make it CLIENT-BOUND
+    (path,) = (folder / "runs").iterdir()
+    return open_run(path)
+
+
+def test_a_burst_at_a_url_alone_gets_every_reply_whole_and_does_not_hurt_the_server(
+    lived: tuple[str, Lived],
+) -> None:
+    name, seen = lived
+    records = seen.burst.records
+    assert seen.burst.manifest.engine == name
+    assert list(records["outcome"]) == ["ok"] * N_BURST
+    assert set(records["prompt_tok"]) == {32}
+    assert set(records["output_tok"]) == {8}
+    assert seen.burst.summary["conservation"]["output_residual"]["point"] == 0
 
 
 def test_an_engine_answers_with_exactly_the_tokens_asked_for(lived: tuple[str, Lived]) -> None:

@@ -1,4 +1,5 @@
 import re
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -19,8 +20,10 @@ llama_kv_cache:      CUDA0 KV buffer size =   512.00 MiB
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(llamacpp.SERVER_VARIABLE, "/opt/llama-server")
+def installed(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Any program will do that is not started."""
+    monkeypatch.setenv(llamacpp.SERVER_VARIABLE, sys.executable)
+    return sys.executable
 
 
 def options(model: str, *extra_args: str) -> LaunchOptions:
@@ -73,13 +76,14 @@ def test_what_it_refuses_is_read_in_its_own_words(name: str, words: str) -> None
     assert re.search(words, reply.error or "")
 
 
-@pytest.mark.usefixtures("installed")
-def test_it_starts_on_one_gguf_file_of_a_folder_with_metrics_and_without_cache(tmp_path: Path) -> None:
+def test_it_starts_on_one_gguf_file_of_a_folder_with_metrics_and_without_cache(
+    installed: str, tmp_path: Path
+) -> None:
     file = tmp_path / "model.gguf"
     file.touch()
     launch = ENGINE.launch(options(str(tmp_path), "-np", "64"))
     assert launch.argv == (
-        *("/opt/llama-server", "-m", str(file), "--alias", "m", "--host", "127.0.0.1", "--port", "8001"),
+        *(installed, "-m", str(file), "--alias", "m", "--host", "127.0.0.1", "--port", "8001"),
         *("--metrics", "-fit", "off", "--no-cache-prompt", "-cram", "0", "-np", "64"),
     )
     assert launch.fixed == Identity(
@@ -111,6 +115,15 @@ def test_what_the_command_settles_is_read_from_it() -> None:
     fixed = ENGINE.launch(options("m.gguf", "-ctk", "bf16", "--batch-size=512", "--cache-prompt")).fixed
     assert fixed is not None
     assert (fixed.kv_dtype, fixed.max_batched_tok, fixed.prefix_caching) == ("bfloat16", 512, True)
+
+
+@pytest.mark.parametrize("path", ["/nonexistent/llama-server", __file__])
+def test_a_named_server_that_is_no_program_is_refused_before_the_start(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv(llamacpp.SERVER_VARIABLE, path)
+    with pytest.raises(EngineError, match=f"{llamacpp.SERVER_VARIABLE}={path} is no program"):
+        ENGINE.installed(None)
 
 
 def test_where_it_is_not_installed_the_user_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
