@@ -11,8 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary_types import Row as FigureRow
-from loadgen.metrics.summary_types import Section
+from loadgen.metrics.summary_types import NamedFigure, Section
 from loadgen.record.columns import Floats
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.number_format import Scale, duration, interval, point, scale_of
@@ -105,7 +104,7 @@ def group_table(caption: str, section: Section) -> Table:
     return Table(caption, columns, rows, notes=tuple(notes))
 
 
-def _group_cells(row: FigureRow, notes: list[str]) -> Iterator[Cell]:
+def _group_cells(row: NamedFigure, notes: list[str]) -> Iterator[Cell]:
     scale = scale_of([row.figure], share=row.is_share)
     # What a gap is the gap of decides its sign: means may lie the other way round than the medians above it.
     note = row.figure.note if row.name.endswith("_gap_s") and isinstance(row.figure, Estimate) else None

@@ -82,7 +82,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Fired:
+class RunOutcome:
     """What a load left behind besides its captures. `engine_error` is why the server ended under it."""
 
     done: Done
@@ -165,7 +165,7 @@ def _check_what_comes_after(settings: Settings) -> None:
         check_hints(settings.hints)
 
 
-def _note_hardware(run: RunDir, fired: Fired, hints: Hints, progress: Progress) -> None:
+def _note_hardware(run: RunDir, fired: RunOutcome, hints: Hints, progress: Progress) -> None:
     """What it ran on; a CPU is measured only now, when neither load nor server is there to be disturbed."""
     from burstline.machine.hardware import note_hardware
 
@@ -185,7 +185,7 @@ def _measured(
     settings: Settings,
     progress: Progress,
     early: DriverProcesses | None,
-) -> Fired:
+) -> RunOutcome:
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     with serving(engine, where, run.path, progress.phase) as site:
@@ -242,7 +242,7 @@ def _watched(
     vocabulary: Vocabulary,
     progress: Progress,
     drivers: Drivers | None,
-) -> Fired:
+) -> RunOutcome:
     telemetry = run.path / "telemetry.jsonl"
     live, signs = Live(telemetry), VitalSigns(site, progress.phase)
 
@@ -277,7 +277,7 @@ def _watched(
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
         done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
-    fired = Fired(done, signs.death())
+    fired = RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
@@ -331,7 +331,7 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
     print(f"What there is: {run.path}", file=sys.stderr)
 
 
-def _told(run: RunDir, summary: Summary, fired: Fired) -> int:
+def _told(run: RunDir, summary: Summary, fired: RunOutcome) -> int:
     """Say in a few lines how it went and where the page is; the exit code."""
     from reports.digest import headline
     from reports.formats.text import text

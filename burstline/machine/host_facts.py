@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from loadgen.record.manifest import DeviceFacts, HostFacts
+from loadgen.record.manifest import GpuFacts, HostFacts
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
@@ -63,7 +63,7 @@ def _cores_allowed() -> int | None:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else psutil.cpu_count()
 
 
-def devices() -> tuple[DeviceFacts, ...]:
+def devices() -> tuple[GpuFacts, ...]:
     """Every GPU that NVML lists; empty where there is no driver."""
     import pynvml
 
@@ -75,9 +75,7 @@ def devices() -> tuple[DeviceFacts, ...]:
         driver = pynvml.nvmlSystemGetDriverVersion()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         return tuple(
-            DeviceFacts(
-                pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total, driver
-            )
+            GpuFacts(pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetMemoryInfo(handle).total, driver)
             for handle in handles
         )
     except pynvml.NVMLError:

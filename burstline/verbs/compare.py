@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from burstline import exit_codes
 from burstline.stdout import json_text
-from reports.compare.sweep_load import Load, differ_in_load_alone, load_of
+from reports.compare.sweep_load import SweepLoad, differ_in_load_alone, load_of
 
 if TYPE_CHECKING:
     from loadgen.record.manifest import Manifest
@@ -77,7 +77,7 @@ def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -
     manifests = [run.manifest for run in runs]
     swept = differ_in_load_alone(manifests)
     labels = labels_of(manifests, swept=swept)
-    groups: dict[Load | None, list[Member]] = {}
+    groups: dict[SweepLoad | None, list[Member]] = {}
     for label, run in zip(labels, runs, strict=True):
         href = os.path.relpath(run.path / "report.html", beside)
         groups.setdefault(load_of(run.manifest) if swept else None, []).append(Member(label, run, href))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import e2e, ttft
-from loadgen.metrics.throughput import NO_LENGTH
+from loadgen.metrics.throughput import NO_LENGTH, prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.record import Outcome
 from loadgen.stats.estimates import Absent
@@ -25,7 +25,7 @@ WHOLE: Final = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
+class ToolFigures:
     """What a tool makes of the records: latencies in seconds, rates per second; None: it has no such number.
 
     `mlperf_rank`: its percentiles are sorted[int(n p)], not interpolated.
@@ -101,19 +101,19 @@ def wall(c: Columns) -> tuple[float, float]:
     return float(np.nanmin(c.dispatched_s)), float(np.nanmax(c.closed_s))
 
 
-def vllm(c: Columns) -> Samples:
+def vllm(c: Columns) -> ToolFigures:
     return _like_vllm(c, c.output_tok)
 
 
-def sglang(c: Columns) -> Samples:
+def sglang(c: Columns) -> ToolFigures:
     """As vLLM's, but where nobody counted, the length that was asked for stands in for the tokens."""
     return _like_vllm(c, np.where(np.isnan(c.output_tok), c.planned_output_tok, c.output_tok))
 
 
-def _like_vllm(c: Columns, n_tok: Floats) -> Samples:
+def _like_vllm(c: Columns, n_tok: Floats) -> ToolFigures:
     ended = ended_of(c)
     rates = _rates(n_tok[ended], int(ended.sum()), *wall(c))
-    return Samples(
+    return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
         tpot=_ratio(c.last_s - c.first_s, n_tok - 1)[ended],
         itl=_chunk_gaps(c, ended),
@@ -123,12 +123,12 @@ def _like_vllm(c: Columns, n_tok: Floats) -> Samples:
     )
 
 
-def guidellm(c: Columns) -> Samples:
+def guidellm(c: Columns) -> ToolFigures:
     """Its TPOT has the first token in it, its ITL is one mean a request; chunks stand in for tokens."""
     ended = ended_of(c)
     n_tok = np.where(np.isnan(c.output_tok), np.diff(c.starts), c.output_tok)
     rates = _rates(n_tok[ended], int(ended.sum()), *wall(c))
-    return Samples(
+    return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
         tpot=_ratio(c.last_s - c.dispatched_s, n_tok)[ended],
         itl=_ratio(c.last_s - c.first_s, n_tok - 1)[ended],
@@ -138,13 +138,13 @@ def guidellm(c: Columns) -> Samples:
     )
 
 
-def aiperf(c: Columns) -> Samples:
+def aiperf(c: Columns) -> ToolFigures:
     """Its ITL is what vLLM calls TPOT; from the first request to the last response."""
     ended = ended_of(c)
     start_s = float(np.nanmin(c.dispatched_s[ended])) if ended.any() else 0.0
     end_s = float(c.last_s[ended].max()) if ended.any() else 0.0
     rates = _rates(c.output_tok[ended], int(ended.sum()), start_s, end_s)
-    return Samples(
+    return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
         tpot=None,
         itl=_ratio(c.last_s - c.first_s, c.output_tok - 1)[ended],
@@ -154,11 +154,11 @@ def aiperf(c: Columns) -> Samples:
     )
 
 
-def llmperf(c: Columns) -> Samples:
+def llmperf(c: Columns) -> ToolFigures:
     """Its inter-token latency has TTFT among the gaps, and chunks for tokens."""
     ended = ended_of(c)
     _, requests_per_s = _rates(np.zeros(1), int(ended.sum()), *wall(c))
-    return Samples(
+    return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
         tpot=None,
         itl=_ratio(c.last_s - c.dispatched_s, np.diff(c.starts).astype(np.float64))[ended],
@@ -168,12 +168,12 @@ def llmperf(c: Columns) -> Samples:
     )
 
 
-def mlperf(c: Columns) -> Samples:
+def mlperf(c: Columns) -> ToolFigures:
     """From the scheduled time, as ours; its percentiles are samples."""
     ended = ended_of(c)
     end_s = float(c.last_s[ended].max()) if ended.any() else 0.0
     rates = _rates(c.output_tok[ended], int(ended.sum()), float(c.due_s.min()) if len(c) else 0.0, end_s)
-    return Samples(
+    return ToolFigures(
         ttft=ttft(c)[ended],
         tpot=_ratio(c.last_s - c.first_s, c.output_tok - 1)[ended],
         itl=None,
@@ -195,7 +195,7 @@ OURS: Final = Definitions(
     "first request sent to last token",
 )
 
-TOOLS: Final[tuple[tuple[Definitions, Callable[[Columns], Samples]], ...]] = (
+TOOLS: Final[tuple[tuple[Definitions, Callable[[Columns], ToolFigures]], ...]] = (
     (
         Definitions(
             "vLLM bench serve",
@@ -275,3 +275,93 @@ TOOLS: Final[tuple[tuple[Definitions, Callable[[Columns], Samples]], ...]] = (
         mlperf,
     ),
 )
+
+
+def vllm_block(
+    c: Columns,
+    percentiles: tuple[float, ...] = (50, 90, 99),
+    *,
+    concurrency: int | None = None,
+    rate_per_s: float | None = None,
+) -> str | Absent:
+    """The text "Serving Benchmark Result" as `vllm bench serve` sets it; Absent where nothing succeeded.
+
+    Source: vLLM 0.32.0, vllm/benchmarks/serve.py, `calculate_metrics` and `benchmark`.
+
+    `concurrency` and `rate_per_s` are those that were asked for. A number that does not exist
+    is "n/a", where vLLM prints 0.00.
+    """
+    ended = ended_of(c)
+    if not ended.any():
+        return Absent("no request succeeded; vLLM prints zeros")
+    samples = vllm(c)
+    start_s, end_s = wall(c)
+    prompt = prompt_tok(c)[ended]
+    output = c.output_tok[ended]
+    counted = not np.isnan(output).any()
+    total = samples.output_tok_per_s
+    peak_tok, peak_requests = _peaks(c, ended)
+    rows: list[tuple[str, object]] = [
+        ("Successful requests:", int(ended.sum())),
+        ("Failed requests:", len(c) - int(ended.sum())),
+    ]
+    if concurrency:
+        rows.append(("Maximum request concurrency:", concurrency))
+    if rate_per_s:
+        rows.append(("Request rate configured (RPS):", rate_per_s))
+    rows += [
+        ("Benchmark duration (s):", end_s - start_s),
+        ("Total input tokens:", int(prompt.sum())),
+        ("Total generated tokens:", int(output.sum()) if counted else "n/a"),
+        ("Request throughput (req/s):", samples.requests_per_s),
+        ("Output token throughput (tok/s):", total),
+        ("Peak output token throughput (tok/s):", float(peak_tok)),
+        ("Peak concurrent requests:", float(peak_requests)),
+        (
+            "Total token throughput (tok/s):",
+            total if isinstance(total, Absent) else total + float(prompt.sum()) / (end_s - start_s),
+        ),
+    ]
+    lines = ["{s:{c}^{n}}".format(s=" Serving Benchmark Result ", n=50, c="="), *map(_line, rows)]
+    for name, short, heading in _HEADINGS:
+        lines.append(f"{heading:-^50}")
+        lines += map(_line, _metric_rows(getattr(samples, name), short, percentiles))
+    return "\n".join([*lines, "=" * 50])
+
+
+_HEADINGS: Final = (
+    ("ttft", "TTFT", "Time to First Token"),
+    ("tpot", "TPOT", "Time per Output Token (excl. 1st token)"),
+    ("itl", "ITL", "Inter-token Latency"),
+    ("e2e", "E2EL", "End-to-end Latency"),
+)
+
+
+def _metric_rows(values: Floats, short: str, percentiles: tuple[float, ...]) -> list[tuple[str, object]]:
+    known = values[~np.isnan(values)] * 1000
+    n = len(known)
+    return [
+        (f"Mean {short} (ms):", float(known.mean()) if n else "n/a"),
+        (f"Median {short} (ms):", float(np.median(known)) if n else "n/a"),
+        *((f"P{p:g} {short} (ms):", float(np.percentile(known, p)) if n else "n/a") for p in percentiles),
+    ]
+
+
+def _line(row: tuple[str, object]) -> str:
+    """One line as vLLM sets it: floats with two decimals, everything padded to ten."""
+    label, value = row
+    if isinstance(value, float):
+        return f"{label:<40} {value:<10.2f}"
+    return f"{label:<40} {'n/a' if isinstance(value, Absent) else value!s:<10}"
+
+
+def _peaks(c: Columns, ended: NDArray[np.bool_]) -> tuple[int, int]:
+    """Most chunks (which vLLM calls tokens) and most requests in any whole second from the first start."""
+    origin_s = float(np.nanmin(c.dispatched_s[ended]))
+    chunks = np.bincount((c.event_s[ended[c.owner]] - origin_s).astype(np.int64))
+    first = (c.dispatched_s[ended] - origin_s).astype(np.int64)
+    last = (c.last_s[ended] - origin_s).astype(np.int64)
+    steps = np.zeros(int(last.max()) + 2, dtype=np.int64)
+    np.add.at(steps, first, 1)
+    np.add.at(steps, last + 1, -1)
+    return int(chunks.max()), int(np.cumsum(steps).max())

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadgen.metrics.summary_types import Schedule
+from loadgen.metrics.summary_types import ScheduleFigures
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import ArrivalFacts
 from loadgen.stats.estimates import Absent, Figure, measured
 from workloads import achieved
 
 
-def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> Schedule:
+def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> ScheduleFigures:
     """Rate, gaps, dispersion of requests as sent, beside the plan's; see `workloads.achieved`.
 
     `gap_ks` is the distance from the law that gaps were drawn from, larger than `gap_ks_critical` in 5 % of
     schedules that do follow it; only for Poisson and gamma arrivals (`arrivals` is the manifest's).
     """
     if closed_loop:
-        return Schedule.absent(Absent("in a closed loop a request is due when another ends"))
+        return ScheduleFigures.absent(Absent("in a closed loop a request is due when another ends"))
     due_s, sent_s = np.sort(c.due_s), np.sort(c.sent_s[~np.isnan(c.sent_s)])
     if not len(sent_s):
-        return Schedule.absent(Absent("no request was sent"))
+        return ScheduleFigures.absent(Absent("no request was sent"))
     if not np.ptp(due_s):
-        return Schedule.absent(Absent("all requests were due at once"))
+        return ScheduleFigures.absent(Absent("all requests were due at once"))
     n, few = len(sent_s), "too few requests to say"
     end_s = float(np.nan_to_num(c.closed_s, nan=0.0).max())
     over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)[~np.isnan(c.sent_s)]
@@ -31,7 +31,7 @@ def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> S
     spans = (starts.tolist(), over_s.tolist(), float(sent_s[0]), end_s)
     in_flight = achieved.mean_in_flight(*spans) if end_s > sent_s[0] else None
     gap_ks, gap_ks_critical = _distance_from_law(sent_s, arrivals)
-    return Schedule(
+    return ScheduleFigures(
         planned_per_s=measured(achieved.mean_rate_per_s(due_s), "1/s", few, len(due_s)),
         achieved_per_s=measured(achieved.mean_rate_per_s(sent_s), "1/s", few, n),
         rate_error=measured(achieved.rate_error(sent_s, due_s), "1", few, n),

@@ -25,7 +25,7 @@ UNEXPLAINED = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class LatencyHistogram:
     """How an engine's histogram grew over the load: `n[i]` were at most `at_most_s[i]`, ascending to inf."""
 
     at_most_s: Floats
@@ -106,7 +106,7 @@ def _median(values: Floats, weights: Floats) -> Figure:
     return measured(float(values[order][k]), "s", "", int(weights.sum()))
 
 
-def _gap(client: Figure, values: Floats, weights: Floats, server: Histogram | Absent) -> Figure:
+def _gap(client: Figure, values: Floats, weights: Floats, server: LatencyHistogram | Absent) -> Figure:
     if isinstance(server, Absent):
         return server
     if isinstance(client, Absent):
@@ -120,7 +120,7 @@ def _gap(client: Figure, values: Floats, weights: Floats, server: Histogram | Ab
     return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
 
 
-def _histogram(watched: Watched, name: str) -> Histogram | Absent:
+def _histogram(watched: Watched, name: str) -> LatencyHistogram | Absent:
     grown = watched.grown_together("engine", f"{name}_")
     if isinstance(grown, Absent):
         return grown
@@ -128,4 +128,4 @@ def _histogram(watched: Watched, name: str) -> Histogram | Absent:
     if not buckets or not grown.get("count"):
         return Absent("the server's histogram did not grow")
     at_most_s = np.array(sorted(buckets))
-    return Histogram(at_most_s, np.array([buckets[edge] for edge in at_most_s.tolist()]), grown["sum"])
+    return LatencyHistogram(at_most_s, np.array([buckets[edge] for edge in at_most_s.tolist()]), grown["sum"])

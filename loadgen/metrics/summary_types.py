@@ -23,7 +23,7 @@ LACKING: Final = Absent("the summary was made before this figure existed", "not-
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NamedFigure:
     """A figure with its name and title. A share is a fraction of a whole, shown in percent."""
 
     name: str
@@ -51,7 +51,7 @@ class Section:
         """The section where none of its figures exists, all for the same reason."""
         return cls(**{slot.name: why for slot in fields(cls) if not slot.metadata.get("optional")})
 
-    def rows(self, prefix: str = "") -> Iterator[Row]:
+    def rows(self, prefix: str = "") -> Iterator[NamedFigure]:
         """Every figure, those of nested sections with their names in front."""
         for slot in fields(self):
             name, value = slot.name, getattr(self, slot.name)
@@ -60,7 +60,7 @@ class Section:
             elif isinstance(value, Estimate | Absent):
                 title = METRICS[name].title if name in METRICS else slot.metadata["title"]
                 share = name.endswith("_fraction") or slot.metadata.get("share", False)
-                yield Row(f"{prefix}{name}", title, value, share)
+                yield NamedFigure(f"{prefix}{name}", title, value, share)
 
     def mapped(self, of: Callable[[Figure], Figure]) -> Self:
         """The section with `of` each of its own figures."""
@@ -150,7 +150,7 @@ class Stationarity(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule(Section):
+class ScheduleFigures(Section):
     """Requests as sent beside the plan."""
 
     planned_per_s: Figure = titled("Rate planned")
@@ -207,7 +207,7 @@ class LengthFigures(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths(Section):
+class LengthSummary(Section):
     """Planned and served lengths of what succeeded; tallies count requests."""
 
     prompt_tok: LengthFigures = LengthFigures()
@@ -338,11 +338,11 @@ class Summary:
     goodput: Goodput = Goodput()
     window: CountedWindow = CountedWindow()
     stationarity: Stationarity = Stationarity()
-    schedule: Schedule = Schedule()
+    schedule: ScheduleFigures = ScheduleFigures()
     concurrency: Concurrency = Concurrency()
     burst: Burst = Burst()
     stalls: Stalls = Stalls()
-    lengths: Lengths = Lengths()
+    lengths: LengthSummary = LengthSummary()
     instrument: Instrument = Instrument()
     memory: Memory = Memory()
     conservation: Conservation = Conservation()

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.metrics.summary_types import Conservation, LengthFigures, Lengths
+from loadgen.metrics.summary_types import Conservation, LengthFigures, LengthSummary
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
@@ -20,7 +20,7 @@ def counts(c: Columns) -> dict[str, int]:
     return {"planned": len(c), "ok": ok, **outcomes}
 
 
-def lengths(c: Columns) -> Lengths:
+def lengths(c: Columns) -> LengthSummary:
     """Asked and served lengths of what succeeded, how requests finished, and who counted their tokens.
 
     `*_mismatches` are successes for which the server counted other than was planned. `split` says how the
@@ -31,7 +31,7 @@ def lengths(c: Columns) -> Lengths:
     counted = ~np.isnan(c.output_tok) & c.ok
     cached = ~np.isnan(c.cached_tok) & c.ok
     failed_tok = float(c.event_n[~c.ok[c.owner]].sum())
-    return Lengths(
+    return LengthSummary(
         prompt_tok=_asked_served(c.planned_prompt_tok, c.prompt_tok, c.ok),
         output_tok=_asked_served(c.planned_output_tok, c.output_tok, c.ok),
         prompt_mismatches=_count(c.prompt_tok[served] != c.planned_prompt_tok[served], "requests", n_ok),

@@ -29,7 +29,7 @@ OPTIONAL: Final[Mapping[str, bool]] = {"optional": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class RunClock:
     """The same instant on both clocks, and as ISO 8601: the one reading of the wall clock."""
 
     wall_ns: int
@@ -51,7 +51,7 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceFacts:
+class GpuFacts:
     """A GPU as NVML describes it."""
 
     name: str
@@ -207,14 +207,14 @@ class Manifest:
     pid: int = 0
     engine: str
     workload: str
-    clock: Clock | None = None
+    clock: RunClock | None = None
     version: str | None = None
     commit: str | None = None
     argv: tuple[str, ...] = ()
     python: str | None = None
     libraries: Mapping[str, str] = field(default_factory=dict)
     host: HostFacts = HostFacts()
-    devices: tuple[DeviceFacts, ...] = ()
+    devices: tuple[GpuFacts, ...] = ()
     title: str | None = None
     asked: Mapping[str, Option] = field(default_factory=dict)
     concurrency: int | None = None

@@ -22,7 +22,7 @@ import orjson
 import psutil
 
 from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
-from loadgen.record.manifest import SCHEMA, Clock, Manifest, Status
+from loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
 from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
 from servers.redact import without_secrets
@@ -61,7 +61,7 @@ class RunDir:
         run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
         with disk_errors(run.path):
             run.path.mkdir(parents=True)
-        clock = Clock(wall_ns, monotonic_ns, utc.isoformat())
+        clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
         begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
         write_json(run.path / _MANIFEST, without_secrets(begun.to_json()))
         return run

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.verdict.served_work import Work
-from loadgen.verdict.verdict import Reason, State
+from loadgen.verdict.served_work import NO_SUMMARY, Work
+from loadgen.verdict.verdict import WORST_FIRST, Reason, State
 
 TOLERANCE: Final = 0.01
 """Served tokens may differ by 1 % (a token that a server adds in front is 0.2 % of 512), shares of requests
@@ -22,7 +22,8 @@ and of prompt tokens by one point."""
 COMPARABLE: Final = "COMPARABLE"
 ALONE: Final = "NOTHING TO COMPARE"
 
-_WORST_FIRST = (State.INSUFFICIENT, State.CLIENT_BOUND, State.NOT_COMPARABLE, State.NOT_STATIONARY)
+STATES_WORST_FIRST: Final = (NO_SUMMARY, *map(str, WORST_FIRST))
+"""The states under which a run's numbers cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def comparability(works: Sequence[Work], unlike: Sequence[Reason] = ()) -> Compa
     if reasons:
         return Comparability(State.NOT_COMPARABLE, (*reasons, *unbelievable), warnings, facts)
     if unbelievable:
-        worst = next(state for state in _states_worst_first() if any(w.verdict == state for w in works))
+        worst = next(state for state in STATES_WORST_FIRST if any(w.verdict == state for w in works))
         return Comparability(worst, unbelievable, warnings, facts)
     alone = len({work.label for work in works}) < 2
     return Comparability(ALONE if alone else COMPARABLE, (), warnings, facts)
@@ -260,7 +261,7 @@ def _unforced(works: Sequence[Work]) -> list[Reason]:
 def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
     """One reason for each verdict under which a run's numbers cannot be used."""
     reasons = []
-    for state in _states_worst_first():
+    for state in STATES_WORST_FIRST:
         runs = [work for work in works if work.verdict == state]
         if runs:
             who = ", ".join(dict.fromkeys(work.label for work in runs))
@@ -268,7 +269,3 @@ def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
             text = f"{many} {state} ({who}). {runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, "The run's own report says what to do."))
     return tuple(reasons)
-
-
-def _states_worst_first() -> list[str]:
-    return ["NO SUMMARY", *map(str, _WORST_FIRST)]

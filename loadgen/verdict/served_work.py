@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.telemetry_query import Watched
+from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import ServerFacts
 from loadgen.record.record import STOPPED, Outcome
@@ -22,6 +23,8 @@ ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """The server gave a whole reply, of whatever length: work that was done."""
 
 OPEN = "open loop"
+NO_SUMMARY = "NO SUMMARY"
+"""The verdict of a run whose summary was never written."""
 
 _QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
 
@@ -96,7 +99,7 @@ def work_of(run: Run, label: str) -> Work:
         label=label,
         run=run.name,
         columns=columns,
-        verdict=str(verdict.state) if verdict else "NO SUMMARY",
+        verdict=str(verdict.state) if verdict else NO_SUMMARY,
         verdict_reason=next((reason.text for reason in verdict.reasons), "") if verdict else "",
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
         expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,
@@ -157,8 +160,7 @@ def _cached_fraction(c: Columns, run: Run) -> float | None:
     """As the replies say, else as the server's counters grew; None where neither says."""
     known = ~np.isnan(c.cached_tok)
     if known.any():
-        prompt = np.where(np.isnan(c.prompt_tok), c.planned_prompt_tok, c.prompt_tok)[known]
-        return float(c.cached_tok[known].sum() / prompt.sum())
+        return float(c.cached_tok[known].sum() / prompt_tok(c)[known].sum())
     ends_s = c.closed_s[~np.isnan(c.closed_s)]
     watched = Watched(run.watched, float(ends_s.max()) if len(ends_s) else 0.0)
     served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))

@@ -22,6 +22,10 @@ class State(StrEnum):
     NOT_STATIONARY = "NOT-STATIONARY"
 
 
+WORST_FIRST: Final = (State.INSUFFICIENT, State.CLIENT_BOUND, State.NOT_COMPARABLE, State.NOT_STATIONARY)
+"""How states rank where several apply; VALID is none of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """One thing that speaks against a run, or that its reader must know: what, in figures, and what to do."""
@@ -75,15 +79,15 @@ class Evidence:
 
 
 def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
-    """The verdict: the first state below that has a reason names it, reasons of the others follow."""
-    found = {
+    """The verdict: the worst state that has a reason names it, reasons of the others follow."""
+    against = {
         State.INSUFFICIENT: _insufficient(evidence),
         State.CLIENT_BOUND: _client_bound(evidence),
         State.NOT_COMPARABLE: list(evidence.not_comparable),
         State.NOT_STATIONARY: list(evidence.not_stationary),
     }
-    state = next((state for state, reasons in found.items() if reasons), State.VALID)
-    return Verdict(state, tuple(reason for reasons in found.values() for reason in reasons), warnings)
+    state = next((state for state in WORST_FIRST if against[state]), State.VALID)
+    return Verdict(state, tuple(reason for state in WORST_FIRST for reason in against[state]), warnings)
 
 
 def _insufficient(evidence: Evidence) -> list[Reason]:

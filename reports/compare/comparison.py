@@ -70,7 +70,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cell:
+class ComparisonCell:
     """Runs of one model and workload; `labels` are the contenders, in order, each with one run or more.
 
     `contrasts` hold the second of every pair of contenders against the first, none where they did not do the
@@ -116,7 +116,7 @@ class Comparison:
     """Everything that one page compares."""
 
     title: str
-    cells: tuple[Cell, ...]
+    cells: tuple[ComparisonCell, ...]
     facts: tuple[str, ...] = ()
     missing: tuple[str, ...] = field(default=())
 
@@ -131,7 +131,7 @@ class Comparison:
         return all(cell.gate.comparable for cell in self.cells)
 
 
-def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ()) -> Cell:
+def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ()) -> ComparisonCell:
     """The runs of one workload, judged; the same runs give the same cell."""
     all_works = [work_of(member.run, member.label) for member in members]
     works, left_out = admitted(all_works)
@@ -142,7 +142,7 @@ def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ())
     repeats = {label: [m.repeat for m in own if m.repeat is not None] for label, own in of.items()}
     gate = comparability(works, unlike)
     gate = replace(gate, warnings=(*left_out, *gate.warnings))
-    return Cell(
+    return ComparisonCell(
         name=name,
         labels=labels,
         views=views,

@@ -8,7 +8,7 @@ from loadgen.stats.figure import Absent
 from loadgen.verdict.comparable import ALONE
 from loadgen.verdict.verdict import State
 from reports.blocks import Banner, Block, Findings, Heading, Note
-from reports.compare.comparison import Cell, Comparison
+from reports.compare.comparison import Comparison, ComparisonCell
 from reports.compare.page import tone_of
 from reports.compare.side_by_side import findings, side_by_side
 from reports.compare.sweep_words import told
@@ -30,7 +30,7 @@ def digest(comparison: Comparison) -> list[Block]:
     return [*blocks, *(Note(f"No finished run: {what}.") for what in comparison.missing)]
 
 
-def _cell(cell: Cell) -> Iterator[Block]:
+def _cell(cell: ComparisonCell) -> Iterator[Block]:
     state = cell.gate.state
     name = f"{cell.name}: " if cell.name else ""
     yield Banner(state, *tone_of(state), (*cell.gate.reasons, *cell.gate.warnings), name=name)

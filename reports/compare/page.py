@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.stats.estimates import Absent, Figure
-from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
+from loadgen.verdict.comparable import ALONE, COMPARABLE, STATES_WORST_FIRST, UNSAID, Fact
 from loadgen.verdict.verdict import State
 from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
-from reports.compare.comparison import HEADLINES, TITLES, Cell, Comparison
+from reports.compare.comparison import HEADLINES, TITLES, Comparison, ComparisonCell
 from reports.compare.side_by_side import findings, side_by_side
 from reports.compare.significance_text import to_json as contrast_json
 from reports.compare.sweeps import Sweep, sweeps_in
 from reports.figures.overlay import EXPLAINED, overlay
 from reports.number_format import interval, point, scale_of
-from reports.page.page import STATES, document
+from reports.page.page import STATES, PageSection, document
 from reports.tables import Cell as TableCell
 from reports.tables import Table, table
 
@@ -45,7 +45,7 @@ def render(comparison: Comparison) -> str:
     shown += [section for cell in alone for section in _sections(cell, ids[id(cell)])]
     if comparison.missing:
         notes = [Note(f"No finished run: {what}.") for what in comparison.missing]
-        shown.append({"id": "missing", "short": "Missing", "question": "What is missing?", "blocks": notes})
+        shown.append(PageSection("missing", "Missing", "What is missing?", notes))
     return document(
         comparison.title, comparison.facts, banner(comparison), shown, to_json(comparison), "these runs"
     )
@@ -54,7 +54,7 @@ def render(comparison: Comparison) -> str:
 def banner(comparison: Comparison) -> Banner:
     """The worst state of all cells, with the reasons of each."""
     states = [cell.gate.state for cell in comparison.cells]
-    worst = max(states, key=_badness, default=ALONE)
+    worst = max(states, key=_severity, default=ALONE)
     worst = SWEEP if worst == ALONE and comparison.comparable else worst
     tone, mark, sentence = tone_of(worst)
     several = len(comparison.cells) > 1
@@ -71,12 +71,15 @@ def tone_of(state: str) -> tuple[str, str, str]:
     return SENTENCES.get(state) or STATES.get(state, ("warn", "!", "See the reasons."))
 
 
-def _badness(state: str) -> int:
-    order = [COMPARABLE, ALONE, "NOT-STATIONARY", "INSUFFICIENT", "CLIENT-BOUND", "NO SUMMARY"]
-    return order.index(state) if state in order else len(order)
+def _severity(state: str) -> int:
+    """The work that differs is worst: no repeated run would help."""
+    return len(STATES_WORST_FIRST) + 1 - _ORDER.index(state) if state in _ORDER else 0
 
 
-def _sections(cell: Cell, prefix: str) -> Iterator[dict[str, Any]]:
+_ORDER: Final = (State.NOT_COMPARABLE, *STATES_WORST_FIRST, ALONE)
+
+
+def _sections(cell: ComparisonCell, prefix: str) -> Iterator[PageSection]:
     of = f"{cell.name}: " if prefix and cell.name else ""
     titles = {
         "numbers": ("Numbers", "Which is faster?" if cell.gate.comparable else "What can be said?", _numbers),
@@ -85,43 +88,31 @@ def _sections(cell: Cell, prefix: str) -> Iterator[dict[str, Any]]:
         "runs": ("Runs", "Which runs are these?", _runs),
     }
     for name, (short, question, blocks) in titles.items():
-        yield {
-            "id": f"{prefix}{name}",
-            "short": f"{of}{short}",
-            "question": f"{of}{question}",
-            "blocks": blocks(cell, prefix),
-        }
+        yield PageSection(f"{prefix}{name}", f"{of}{short}", f"{of}{question}", blocks(cell, prefix))
 
 
 def _of_sweep(
-    sweep: Sweep, cells: Sequence[Cell], prefix: str, ids: Mapping[int, str]
-) -> Iterator[dict[str, Any]]:
+    sweep: Sweep, cells: Sequence[ComparisonCell], prefix: str, ids: Mapping[int, str]
+) -> Iterator[PageSection]:
     """The trade-off of a sweep, then each of its loads, folded."""
     of = f"{sweep.name}: " if prefix else ""
     anchors = {str(load): f"#{ids[id(cell)]}load" for load, cell in zip(sweep.loads, cells, strict=True)}
-    yield {
-        "id": f"{prefix}tradeoff",
-        "short": f"{of}Trade-off",
-        "question": f"{of}What does more load bring, and what does it cost?",
-        "blocks": tradeoff.blocks(sweep, prefix, anchors),
-    }
+    question = f"{of}What does more load bring, and what does it cost?"
+    yield PageSection(
+        f"{prefix}tradeoff", f"{of}Trade-off", question, tradeoff.blocks(sweep, prefix, anchors)
+    )
     folds = [
         Folded(
             str(load) if cell.gate.state == ALONE else f"{load}: {cell.gate.state}",
-            tuple(block for section in _sections(cell, ids[id(cell)]) for block in section["blocks"]),
+            tuple(block for section in _sections(cell, ids[id(cell)]) for block in section.blocks),
             id=anchors[str(load)][1:],
         )
         for load, cell in zip(sweep.loads, cells, strict=True)
     ]
-    yield {
-        "id": f"{prefix}loads",
-        "short": f"{of}Each load",
-        "question": f"{of}How is it at each load?",
-        "blocks": folds,
-    }
+    yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}How is it at each load?", folds)
 
 
-def _numbers(cell: Cell, _: str) -> list[Block]:
+def _numbers(cell: ComparisonCell, _: str) -> list[Block]:
     if cell.gate.comparable or cell.gate.state == ALONE:
         return [*_findings(cell), side_by_side(cell)]
     folded = Folded("Each engine's own numbers, which are no ranking", (side_by_side(cell),))
@@ -132,12 +123,12 @@ def _numbers(cell: Cell, _: str) -> list[Block]:
     return [_matched(cell), folded]
 
 
-def _findings(cell: Cell) -> list[Block]:
+def _findings(cell: ComparisonCell) -> list[Block]:
     found = findings(cell)
     return [Findings(tuple(found))] if found else []
 
 
-def _matched(cell: Cell) -> Table:
+def _matched(cell: ComparisonCell) -> Table:
     estimate = cell.matched
     assert not isinstance(estimate, Absent)
     rows = [
@@ -158,7 +149,7 @@ def _figure(figure: Figure) -> TableCell:
     return TableCell(f"{point(figure, scale)} {scale.unit}", detail=interval(figure, scale))
 
 
-def _differences(cell: Cell, _: str) -> list[Block]:
+def _differences(cell: ComparisonCell, _: str) -> list[Block]:
     differing = [fact for fact in cell.gate.facts if fact.agrees is False]
     unknown = [fact for fact in cell.gate.facts if fact.agrees is None]
     equal = [fact for fact in cell.gate.facts if fact.agrees]
@@ -174,7 +165,7 @@ def _differences(cell: Cell, _: str) -> list[Block]:
     return blocks
 
 
-def _facts(facts: list[Fact], cell: Cell, caption: str) -> Table:
+def _facts(facts: list[Fact], cell: ComparisonCell, caption: str) -> Table:
     rows = [
         [fact.name, *(fact.values.get(label, UNSAID) for label in cell.labels), fact.tolerance]
         for fact in facts
@@ -183,7 +174,7 @@ def _facts(facts: list[Fact], cell: Cell, caption: str) -> Table:
     return table(caption, columns, rows, text=range(len(columns)))
 
 
-def _shape(cell: Cell, prefix: str) -> list[Block]:
+def _shape(cell: ComparisonCell, prefix: str) -> list[Block]:
     wanted = (("ttft", "Time to first token"), ("tpot", "Time per output token"), ("e2e", "End to end"))
     drawn = (
         overlay(
@@ -203,7 +194,7 @@ def _shape(cell: Cell, prefix: str) -> list[Block]:
     return [Folded("Each engine's own distribution, which is no ranking", (drawing,))]
 
 
-def _runs(cell: Cell, _: str) -> list[Block]:
+def _runs(cell: ComparisonCell, _: str) -> list[Block]:
     runs = [*((label, view) for label in cell.labels for view in cell.views[label]), *cell.left_out]
     rows = [
         (
@@ -226,7 +217,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
        "missing": list(comparison.missing)}  # fmt: skip
 
 
-def _cell_json(cell: Cell) -> dict[str, Any]:
+def _cell_json(cell: ComparisonCell) -> dict[str, Any]:
     figures = {
         headline.title: {label: cell.figure(label, headline).to_json() for label in cell.labels}
         for headline in HEADLINES

@@ -6,7 +6,7 @@ from typing import Final
 
 from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
-from reports.compare.comparison import HEADLINES, TITLES, Cell, Headline
+from reports.compare.comparison import HEADLINES, TITLES, ComparisonCell, Headline
 from reports.compare.significance_text import finding, remarks
 from reports.number_format import interval, number, point, scale_of
 from reports.tables import Cell as TableCell
@@ -15,12 +15,12 @@ from reports.tables import Column, Row, Table
 ARROWS: Final = {"lower": "↓", "higher": "↑"}
 
 
-def findings(cell: Cell) -> list[str]:
+def findings(cell: ComparisonCell) -> list[str]:
     """A sentence for each contender held against the first."""
     return [finding(pair, c, TITLES) for pair, c in cell.contrasts.items() if pair[0] == cell.labels[0]]
 
 
-def side_by_side(cell: Cell) -> Table:
+def side_by_side(cell: ComparisonCell) -> Table:
     """One row a number, one column a contender, then each of them against the first."""
     rows = tuple(_row(cell, headline) for headline in HEADLINES if _is_known(cell, headline))
     first, *others = cell.labels
@@ -37,21 +37,21 @@ def side_by_side(cell: Cell) -> Table:
     )
 
 
-def _is_noise_known(cell: Cell) -> bool:
+def _is_noise_known(cell: ComparisonCell) -> bool:
     return any(_noise(cell, headline) is not None for headline in HEADLINES)
 
 
-def _noise(cell: Cell, headline: Headline) -> float | None:
+def _noise(cell: ComparisonCell, headline: Headline) -> float | None:
     """The largest noise between runs of one contender, in this number."""
     found = [each.get(headline.path) for each in cell.contrasts.values()]
     return max((c.noise for c in found if isinstance(c, Contrast) and c.noise is not None), default=None)
 
 
-def _is_known(cell: Cell, headline: Headline) -> bool:
+def _is_known(cell: ComparisonCell, headline: Headline) -> bool:
     return any(isinstance(cell.figure(label, headline), Estimate) for label in cell.labels)
 
 
-def _row(cell: Cell, headline: Headline) -> Row:
+def _row(cell: ComparisonCell, headline: Headline) -> Row:
     figures = {label: cell.figure(label, headline) for label in cell.labels}
     scale = scale_of(figures.values())
     best = cell.best(headline)

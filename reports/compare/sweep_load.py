@@ -16,7 +16,7 @@ STEADY: Final = ("constant", "poisson", "gamma")
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Load:
+class SweepLoad:
     """How hard a server is driven: `kind` is a key of KINDS."""
 
     kind: str
@@ -30,13 +30,13 @@ class Load:
         return f"{self.value:g}"
 
 
-def load_of(manifest: Manifest) -> Load | None:
+def load_of(manifest: Manifest) -> SweepLoad | None:
     """The run's load; None of a burst, a ramp and other runs without one."""
     if manifest.concurrency:
-        return Load("concurrency", float(manifest.concurrency))
+        return SweepLoad("concurrency", float(manifest.concurrency))
     arrivals = manifest.arrivals
     if arrivals is not None and arrivals.pattern in STEADY and arrivals.rate_per_s:
-        return Load("rate", arrivals.rate_per_s)
+        return SweepLoad("rate", arrivals.rate_per_s)
     return None
 
 

@@ -13,8 +13,8 @@ from loadgen.metrics.summary_types import Result
 from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.stats.figure import Absent, Estimate, Figure
 from loadgen.verdict.verdict import State
-from reports.compare.comparison import Cell, Headline
-from reports.compare.sweep_load import Load, load_of, work_asked
+from reports.compare.comparison import ComparisonCell, Headline
+from reports.compare.sweep_load import SweepLoad, load_of, work_asked
 from reports.run_view import View
 from roofline.reconcile.reconciliation import Reconciliation
 
@@ -32,7 +32,7 @@ class Point:
     """
 
     label: str
-    load: Load
+    load: SweepLoad
     output: Figure
     speed: Figure
     latency: Mapping[str, Figure]
@@ -52,7 +52,7 @@ class Sweep:
 
     name: str
     kind: str
-    loads: tuple[Load, ...]
+    loads: tuple[SweepLoad, ...]
     labels: tuple[str, ...]
     points: tuple[Point, ...]
     per_device: bool
@@ -67,9 +67,9 @@ class Sweep:
         return [point for point in self.points if point.label == label]
 
 
-def sweeps_in(cells: Sequence[Cell]) -> list[tuple[Sweep, list[Cell]]]:
+def sweeps_in(cells: Sequence[ComparisonCell]) -> list[tuple[Sweep, list[ComparisonCell]]]:
     """Every sweep among the cells, with its cells in the order of load."""
-    groups: dict[tuple[object, ...], list[tuple[Load, Cell]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[SweepLoad, ComparisonCell]]] = {}
     for cell in cells:
         manifests = [view.manifest for views in cell.views.values() for view in views]
         works = {(work_asked(m), load_of(m)) for m in manifests}
@@ -81,7 +81,7 @@ def sweeps_in(cells: Sequence[Cell]) -> list[tuple[Sweep, list[Cell]]]:
     return [(_sweep(group, named=named), [cell for _, cell in group]) for group in swept]
 
 
-def _sweep(group: Sequence[tuple[Load, Cell]], *, named: bool) -> Sweep:
+def _sweep(group: Sequence[tuple[SweepLoad, ComparisonCell]], *, named: bool) -> Sweep:
     cells = [cell for _, cell in group]
     labels = tuple(dict.fromkeys(label for cell in cells for label in cell.labels))
     views = [view for cell in cells for view in _views(cell)]
@@ -110,7 +110,7 @@ def _sweep(group: Sequence[tuple[Load, Cell]], *, named: bool) -> Sweep:
     )
 
 
-def _percentile(metric: str, cells: Sequence[Cell], goals: Sequence[Goal]) -> str:
+def _percentile(metric: str, cells: Sequence[ComparisonCell], goals: Sequence[Goal]) -> str:
     """A target's; else of TPOT the median, of the others the highest that most points have."""
     wanted = [g.statistic for g in goals if g.metric == metric and g.statistic in PERCENTILES]
     if wanted:
@@ -120,7 +120,7 @@ def _percentile(metric: str, cells: Sequence[Cell], goals: Sequence[Goal]) -> st
     return max(PERCENTILES, key=lambda p: sum(_known(cell, metric, p) for cell in cells))
 
 
-def _known(cell: Cell, metric: str, p: str) -> int:
+def _known(cell: ComparisonCell, metric: str, p: str) -> int:
     return sum(isinstance(cell.figure(label, _headline(metric, p)), Estimate) for label in cell.labels)
 
 
@@ -128,7 +128,9 @@ def _headline(metric: str, p: str) -> Headline:
     return Headline(f"{METRICS[metric].title} {p}", ("metrics", metric, p), "lower")
 
 
-def _point(label: str, load: Load, cell: Cell, percentile: Mapping[str, str], per_device: bool) -> Point:
+def _point(
+    label: str, load: SweepLoad, cell: ComparisonCell, percentile: Mapping[str, str], per_device: bool
+) -> Point:
     views = cell.views[label]
     judged = [row for view in views for row in view.summary.targets]
     results = {row.result for row in judged}
@@ -145,7 +147,7 @@ def _point(label: str, load: Load, cell: Cell, percentile: Mapping[str, str], pe
     )
 
 
-def _doubts(cell: Cell, views: Sequence[View]) -> Iterator[str]:
+def _doubts(cell: ComparisonCell, views: Sequence[View]) -> Iterator[str]:
     states = [str(view.summary.verdict.state) for view in views]
     if cell.gate.state == State.NOT_COMPARABLE:
         states.append(str(State.NOT_COMPARABLE))
@@ -183,7 +185,7 @@ def _model(manifest: Manifest) -> str:
     return (manifest.server or ServerFacts()).model_name
 
 
-def _views(cell: Cell) -> list[View]:
+def _views(cell: ComparisonCell) -> list[View]:
     return [view for views in cell.views.values() for view in views]
 
 

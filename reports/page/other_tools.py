@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.metrics.other_tools import OURS, TOOLS, Definitions, Samples
+from loadgen.metrics.other_tools import OURS, TOOLS, Definitions, ToolFigures, vllm_block
 from loadgen.metrics.summary_types import Summary
-from loadgen.metrics.vllm_block import vllm_block
 from loadgen.stats.estimates import Absent, label
 from reports.blocks import Block, Command, Folded, Note
 from reports.estimate_tables import formula
@@ -65,7 +64,7 @@ def _ours(summary: Summary) -> list[Value]:
     return [figure if isinstance(figure, Absent) else figure.point for figure in figures]
 
 
-def _theirs(samples: Samples) -> list[Value]:
+def _theirs(samples: ToolFigures) -> list[Value]:
     return [samples.quantile(key, p) for _, key, p in QUANTITIES] + [
         getattr(samples, key) for _, key in RATES
     ]

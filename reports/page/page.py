@@ -7,7 +7,7 @@ SECTIONS.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -38,6 +38,16 @@ class Section:
     question: str
     blocks: Callable[[View], list[Block]]
     applies: Callable[[View], bool] = lambda _: True
+
+
+@dataclass(frozen=True, slots=True)
+class PageSection:
+    """A section with its blocks, as the page shows it."""
+
+    id: str
+    short: str
+    question: str
+    blocks: Sequence[Block]
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -72,11 +82,7 @@ STATES: dict[str, tuple[str, str, str]] = {
 def render(run: Run) -> str:
     """The whole page as one HTML document; the same run gives the same bytes."""
     view = view_of(run)
-    shown = [
-        {"id": s.id, "short": s.short, "question": s.question, "blocks": s.blocks(view)}
-        for s in SECTIONS
-        if s.applies(view)
-    ]
+    shown = [PageSection(s.id, s.short, s.question, s.blocks(view)) for s in SECTIONS if s.applies(view)]
     return document(title(view), facts(view), banner(view.summary), shown, view.summary.to_json(), "this run")
 
 
@@ -84,11 +90,11 @@ def document(
     title: str,
     facts: Sequence[str],
     verdict: Banner,
-    sections: Sequence[Mapping[str, object]],
+    sections: Sequence[PageSection],
     data: object,
     made_from: str,
 ) -> str:
-    """A page: sections are {"id", "short", "question", "blocks"}, `data` goes along as JSON."""
+    """A page; `data` goes along as JSON."""
     template = _environment().get_template("page.html.j2")
     return template.render(
         title=title,

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 
 from burstline.cli import main
-from loadgen.metrics.vllm_block import vllm_block
+from loadgen.metrics.other_tools import vllm_block
 from loadgen.record.columns import columns_of
 from loadgen.record.rundir import open_run
 from servers.truth.rig import truth_server

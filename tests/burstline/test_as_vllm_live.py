@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from burstline.cli import main
-from loadgen.metrics.vllm_block import vllm_block
+from loadgen.metrics.other_tools import vllm_block
 from loadgen.record.columns import columns_of
 from loadgen.record.rundir import open_run
 from servers.engine import LaunchOptions, Target

@@ -17,7 +17,7 @@ from burstline import cli
 from burstline.verbs.compare import labels_of
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
-from loadgen.record.manifest import DeviceFacts, HostFacts, Manifest, ServerFacts
+from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.router import House
@@ -61,7 +61,7 @@ def test_equal_work_is_ranked_and_equal_numbers_are_not(two_runs, capsys):
         ({"title": "another load"}, "The workload differs"),
         ({"seed": 7}, "The seed differs"),
         ({"server": ServerFacts(model="/models/other")}, "The model differs"),
-        ({"devices": (DeviceFacts("H100"),)}, "1 x H100 in second"),
+        ({"devices": (GpuFacts("H100"),)}, "1 x H100 in second"),
         ({"host": HostFacts(cpu="another")}, "The CPU differs"),
     ],
 )

@@ -12,7 +12,7 @@ from burstline.machine import cpu_calibration, hardware
 from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
 from burstline.machine.roofline_input import reconciled, seen_in
 from loadgen.record import tables
-from loadgen.record.manifest import DeviceFacts, Manifest, ServerFacts
+from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from reports.digest import overview
 from reports.formats.text import text
@@ -38,7 +38,7 @@ def run(tmp_path):
         "vllm", model="llama-2-7b", dtype="bfloat16", kv_dtype="bfloat16", kv_tok=100_000, kv_block_tok=16,
         max_num_seqs=256, max_batched_tok=4096, tensor_parallel=1,
     )  # fmt: skip
-    devices = (DeviceFacts("NVIDIA H100 80GB HBM3"),)
+    devices = (GpuFacts("NVIDIA H100 80GB HBM3"),)
     manifest = Manifest(engine="vllm", workload="burst", devices=devices, server=LOCAL, identity=identity)
     folder = RunDir.create(tmp_path, manifest)
     folder.save_records(tables.record_table(synthetic.records(n=60, output_tok=16)))
@@ -70,8 +70,8 @@ def test_the_drivers_name_of_the_only_gpu_names_the_device(run):
     ("facts", "missing"),
     [
         ({"devices": ()}, "--device"),
-        ({"devices": (DeviceFacts("A"), DeviceFacts("B"))}, "A and B"),
-        ({"devices": (DeviceFacts("Abacus 9000"),)}, "Abacus 9000"),
+        ({"devices": (GpuFacts("A"), GpuFacts("B"))}, "A and B"),
+        ({"devices": (GpuFacts("Abacus 9000"),)}, "Abacus 9000"),
         ({"server": replace(LOCAL, url="http://far.example:80")}, "http://far.example:80"),
         (
             {"identity": Identity("vllm", model="nobody/knows-this"), "server": ServerFacts()},

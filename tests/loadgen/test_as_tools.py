@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.metrics.other_tools import TOOLS
-from loadgen.metrics.vllm_block import vllm_block
+from loadgen.metrics.other_tools import TOOLS, vllm_block
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import Absent

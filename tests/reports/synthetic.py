@@ -11,7 +11,7 @@ import numpy as np
 
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
-from loadgen.record.manifest import DeviceFacts, Manifest, ServerFacts
+from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run
 from servers.engine import Identity
@@ -153,7 +153,7 @@ def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
         workload="burst",
         title=f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
         repeat="burstline run --engine vllm --model llama-2-7b --salt 00112233",
-        devices=(DeviceFacts("NVIDIA H100 80GB HBM3", 85_520_809_984, "570.86"),),
+        devices=(GpuFacts("NVIDIA H100 80GB HBM3", 85_520_809_984, "570.86"),),
         identity=Identity("vllm", version="0.11.2", model="llama-2-7b", dtype="bfloat16"),
         server=ServerFacts(argv=("vllm", "serve", "llama-2-7b", "--port", "8000")),
     )

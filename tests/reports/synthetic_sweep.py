@@ -11,7 +11,7 @@ import numpy as np
 
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
-from loadgen.record.manifest import ArrivalFacts, DeviceFacts, HostFacts, Manifest, ServerFacts
+from loadgen.record.manifest import ArrivalFacts, GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.record import Record
 from loadgen.record.rundir import Run, RunDir, open_run
 from servers.engine import Identity
@@ -56,7 +56,7 @@ def finished_run(
         targets=tuple(targets),
         seed=0,
         salt="5eed",
-        devices=(DeviceFacts("NVIDIA H100 80GB HBM3", 85_520_809_984),) if gpu else (),
+        devices=(GpuFacts("NVIDIA H100 80GB HBM3", 85_520_809_984),) if gpu else (),
         host=HostFacts(cpu="A CPU", cores=8),
         identity=Identity(
             engine,

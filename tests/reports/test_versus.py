@@ -11,7 +11,7 @@ from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from loadgen.verdict.comparable import COMPARABLE, Comparability
 from loadgen.verdict.verdict import State, Verdict
-from reports.compare.comparison import HEADLINES, Cell, Comparison, Headline
+from reports.compare.comparison import HEADLINES, Comparison, ComparisonCell, Headline
 from reports.compare.digest import digest
 from reports.compare.page import banner, render
 from reports.compare.pooled_figures import figure_of
@@ -52,10 +52,10 @@ class View:
         self.summary = Summary(counts={}, metrics={}, verdict=Verdict(State.VALID), throughput=throughput)
 
 
-def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> Cell:
+def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> ComparisonCell:
     gate = Comparability(COMPARABLE if comparable else "NOT-COMPARABLE", (), (), ())
     views = {label: tuple(View(number) for number in values) for label, values in numbers.items()}
-    return Cell("", tuple(numbers), views, (), gate, Absent(""), {}, contrasts or {})  # type: ignore[arg-type]
+    return ComparisonCell("", tuple(numbers), views, (), gate, Absent(""), {}, contrasts or {})  # type: ignore[arg-type]
 
 
 FASTER, MORE = Headline("x", PATH, "lower"), Headline("x", PATH, "higher")
