@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from servers.redact import learn, printable, redacted
+from servers.settings import Setting, Settings, Spelling, plain
 from workloads.request import Request
 
 
@@ -202,6 +203,7 @@ class Identity:
     pipeline_parallel: int | None = None
     data_parallel: int | None = None
     expert_parallel: bool | None = None
+    memory_fraction: float | None = None
     vocab_size: int | None = None
     prefix_caching: bool | None = None
     tensor_parallel: int | None = None
@@ -421,6 +423,8 @@ class Engine:
     """Its scheduler's rules; None where they are unknown, and vLLM V1's are assumed."""
     self_describing: bool = False
     """One device, no quantisation and no speculative decoding: its identity says all of how it computes."""
+    settings: Mapping[str, Spelling] = {}
+    """How it spells the settings that engines share; what is not here, it cannot be given."""
     start_flags: frozenset[str] = frozenset({"--port"})
     """Flags whose values differ from start to start: ports, sockets, folders."""
     admission_flag: str | None = None
@@ -507,6 +511,40 @@ class Engine:
     def model_config(self, identity: Identity) -> Mapping[str, object] | None:  # noqa: ARG002
         """The model's config.json where the server itself tells it."""
         return None
+
+    def settings_read(
+        self, identity: Identity, asked: Settings, sent: Mapping[str, str]
+    ) -> tuple[Setting, ...]:
+        """What was asked, what was sent for it and what the server says it uses, by setting."""
+        eager = None if identity.cuda_graphs is None else identity.cuda_graphs == "off"
+        actual: dict[str, object] = {
+            "max_num_seqs": identity.max_num_seqs,
+            "max_num_batched_tokens": identity.max_batched_tok,
+            "max_model_len": identity.max_model_len,
+            "dtype": identity.dtype,
+            "kv_cache_dtype": identity.kv_dtype,
+            "quantization": identity.quantization,
+            "tensor_parallel_size": identity.tensor_parallel,
+            "pipeline_parallel_size": identity.pipeline_parallel,
+            "data_parallel_size": identity.data_parallel,
+            "expert_parallel": identity.expert_parallel,
+            "prefix_cache": identity.prefix_caching,
+            "chunked_prefill": identity.chunked_prefill,
+            "gpu_memory_utilization": identity.memory_fraction,
+            "cuda_graphs": identity.cuda_graphs,
+            "enforce_eager": eager,
+        }
+        wanted = asked.asked
+        return tuple(
+            Setting(
+                name,
+                plain(wanted[name]) if name in wanted else None,
+                sent.get(name),
+                None if value is None else plain(value),
+            )
+            for name, value in actual.items()
+            if value is not None or name in wanted
+        )
 
     def before_load(self, identity: Identity, n_at_once: int, longest_output_tok: int) -> tuple[str, ...]:  # noqa: ARG002
         """What this server will do with such a load that its user should know before it is fired."""

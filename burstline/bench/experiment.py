@@ -415,4 +415,5 @@ def _server_facts(site: Site, model: str | None) -> ServerFacts:
         ready_s=site.startup.ready_s,
         startup_stages=site.startup.stages,
         capabilities=site.capabilities,
+        settings=site.settings,
     )

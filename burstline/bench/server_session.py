@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from servers.host.ready import RefusalError, Startup, getter, identified, send, 
 from servers.host.recognise import engine_at
 from servers.redact import redacted
 from servers.registry import ENGINES
+from servers.settings import Setting, Settings, Spelled, flag_of, spell
+from servers.settings import check as check_settings
 from workloads.request import WorkloadError
 
 ATTACH_TIMEOUT_S = 15.0
@@ -52,6 +54,7 @@ class Site:
     capabilities: Capabilities
     watched_pid: int | None = None
     notes: tuple[str, ...] = ()
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,7 @@ class Where:
     container: str | None = None
     n_concurrent: int | None = None
     n_request_tok: int | None = None
+    settings: Settings = field(default_factory=Settings)
 
 
 def choose_engine(where: Where) -> Engine:
@@ -96,7 +100,9 @@ def check_where(where: Where) -> None:
             target_at(where.url)
         except ValueError as error:
             raise WorkloadError(f"--url {redacted(where.url)}: {error}") from None
+        _check_nothing_is_ignored(where)
         return
+    check_settings(where.settings)
     if where.port is not None:
         try:
             require_free_port(HOST, where.port)
@@ -104,10 +110,31 @@ def check_where(where: Where) -> None:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
         _check_model(where.model)
-    elif where.engine is not None and where.engine in ENGINES and not ENGINES[where.engine].brings_model:
+    elif where.engine is not None and where.engine in ENGINES and needs_model(ENGINES[where.engine]):
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
             "(`burstline make-model` makes a folder without any download)"
+        )
+
+
+def needs_model(engine: Engine) -> bool:
+    return not engine.brings_model and not engine.attach_only
+
+
+def _check_nothing_is_ignored(where: Where) -> None:
+    """A server that runs already has its settings: flags that would start one are refused."""
+    starts = {
+        "--port": where.port,
+        "--engine-python": where.python,
+        "--container": where.container,
+        **{flag_of(name): value for name, value in where.settings.asked.items()},
+    }
+    given = [flag for flag, value in starts.items() if value is not None]
+    given += [" ".join(("--", *where.engine_args))] if where.engine_args else []
+    if given:
+        raise WorkloadError(
+            f"{', '.join(given)} would be ignored: --url names a server that already runs; leave out one or "
+            "the other"
         )
 
 
@@ -122,6 +149,7 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
         raise WorkloadError(f"--engine {engine.name} needs --url URL: it is driven where it already runs")
     if where.container is None and engine.installed(where.python) is None:
         raise EngineError(f"{engine.title} is not installed. {engine.how_to_get}")
+    spelled(engine, where)
     folder = Path(where.model or "")
     if where.model is None or not (folder / "config.json").is_file():
         return
@@ -148,6 +176,11 @@ def context_limit(folder: Path) -> int | None:
         raise WorkloadError(f"{folder / 'config.json'} cannot be read as JSON: {error}") from None
     limit = config.get("max_position_embeddings") if isinstance(config, dict) else None
     return limit if isinstance(limit, int) and not config.get("rope_scaling") else None
+
+
+def spelled(engine: Engine, where: Where) -> Spelled:
+    """The settings in the engine's words; WorkloadError for what it cannot do."""
+    return spell(engine.title, engine.settings, where.settings, where.engine_args)
 
 
 def _check_model(model: str) -> None:
@@ -183,10 +216,21 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
             identity, version=identity.version or launch.version, model=identity.model or target.model
         )
         pid = _engine_pid(launch) or server.keeper_pid
-        yield _probed(Site(engine, target, identity, server, launch, startup, engine.capabilities, pid), say)
+        settings = engine.settings_read(identity, where.settings, spelled(engine, where).sent)
+        told = tuple(
+            f"{flag_of(each.name)} {each.asked} was asked; {engine.title} uses {each.actual}"
+            for each in settings
+            if each.differs
+        )
+        for note in told:
+            say(note)
+        site = Site(engine, target, identity, server, launch, startup, engine.capabilities, pid)
+        probed = _probed(site, say)
+        yield replace(probed, settings=settings, notes=probed.notes + told)
 
 
 def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) -> Launch:
+    words = spelled(engine, where)
     options = LaunchOptions(
         where.model or "",
         HOST,
@@ -194,13 +238,14 @@ def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) ->
         _our_name(engine, where),
         run_dir,
         where.python,
-        where.engine_args,
+        (*words.arguments, *where.engine_args),
         where.n_concurrent,
         where.n_request_tok,
     )
     if where.container is None:
-        return engine.launch(options)
-    return launch_in_container(engine, options, where.container, say, find_runtime())
+        launch = engine.launch(options)
+        return replace(launch, env={**launch.env, **words.environment})
+    return launch_in_container(engine, options, where.container, say, find_runtime(), words.environment)
 
 
 def _our_name(engine: Engine, where: Where) -> str:
@@ -228,7 +273,9 @@ def _attached(engine: Engine, where: Where, say: Say) -> Site:
             f"{error}\nExpected a running {engine.title} at --url {target.url}; {hint}"
         ) from error
     identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), "")
-    return _probed(Site(engine, target, identity, None, None, startup, engine.capabilities), say)
+    settings = engine.settings_read(identity, Settings(), {})
+    site = _probed(Site(engine, target, identity, None, None, startup, engine.capabilities), say)
+    return replace(site, settings=settings)
 
 
 def _probed(site: Site, say: Say) -> Site:

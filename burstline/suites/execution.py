@@ -17,7 +17,7 @@ from typing import Final
 from burstline import exit_codes
 from burstline.interrupt import terminable
 from burstline.suites.suite import SCHEMA, Contender, Model, Slot, Suite, load_suite, schedule
-from burstline.verbs.run import API_KEY_VARIABLE
+from burstline.verbs.engine_flags import API_KEY_VARIABLE
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run
 from workloads.request import WorkloadError

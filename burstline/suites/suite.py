@@ -18,7 +18,8 @@ from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import Table
-from burstline.verbs.run import add_arrivals, add_engine, add_load, add_sources, add_targets, wish_of
+from burstline.verbs.engine_flags import add_engine, add_settings, on_or_off
+from burstline.verbs.run import add_arrivals, add_load, add_sources, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
 from servers.redact import without_secrets
 from servers.registry import ENGINES
@@ -145,12 +146,13 @@ def load_suite(path: Path) -> Suite:
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     """The suite that a parsed TOML document describes."""
     top = Table(raw, source)
-    top.only("name", "description", "repeats", "engine", "model", "workload", "platform")
+    top.only("name", "description", "repeats", "engine", "model", "workload", "platform", "settings")
+    settings = _settings(top)
     suite = Suite(
         name=_slug(top.need("name", str), top),
         description=top.get("description", str, ""),
         repeats=top.get("repeats", int, 1),
-        engines=tuple(_engine(table) for table in top.tables("engine", required=True)),
+        engines=tuple(_engine(_with(settings, table)) for table in top.tables("engine", required=True)),
         models=tuple(_model(table) for table in top.tables("model"))
         or (Model("", None, None, (), None, ()),),
         workloads=tuple(
@@ -179,6 +181,22 @@ def _slug(name: str, table: Table) -> str:
     if not name or not all(c.isalnum() or c in "._-" for c in name):
         raise WorkloadError(f"{table.where}: name {name!r}: expected letters, digits, dot, dash, underscore")
     return name
+
+
+def _settings(top: Table) -> Table:
+    """The settings of all engines that the suite starts, in the command's own spelling."""
+    raw = top.raw.get("settings", {})
+    if not isinstance(raw, dict):
+        raise WorkloadError(f"{top.where}: settings must be written as [settings]")
+    settings = Table(raw, f"{top.where}, [settings]")
+    settings.only(*_flags_of(add_settings))
+    return settings
+
+
+def _with(settings: Table, engine: Table) -> Table:
+    """An engine's own keys over the settings of all; a server that runs already has its own."""
+    own = {("engine_python" if key == "vllm_python" else key): value for key, value in engine.raw.items()}
+    return Table(own if "url" in own else {**settings.raw, **own}, engine.where)
 
 
 def _engine(table: Table) -> Contender:
@@ -263,6 +281,9 @@ def _as_flags(table: Table, known: Mapping[str, argparse.Action]) -> tuple[str, 
         may_stand_alone = action.nargs == 0 or (action.nargs == "?" and isinstance(table.raw[key], bool))
         if may_stand_alone:
             flags += [flag] if table.get(key, bool, False) else []
+            continue
+        if action.type is on_or_off and isinstance(table.raw[key], bool):
+            flags += [flag, "on" if table.raw[key] else "off"]
             continue
         if isinstance(action.default, list):  # may be given several times
             flags += [word for value in table.get(key, list, []) for word in (flag, value)]

@@ -1,11 +1,12 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
-import os
 import secrets
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
+
+from burstline.verbs.engine_flags import add_engine, where_of
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from burstline.bench.load_options import Wish
     from burstline.cluster.workers import RayOptions
 
-API_KEY_VARIABLE = "BURSTLINE_API_KEY"
 MOST_EARLY: Final = 16
 """More drivers than these are started when the rest of the command is known to be right."""
 
@@ -41,24 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     out.add_argument("-q", "--quiet", action="store_true", help="no progress, only the result")
     parser.set_defaults(engine_args=())
-
-
-def add_engine(group: argparse._ArgumentGroup) -> None:
-    """Which engine, started or attached to."""
-    group.add_argument("--engine", metavar="NAME", help="the engine to start, or the dialect spoken at --url")
-    group.add_argument(
-        "--url", help=f"drive the server that already runs there (its API key: {API_KEY_VARIABLE})"
-    )
-    group.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
-    group.add_argument("--port", type=int, help="for the engine that is started (any free one)")
-    group.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has the engine installed")
-    group.add_argument(
-        "--container",
-        nargs="?",
-        const="",
-        metavar="IMAGE",
-        help="start the engine in a container, of its own pinned image or this one (docker or podman)",
-    )
 
 
 def add_cluster(group: argparse._ActionsContainer) -> None:
@@ -256,21 +238,10 @@ def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProce
 
 def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None") -> int:
     from burstline.bench.experiment import Settings, run_experiment
-    from burstline.bench.server_session import Where
 
-    where = Where(
-        engine=args.engine,
-        url=args.url,
-        model=args.model,
-        python=args.vllm_python,
-        port=args.port,
-        api_key=os.environ.get(API_KEY_VARIABLE),
-        engine_args=args.engine_args,
-        container=args.container,
-    )
     return run_experiment(
         Settings(
-            where,
+            where_of(args),
             wish_of(args),
             args.tokenizer,
             args.vocab_size,

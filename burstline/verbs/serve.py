@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from burstline.verbs.engine_flags import add_settings, add_start, where_of
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
@@ -11,27 +13,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("engine", help="reference, vllm, truth, ...")
     parser.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
-    parser.add_argument("--port", type=int, help="any free one")
-    parser.add_argument("--vllm-python", metavar="PATH", help="the interpreter that has the engine installed")
-    parser.add_argument("--container", nargs="?", const="", metavar="IMAGE", help="start it in a container")
+    add_start(parser)
+    add_settings(parser)
     parser.set_defaults(engine_args=())
 
 
 def run(args: argparse.Namespace) -> int:
     import time
 
-    from burstline.bench.server_session import Where, check_start, check_where, choose_engine, serving
+    from burstline.bench.server_session import check_start, check_where, choose_engine, serving
     from burstline.interrupt import terminable
     from servers.engine import EngineError
 
-    where = Where(
-        engine=args.engine,
-        model=args.model,
-        python=args.vllm_python,
-        port=args.port,
-        engine_args=args.engine_args,
-        container=args.container,
-    )
+    where = where_of(args)
     check_where(where)
     engine = choose_engine(where)
     check_start(engine, where, longest_tok=0)

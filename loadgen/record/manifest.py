@@ -14,6 +14,7 @@ from loadgen.driver.job import DriveReport
 from loadgen.record import typed_json
 from loadgen.stats.figure import Absent
 from servers.engine import Capabilities, Identity, Stage
+from servers.settings import Setting
 
 SCHEMA: Final = 2
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
@@ -74,7 +75,7 @@ class ServerFacts:
 
     `model` is the served name, `model_asked` what the user named. `ready_s` is from the start to the first
     generated token, `startup_stages` when each stage began that the log names. `env` is laid over the
-    client's own.
+    client's own. `settings` are what was asked of the engine, what was sent and what it says it uses.
     """
 
     url: str | None = None
@@ -89,6 +90,7 @@ class ServerFacts:
     ready_s: float | None = None
     startup_stages: tuple[Stage, ...] = ()
     capabilities: Capabilities | None = None
+    settings: tuple[Setting, ...] = ()
 
     @property
     def model_name(self) -> str:

@@ -169,6 +169,7 @@ def again(view: View) -> list[Block]:
         blocks.append(Command("The same requests at the same times, byte for byte", manifest.repeat))
     if manifest.server and manifest.server.argv:
         blocks.append(Command("The server's whole command line", shlex.join(manifest.server.argv)))
+    blocks += _engine_facts(view)
     blocks.append(
         Command(
             "These numbers in a terminal, and this page again",
@@ -183,6 +184,34 @@ def again(view: View) -> list[Block]:
         text=(0, 1),
     )
     return [*blocks, Folded("Everything the manifest says", (listing,))]
+
+
+def _engine_facts(view: View) -> list[Block]:
+    """The engine's settings as asked and as used, its start by stages, and the notes on it."""
+    server = view.manifest.server
+    if server is None:
+        return []
+    blocks: list[Block] = [Note(note) for note in server.notes]
+    rows: list[list[str | Cell]] = [
+        [row.name.replace("_", " "), row.asked or "–", Cell(row.sent or "–", tone="code"), row.actual or "–"]
+        for row in server.settings
+    ]
+    if rows:
+        titles = ["Setting", "Asked", "Sent", "Used, says the engine"]
+        blocks.append(table("Settings of the engine", titles, rows, text=(0, 1, 2, 3)))
+    if server.startup_stages and server.ready_s is not None:
+        ends_s = [*(stage.begin_s for stage in server.startup_stages[1:]), server.ready_s]
+        first = ("process start", 0.0, server.startup_stages[0].begin_s)
+        stages = [
+            (stage.name, stage.begin_s, end_s)
+            for stage, end_s in zip(server.startup_stages, ends_s, strict=True)
+        ]
+        shown = [
+            [name, f"{begin_s:.1f}", f"{end_s - begin_s:.1f}"] for name, begin_s, end_s in (first, *stages)
+        ]
+        caption = f"Start-up: {server.ready_s:.1f} s until the first token"
+        blocks.append(table(caption, ["Stage", "Began, s", "Took, s"], shown))
+    return blocks
 
 
 def glossary(_: View) -> list[Block]:

@@ -38,9 +38,12 @@ from servers.protocol.introspection import (
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
+from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_LIGHTLLM_PYTHON"
+MOST_SLOTS = 1024
+"""Each slot costs 4 bytes a token of context and of vocabulary on the GPU: 10,000 would take 10 GB."""
 DEFAULT_SLOTS = 256
 """LightLLM's own `--running_max_req_size`."""
 
@@ -58,6 +61,9 @@ _LATENCIES = {
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 
+_DATA_TYPES = {
+    "float16": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"
+}  # fmt: skip
 _GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
 
 
@@ -80,10 +86,32 @@ class Lightllm(Engine):
     image: Image | None = Image("ghcr.io/modeltc/lightllm:v1.2.0")
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("lightllm")),)
     needs_weights = True
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("--running_max_req_size"),
+        "max_num_batched_tokens": valued("--batch_max_tokens"),
+        "max_model_len": valued("--max_req_total_len"),
+        "dtype": among(
+            "--data_type",
+            {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "fp16": "fp16", "bf16": "bf16"},
+        ),
+        "kv_cache_dtype": among("--llm_kv_type", {"int8": "int8kv", "int4": "int4kv", "fp8": "fp8kv_sph"}),
+        "quantization": valued("--quant_type"),
+        "tensor_parallel_size": valued("--tp"),
+        "data_parallel_size": valued("--dp"),
+        "expert_parallel": switch(("--enable_ep_moe",), ()),
+        "prefix_cache": switch((), ("--disable_dynamic_prompt_cache",)),
+        "chunked_prefill": switch((), ("--disable_chunked_prefill",)),
+        "gpu_memory_utilization": valued("--mem_fraction"),
+        "cuda_graphs": Spelling(
+            ("--graph_max_batch_size", "--disable_cudagraph"),
+            lambda n: ("--graph_max_batch_size", str(n)) if n else ("--disable_cudagraph",),
+        ),
+        "enforce_eager": switch(("--disable_cudagraph",), ()),
+    }
     slots_flag = "--running_max_req_size"
     # A finished request makes 13 calls into a queue: of 200 requests the last were counted 0.6 s late.
     counters_settle_s = 1.0
-    load_flags = frozenset({"--running_max_req_size"})
+    load_flags = frozenset({"--running_max_req_size", "--graph_max_batch_size"})
     how_to_get = (
         "Install it from https://github.com/ModelTC/LightLLM (what PyPI calls lightllm is another age) "
         f"and set {PYTHON_VARIABLE} to its interpreter, or use --container."
@@ -162,6 +190,7 @@ class Lightllm(Engine):
             cuda_graphs=_graphs(info),
             attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
             data_parallel=info.get("dp"),
+            memory_fraction=info.get("mem_fraction"),
             kv_tok=kv_tok,
             # Each rank logs the bytes of its own share of a token.
             kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
@@ -221,14 +250,18 @@ def _graphs(info: Mapping[str, Any]) -> str | None:
 
 def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """As many slots as requests at once: what exceeds them is polled for with growing pauses, unseen."""
-    wanted = options.n_concurrent or 0
+    wanted = min(options.n_concurrent or 0, MOST_SLOTS)
     if wanted <= DEFAULT_SLOTS or option_of(options.extra_args, "--running_max_req_size"):
         return (), ()
     note = (
         f"--running_max_req_size {wanted}: beyond its slots ({DEFAULT_SLOTS} by default) LightLLM lets "
         "requests wait in its HTTP process, in no metric, asking again every 0.1 to 1 s"
     )
-    return ("--running_max_req_size", str(wanted)), (note,)
+    flags: tuple[str, ...] = ("--running_max_req_size", str(wanted))
+    if not option_of(options.extra_args, "--graph_max_batch_size", "--disable_cudagraph"):
+        flags += ("--graph_max_batch_size", str(wanted))
+        note += f"; --graph_max_batch_size {wanted}: larger batches than that decode without CUDA graphs"
+    return flags, (note,)
 
 
 def _find(python: str | None) -> Installation | None:

@@ -41,6 +41,7 @@ from servers.protocol.introspection import (
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
+from servers.settings import Spelling, switch, valued
 from workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_LLAMA_SERVER"
@@ -69,6 +70,9 @@ _CAUSE = re.compile(
 )
 
 
+_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
+
+
 class LlamaCpp(Engine):
     """Starts `llama-server` on a GGUF file, speaks `/completion` with token ids."""
 
@@ -89,6 +93,15 @@ class LlamaCpp(Engine):
     needs_weights = True
     weight_files: Sequence[str] = ("gguf",)
     stages: Sequence[tuple[str, str]] = ((r"loading model", "loading weights"),)
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("-np", "--parallel"),
+        "max_num_batched_tokens": valued("-b", "--batch-size"),
+        "kv_cache_dtype": Spelling(
+            ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
+            lambda kind: ("-ctk", str(kind), "-ctv", str(kind)) if str(kind) in _KV_TYPES else None,
+        ),
+        "prefix_cache": switch(("--cache-prompt",), ()),
+    }
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
     load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
     how_to_get = (

@@ -10,6 +10,7 @@ import orjson
 from servers.engine import CpuSetup, EngineError, Get, Identity, Image, Launch, LaunchOptions, Sign
 from servers.engines.vllm import Vllm
 from servers.protocol.introspection import owned_by
+from servers.settings import Spelling, switch, valued
 
 _CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
 
@@ -23,6 +24,16 @@ class Reference(Vllm):
     image: Image | None = None
     brings_model = True
     self_describing = True
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("--max-num-seqs"),
+        "max_num_batched_tokens": valued("--max-num-batched-tokens"),
+        "max_model_len": valued("--max-model-len"),
+        "dtype": Spelling((), lambda dtype: () if dtype in ("float32", "fp32") else None),
+        "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
+        "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
+        "chunked_prefill": switch((), None),
+        "enforce_eager": switch((), None),
+    }
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
     start_flags = frozenset({"--port", "--step-log"})
     how_to_get = "it is part of Burstline"

@@ -44,6 +44,7 @@ from servers.protocol.introspection import (
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
+from servers.settings import Spelling, switch, valued
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
@@ -101,6 +102,25 @@ class Sglang(Engine):
         (r"Capture .*graph begin", "capturing CUDA graphs"),
         (r"Uvicorn running on", "warming up"),
     )
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("--max-running-requests"),
+        "max_num_batched_tokens": valued("--chunked-prefill-size"),
+        "max_model_len": valued("--context-length"),
+        "dtype": valued("--dtype"),
+        "kv_cache_dtype": valued("--kv-cache-dtype", names={"fp8": "fp8_e4m3"}),
+        "quantization": valued("--quantization"),
+        "tensor_parallel_size": valued("--tp-size", "--tensor-parallel-size", "--tp"),
+        "pipeline_parallel_size": valued("--pp-size", "--pipeline-parallel-size"),
+        "data_parallel_size": valued("--dp-size", "--data-parallel-size"),
+        "prefix_cache": switch((), ("--disable-radix-cache",)),
+        "chunked_prefill": switch((), ("--chunked-prefill-size", "-1")),
+        "gpu_memory_utilization": valued("--mem-fraction-static"),
+        "cuda_graphs": Spelling(
+            ("--cuda-graph-max-bs", "--disable-cuda-graph"),
+            lambda n: ("--cuda-graph-max-bs", str(n)) if n else ("--disable-cuda-graph",),
+        ),
+        "enforce_eager": switch(("--disable-cuda-graph",), ()),
+    }
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("sglang")),)
     how_to_get = (
         "On a GPU machine: pip install 'sglang==0.5.23' into an environment of its own. "

@@ -44,6 +44,7 @@ from servers.host.process import free_ports
 from servers.protocol.introspection import gauges_in, json_at, logged, number, option_of
 from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply
+from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
 
 LAUNCHER_VARIABLE = "BURSTLINE_TGI_LAUNCHER"
@@ -59,6 +60,7 @@ _GAUGES = {
     "prompt_tokens": ("tgi_request_input_length_sum",),
     "generation_tokens": ("tgi_request_generated_tokens_sum",),
 }
+_SERVED_DTYPES = {"float16": "float16", "fp16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 _LATENCIES = {"e2e": "tgi_request_duration"}
 
 
@@ -83,6 +85,28 @@ class Tgi(Engine):
     admission = Admission(chunked_prefill=False, reserve_output=True, mixed_steps=False)
     start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
     needs_weights = True
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("--max-batch-size"),
+        "max_num_batched_tokens": valued("--max-batch-prefill-tokens"),
+        "max_model_len": Spelling(
+            ("--max-total-tokens", "--max-input-tokens"),
+            # By default prompts may be as long as the context but for one token; with the total alone, half.
+            lambda n: ("--max-total-tokens", str(n), "--max-input-tokens", str(int(str(n)) - 1)),
+        ),
+        "dtype": among(
+            "--dtype", {"float16": "float16", "bfloat16": "bfloat16", "fp16": "float16", "bf16": "bfloat16"}
+        ),
+        "kv_cache_dtype": among(
+            "--kv-cache-dtype", {"fp8_e4m3": "fp8_e4m3fn", "fp8": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
+        ),
+        "quantization": valued("--quantize"),
+        "tensor_parallel_size": valued("--num-shard"),
+        "prefix_cache": Spelling((), lambda _: (), lambda on: {"PREFIX_CACHING": "1" if on else "0"}),
+        "chunked_prefill": Spelling((), lambda _: (), lambda on: {"PREFILL_CHUNKING": "1" if on else "0"}),
+        "gpu_memory_utilization": valued("--cuda-memory-fraction"),
+        "cuda_graphs": Spelling(("--cuda-graphs",), lambda n: ("--cuda-graphs", _graph_sizes(int(str(n))))),
+        "enforce_eager": switch(("--cuda-graphs", "0"), ()),
+    }
     admission_flag = "--max-concurrent-requests"
     load_flags = frozenset({"--max-concurrent-requests"})
     how_to_get = (
@@ -111,6 +135,7 @@ class Tgi(Engine):
             # By default it would spread over every GPU it sees.
             *(() if option_of(extra, "--num-shard") else ("--num-shard", "1")),
             *limit,
+            *_checkpoint_dtype(options),
             *("--usage-stats", "off", "--disable-grammar-support", "--json-output"),
             *extra,
         )
@@ -210,6 +235,8 @@ class Tgi(Engine):
             kv_dtype=_dtype(_argument(said, "kv_cache_dtype")) or _dtype(_argument(said, "dtype")),
             chunked_prefill=_flag(logged(said, r"Using prefill chunking = (\w+)")),
             attention=logged(said, r"Using [Aa]ttention =? ?([\w-]+)"),
+            memory_fraction=_fraction(_argument(said, "cuda_memory_fraction")),
+            cuda_graphs=_graphs(logged(said, r"Cuda Graphs are enabled for sizes \[([\d, ]+)\]")),
             system=logged(said, r"Detected system (\w+)"),
             prefix_caching=_flag(logged(said, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
             tensor_parallel=number(_argument(said, "num_shard")),
@@ -287,6 +314,18 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
     return str(copy), (note,)
 
 
+def _checkpoint_dtype(options: LaunchOptions) -> tuple[str, ...]:
+    """`--dtype` of the checkpoint: by default TGI serves bfloat16 weights in float16, and does not say so."""
+    if option_of(options.extra_args, "--dtype", "--quantize"):
+        return ()
+    try:
+        config = json.loads((Path(options.model) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return ()
+    stored = str(config.get("torch_dtype") or config.get("dtype") or "").removeprefix("torch.")
+    return ("--dtype", stored if stored in ("float16", "bfloat16") else "bfloat16")
+
+
 def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     wanted = options.n_concurrent or 0
     if wanted <= DEFAULT_CONCURRENT or option_of(options.extra_args, "--max-concurrent-requests"):
@@ -311,6 +350,14 @@ def _messages(log: str) -> list[str]:
     return messages
 
 
+def _graph_sizes(largest: int) -> str:
+    """Powers of two up to the largest batch, as TGI's own default is; "0" captures none."""
+    sizes = [1]
+    while sizes[-1] * 2 <= largest:
+        sizes.append(sizes[-1] * 2)
+    return ",".join(map(str, sizes)) if largest else "0"
+
+
 def _argument(text: str, name: str) -> str | None:
     """An argument's value in the launcher's `Args { ... }`, where it is `Some` over several lines."""
     found = re.search(rf"\b{name}: (?:Some\(\s*)?\"?([\w./-]+)", text)
@@ -323,6 +370,18 @@ _DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "fp8_e4m3fn": "fp8_e4m3
 def _dtype(name: str | None) -> str | None:
     """The launcher prints variants of its own enumeration: `BFloat16`, `Fp8e4m3fn`."""
     return None if name is None else _DTYPES.get(name.lower(), name.lower())
+
+
+def _fraction(text: str | None) -> float | None:
+    return float(text) if text and re.fullmatch(r"[\d.]+", text) else None
+
+
+def _graphs(sizes: str | None) -> str | None:
+    """The largest batch that replays a CUDA graph, from the sizes in the log."""
+    if sizes is None:
+        return None
+    largest = max(int(size) for size in sizes.split(","))
+    return f"up to {largest}" if largest else "off"
 
 
 def _flag(word: str | None) -> bool | None:

@@ -3,7 +3,7 @@
 import os
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import orjson
@@ -26,6 +26,7 @@ from servers.engine import (
 from servers.host.installation import Installation, find_installation, python_of
 from servers.protocol.introspection import logged, option_of
 from servers.protocol.openai import decode_completion, post
+from servers.settings import Spelling, valued
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
@@ -52,6 +53,12 @@ class TransformersServe(Engine):
     default_port: int | None = 8000
     image: Image | None = None
     needs_weights = True
+    settings: Mapping[str, Spelling] = {
+        "dtype": valued("--dtype"),
+        "quantization": valued("--quantization"),
+        "max_num_batched_tokens": valued("--cb-max-batch-tokens"),
+        "gpu_memory_utilization": valued("--cb-max-memory-percent"),
+    }
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     how_to_get = (
         f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "

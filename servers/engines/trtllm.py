@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from servers.engine import (
     Call,
@@ -24,6 +24,7 @@ from servers.engine import (
 )
 from servers.protocol.introspection import first_model, gauges_in, json_at, owned_by
 from servers.protocol.openai import decode_completion, encode_completion
+from servers.settings import Spelling, valued
 from workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_TRTLLM_SERVE"
@@ -57,6 +58,14 @@ class TrtLlm(Engine):
         "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
         flags=("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
     )
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("--max_batch_size"),
+        "max_num_batched_tokens": valued("--max_num_tokens"),
+        "max_model_len": valued("--max_seq_len"),
+        "tensor_parallel_size": valued("--tp_size"),
+        "pipeline_parallel_size": valued("--pp_size"),
+        "gpu_memory_utilization": valued("--kv_cache_free_gpu_memory_fraction"),
+    }
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("tensorrt_llm")),)
     how_to_get = (
         f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "

@@ -41,6 +41,7 @@ from servers.protocol.introspection import (
     short_dtype,
 )
 from servers.protocol.openai import count_tokens, decode_completion, encode_completion, tokenize
+from servers.settings import Spelling, switch, valued
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
@@ -87,6 +88,27 @@ class Vllm(Engine):
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
     image: Image | None = Image("vllm/vllm-openai:v0.33.0")
+    settings: Mapping[str, Spelling] = {
+        "max_num_seqs": valued("--max-num-seqs"),
+        "max_num_batched_tokens": valued("--max-num-batched-tokens"),
+        "max_model_len": valued("--max-model-len"),
+        "dtype": valued("--dtype"),
+        "kv_cache_dtype": valued("--kv-cache-dtype"),
+        "quantization": valued("--quantization", "-q"),
+        "tensor_parallel_size": valued("--tensor-parallel-size", "-tp"),
+        "pipeline_parallel_size": valued("--pipeline-parallel-size", "-pp"),
+        "data_parallel_size": valued("--data-parallel-size", "-dp"),
+        "expert_parallel": switch(("--enable-expert-parallel",), ("--no-enable-expert-parallel",)),
+        "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
+        "chunked_prefill": switch(("--enable-chunked-prefill",), ("--no-enable-chunked-prefill",)),
+        "gpu_memory_utilization": valued("--gpu-memory-utilization"),
+        "cuda_graphs": Spelling(
+            ("--max-cudagraph-capture-size", "--enforce-eager"),
+            lambda n: ("--max-cudagraph-capture-size", str(n)) if n else ("--enforce-eager",),
+        ),
+        "enforce_eager": switch(("--enforce-eager",), ()),
+    }
+    slots_flag = "--max-num-seqs"
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("vllm")), Sign("/metrics", rb"^vllm:"))
     admission = Admission()
     how_to_get = (
@@ -106,7 +128,8 @@ class Vllm(Engine):
             raise EngineError(f"vLLM is not installed for {python}. {self.how_to_get}")
         dummy = not option_of(options.extra_args, "--load-format") and self.lacks_weights(Path(options.model))
         argv = (
-            *(_server_command(found, options.model) if found else ("--model", options.model)),
+            # The image's entry point is `vllm serve`, which takes the model by its place.
+            *(_server_command(found, options.model) if found else (options.model,)),
             *(
                 "--served-model-name",
                 options.served_name,
@@ -169,7 +192,15 @@ class Vllm(Engine):
             weight_bytes=logged_bytes(log, r"Model loading took ([\d.]+) GiB", GIB),
             max_num_seqs=number(logged(log, r"max_num_seqs['\"]?[=:] ?(\d+)")),
             max_batched_tok=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
-            prefix_caching={"True": True, "False": False}.get(cache.get("enable_prefix_caching", "")),
+            quantization=_lower(logged(log, r"\bquantization=(\w+)")),
+            pipeline_parallel=number(logged(log, r"pipeline_parallel_size=(\d+)")),
+            data_parallel=number(logged(log, r"data_parallel_size=(\d+)")),
+            chunked_prefill=_BOOLS.get(logged(log, r"enable_chunked_prefill=(\w+)") or ""),
+            cuda_graphs=_graphs(log),
+            attention=logged(log, r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),
+            system=logged(log, r"device_config=(\w+)"),
+            memory_fraction=_share(cache.get("gpu_memory_utilization")),
+            prefix_caching=_BOOLS.get(cache.get("enable_prefix_caching", "")),
             tensor_parallel=number(logged(log, r"tensor_parallel_size=(\d+)")),
             raw={"version": version, "models": models, "cache_config": cache},
         )
@@ -192,6 +223,31 @@ class Vllm(Engine):
             if _CAUSE.match(line) and not any(words in line for words in _ONLY_POINTS_AT_THE_CAUSE):
                 return f"{line}: {following.strip()}" if "validation error" in line else line
         return None
+
+
+_BOOLS = {"True": True, "False": False}
+
+
+def _lower(word: str | None) -> str | None:
+    return None if word is None else word.lower()
+
+
+def _share(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _graphs(log: str) -> str | None:
+    """Whether batches replay CUDA graphs, and up to which size."""
+    eager = logged(log, r"enforce_eager=(\w+)")
+    if eager is None:
+        return None
+    if eager == "True":
+        return "off"
+    largest = logged(log, r"max_cudagraph_capture_size['\"]?[=:] ?(\d+)")
+    return f"up to {largest}" if largest else "on"
 
 
 def _find(python: str | None) -> Installation | None:

@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,11 +55,17 @@ def find_runtime() -> Runtime:
 
 
 def launch_in_container(
-    engine: Engine, options: LaunchOptions, wanted: str, say: Callable[[str], None], runtime: Runtime
+    engine: Engine,
+    options: LaunchOptions,
+    wanted: str,
+    say: Callable[[str], None],
+    runtime: Runtime,
+    environment: Mapping[str, str] | None = None,
 ) -> Launch:
     """The launch of an engine in its image, or in the image `wanted` where that is not "".
 
-    An image that is not here is pulled first. Raises EngineError where there is none.
+    `environment` is laid over the launch's own. An image that is not here is pulled first. Raises EngineError
+    where there is none.
     """
     image = _chosen(engine, wanted)
     digest = digest_of(runtime, image.name)
@@ -72,7 +78,9 @@ def launch_in_container(
     inside = replace(options, host=ANYWHERE, image=image.name, model=_resolved(options.model))
     inside = replace(inside, run_dir=options.run_dir.resolve())
     name = f"burstline-{os.getpid()}-{options.port}"
-    launch = contained(engine.launch(inside), image, inside, name, runtime)
+    launch = engine.launch(inside)
+    launch = replace(launch, env={**launch.env, **(environment or {})})
+    launch = contained(launch, image, inside, name, runtime)
     return replace(launch, image=image.name, image_digest=digest)
 
 

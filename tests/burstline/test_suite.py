@@ -72,7 +72,7 @@ def test_a_run_is_a_command_that_a_person_could_type():
     (slot,) = schedule(suite(engine=[engine], model=[model], workload=[load]))
     assert slot.id == "001-vllm-m-w"
     assert slot.argv(Path("out")) == (
-        *("run", "--engine", "vllm", "--port", "8001", "--vllm-python", "/v/python"),
+        *("run", "--engine", "vllm", "--port", "8001", "--engine-python", "/v/python"),
         *("--model", "models/m", "--vocab-size", "32000", "--requests", "9", "--prompt-tokens", "256..768"),
         *("--arrival", "poisson", "--rate", "2", "--out", "out", "--", "--enforce-eager"),
     )
@@ -467,3 +467,23 @@ def test_a_slip_about_platforms_is_one_line(on_platforms, capsys, argv, said):
 def test_a_platform_that_makes_no_sense_names_its_key(table, said):
     with pytest.raises(WorkloadError, match=said.replace("?", r"\?")):
         suite(platform=[table])
+
+
+def test_the_settings_of_all_engines_are_their_flags_and_an_engine_may_have_its_own():
+    engines = [
+        {"engine": "vllm"},
+        {"engine": "tgi", "max_num_seqs": 64},
+        {"engine": "openai", "url": "http://h:1"},
+    ]
+    raw = {"max_num_seqs": 256, "dtype": "float16", "prefix_cache": False, "gpu_memory_utilization": 0.9}
+    vllm, tgi, openai = suite(engine=engines, settings=raw).engines
+    same = ("--dtype", "float16", "--prefix-cache", "off", "--gpu-memory-utilization", "0.9")
+    assert vllm.flags == ("--engine", "vllm", "--max-num-seqs", "256", *same)
+    assert tgi.flags == ("--engine", "tgi", "--max-num-seqs", "64", *same)
+    assert openai.flags == ("--engine", "openai", "--url", "http://h:1")
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    said = r"\[settings\]: unknown key 'max_seqs'; did you mean 'max_num_seqs'"
+    with pytest.raises(WorkloadError, match=said):
+        suite(settings={"max_seqs": 4})

@@ -89,7 +89,10 @@ def test_it_starts_on_one_gpu_quietly_and_with_time_for_its_slow_stop() -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_burst_beyond_its_slots_gets_as_many_slots_and_the_user_is_told() -> None:
     launch = ENGINE.launch(options(n_concurrent=1000))
-    assert launch.argv[-2:] == ("--running_max_req_size", "1000")
+    raised = ("--running_max_req_size", "1000", "--graph_max_batch_size", "1000")
+    assert launch.argv[-4:] == raised
+    many = ENGINE.launch(options(n_concurrent=20_000)).argv
+    assert many[many.index("--running_max_req_size") + 1] == "1024"
     assert "lets requests wait in its HTTP process" in launch.notes[0]
     assert ENGINE.launch(options(n_concurrent=256)).notes == ()
     chosen = ENGINE.launch(options("--running_max_req_size=64", n_concurrent=1000))

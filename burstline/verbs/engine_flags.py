@@ -1,0 +1,121 @@
+"""The flags that say which engine: where it is or how it is started, and with which settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from servers.settings import Settings
+
+if TYPE_CHECKING:
+    from burstline.bench.server_session import Where
+
+API_KEY_VARIABLE = "BURSTLINE_API_KEY"
+
+
+class Once(argparse.Action):
+    """A flag that may be given once: the second of two would win without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest, self.default) != self.default:
+            parser.error(f"{option_string} is given twice; give it once")
+        setattr(namespace, self.dest, values)
+
+
+def on_or_off(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"expected on or off, not {text!r}")
+    return text == "on"
+
+
+def add_engine(group: argparse._ActionsContainer) -> None:
+    """Which engine, started or attached to, and with which settings."""
+    group.add_argument(
+        "--engine", action=Once, metavar="NAME", help="the engine to start, or the dialect spoken at --url"
+    )
+    group.add_argument(
+        "--url",
+        action=Once,
+        help=f"drive the server that already runs there (its API key: {API_KEY_VARIABLE})",
+    )
+    group.add_argument(
+        "--model", action=Once, metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows"
+    )
+    add_start(group)
+    add_settings(group)
+
+
+def add_start(group: argparse._ActionsContainer) -> None:
+    """How an engine is started."""
+    group.add_argument("--port", action=Once, type=int, help="for the engine that is started (any free one)")
+    group.add_argument(
+        "--vllm-python",
+        "--engine-python",
+        action=Once,
+        dest="engine_python",
+        metavar="PATH",
+        help="the interpreter that has the engine installed",
+    )
+    group.add_argument(
+        "--container",
+        nargs="?",
+        const="",
+        metavar="IMAGE",
+        help="start the engine in a container, of its own pinned image or this one (docker or podman)",
+    )
+
+
+def add_settings(group: argparse._ActionsContainer) -> None:
+    """Settings in one spelling for all engines; `servers/settings.py` says what each means."""
+    rows: tuple[tuple[str, Any, str, str], ...] = (
+        ("--max-num-seqs", int, "N", "requests that decode at once"),
+        ("--max-num-batched-tokens", int, "N", "tokens computed in one step"),
+        ("--max-model-len", int, "N", "longest prompt and output together"),
+        ("--dtype", str, "TYPE", "of weights and activations: bfloat16, float16, float32"),
+        ("--kv-cache-dtype", str, "TYPE", "of the KV cache: auto, fp8, ..."),
+        ("--quantization", str, "NAME", "as the engine calls it: awq, gptq, fp8, ..."),
+        ("--tensor-parallel-size", int, "N", "devices that share each layer"),
+        ("--pipeline-parallel-size", int, "N", "devices that share the layers"),
+        ("--data-parallel-size", int, "N", "copies of the model"),
+        ("--expert-parallel", on_or_off, "on|off", "experts spread over the devices"),
+        ("--prefix-cache", on_or_off, "on|off", "reuse the KV cache of equal beginnings of prompts"),
+        ("--chunked-prefill", on_or_off, "on|off", "compute long prompts in parts"),
+        ("--gpu-memory-utilization", float, "X", "share of the device's memory, 0 to 1"),
+        ("--cuda-graphs", int, "N", "largest batch that replays a CUDA graph; 0: none"),
+    )
+    for flag, kind, metavar, words in rows:
+        group.add_argument(flag, action=Once, type=kind, metavar=metavar, help=f"setting: {words}")
+    group.add_argument(
+        "--enforce-eager", action="store_true", default=None, help="setting: no CUDA graphs, no compilation"
+    )
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """The settings that were given."""
+    names = Settings.__dataclass_fields__
+    return Settings(**{name: getattr(args, name) for name in names})
+
+
+def where_of(args: argparse.Namespace) -> Where:
+    """What the flags say about the server."""
+    from burstline.bench.server_session import Where
+
+    return Where(
+        engine=args.engine,
+        url=getattr(args, "url", None),
+        model=args.model,
+        python=args.engine_python,
+        port=args.port,
+        api_key=os.environ.get(API_KEY_VARIABLE),
+        engine_args=tuple(args.engine_args),
+        container=args.container,
+        settings=settings_of(args),
+    )

@@ -1,0 +1,167 @@
+"""One vocabulary of settings: what each engine is sent for it, and what is read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from burstline import cli
+from servers.engine import Identity
+from servers.registry import ENGINES
+from servers.settings import Settings, spell
+from tests.servers.golden import GOLDEN, golden_reply
+from workloads.request import WorkloadError
+
+GONE = "http://127.0.0.1:1"
+ALL_ALIKE = Settings(
+    max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=4096, dtype="float16",
+    tensor_parallel_size=2, prefix_cache=False, gpu_memory_utilization=0.9,
+)  # fmt: skip
+
+SPELLED = {
+    "vllm": "--max-num-seqs 256 --max-num-batched-tokens 8192 --max-model-len 4096 --dtype float16 "
+    "--tensor-parallel-size 2 --no-enable-prefix-caching --gpu-memory-utilization 0.9",
+    "tgi": "--max-batch-size 256 --max-batch-prefill-tokens 8192 --max-total-tokens 4096 "
+    "--max-input-tokens 4095 --dtype float16 --num-shard 2 --cuda-memory-fraction 0.9",
+    "lightllm": "--running_max_req_size 256 --batch_max_tokens 8192 --max_req_total_len 4096 "
+    "--data_type fp16 --tp 2 --disable_dynamic_prompt_cache --mem_fraction 0.9",
+    "sglang": "--max-running-requests 256 --chunked-prefill-size 8192 --context-length 4096 --dtype float16 "
+    "--tp-size 2 --disable-radix-cache --mem-fraction-static 0.9",
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_one_set_of_settings_is_spelled_in_each_engines_own_words(name: str) -> None:
+    engine = ENGINES[name]
+    words = spell(engine.title, engine.settings, ALL_ALIKE, ())
+    assert " ".join(words.arguments) == SPELLED[name]
+    assert words.environment == ({"PREFIX_CACHING": "0"} if name == "tgi" else {})
+    assert set(words.sent) == set(ALL_ALIKE.asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("vllm", Settings(cuda_graphs=0), "--enforce-eager"),
+        ("vllm", Settings(cuda_graphs=512), "--max-cudagraph-capture-size 512"),
+        ("tgi", Settings(cuda_graphs=40), "--cuda-graphs 1,2,4,8,16,32"),
+        ("tgi", Settings(enforce_eager=True), "--cuda-graphs 0"),
+        ("tgi", Settings(kv_cache_dtype="fp8"), "--kv-cache-dtype fp8_e4m3fn"),
+        ("lightllm", Settings(cuda_graphs=1024), "--graph_max_batch_size 1024"),
+        ("lightllm", Settings(dtype="bf16", kv_cache_dtype="int8"), "--data_type bf16 --llm_kv_type int8kv"),
+        ("lightllm", Settings(prefix_cache=True), ""),
+        ("llamacpp", Settings(max_num_seqs=8), "-np 8"),
+        ("reference", Settings(dtype="float32", prefix_cache=False), "--no-enable-prefix-caching"),
+        ("trtllm", Settings(max_num_seqs=8, tensor_parallel_size=2), "--max_batch_size 8 --tp_size 2"),
+    ],
+)
+def test_settings_that_engines_spell_in_ways_of_their_own(name: str, settings: Settings, words: str) -> None:
+    engine = ENGINES[name]
+    assert " ".join(spell(engine.title, engine.settings, settings, ()).arguments) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "what"),
+    [
+        ("tgi", Settings(pipeline_parallel_size=2), "TGI cannot be given --pipeline-parallel-size 2"),
+        ("tgi", Settings(dtype="float32"), "TGI cannot be given --dtype float32"),
+        (
+            "lightllm",
+            Settings(pipeline_parallel_size=2),
+            "cannot be given --pipeline-parallel-size 2",
+        ),
+        ("llamacpp", Settings(kv_cache_dtype="fp8"), "llama.cpp cannot be given --kv-cache-dtype fp8"),
+        ("reference", Settings(dtype="bfloat16"), "cannot be given --dtype bfloat16"),
+        ("truth", Settings(max_num_seqs=8), "cannot be given --max-num-seqs 8"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_refused_in_one_line(name: str, settings: Settings, what: str) -> None:
+    engine = ENGINES[name]
+    with pytest.raises(WorkloadError) as error:
+        spell(engine.title, engine.settings, settings, ())
+    assert what in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_flag_of_the_engines_own_wins_over_the_setting() -> None:
+    engine = ENGINES["vllm"]
+    words = spell(engine.title, engine.settings, ALL_ALIKE, ("--max-num-seqs=32", "--dtype", "float32"))
+    assert "256" not in words.arguments
+    assert "--dtype" not in words.arguments
+    assert "max_num_seqs" not in words.sent
+
+
+def test_what_the_engine_says_stands_beside_what_was_asked() -> None:
+    identity = Identity("vllm", max_num_seqs=128, dtype="bfloat16", cuda_graphs="off", prefix_caching=True)
+    asked = Settings(max_num_seqs=256, dtype="bf16", prefix_cache=False, enforce_eager=True)
+    rows = {
+        row.name: row for row in ENGINES["vllm"].settings_read(identity, asked, {"dtype": "--dtype bf16"})
+    }
+    assert (rows["dtype"].asked, rows["dtype"].sent, rows["dtype"].actual) == (
+        "bfloat16",
+        "--dtype bf16",
+        "bfloat16",
+    )
+    assert [name for name, row in rows.items() if row.differs] == ["max_num_seqs", "prefix_cache"]
+    assert (rows["prefix_cache"].asked, rows["prefix_cache"].actual) == ("off", "on")
+    assert not rows["enforce_eager"].differs
+
+
+def test_facts_are_read_back_from_a_recorded_start_of_vllm() -> None:
+    log = (GOLDEN / "vllm" / "start.log").read_text()
+    identity = ENGINES["vllm"].identify(lambda path: golden_reply("vllm/version.http"), log)
+    assert (identity.dtype, identity.quantization, identity.system) == ("bfloat16", "none", "cpu")
+    assert (identity.tensor_parallel, identity.pipeline_parallel, identity.data_parallel) == (1, 1, 1)
+    assert (identity.chunked_prefill, identity.cuda_graphs) == (True, "off")
+
+
+def test_facts_are_read_back_from_a_recorded_lightllm() -> None:
+    identity = ENGINES["lightllm"].identify(lambda path: golden_reply("lightllm/server_info.http"), "")
+    assert (identity.dtype, identity.quantization, identity.data_parallel) == ("bf16", "none", 1)
+    assert identity.chunked_prefill is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--dtype", "float12"), "--dtype float12: expected one of"),
+        (("--max-num-seqs", "0"), "--max-num-seqs 0: expected at least 1"),
+        (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization 1.5: expected a share above 0"),
+        (("--enforce-eager", "--cuda-graphs", "8"), "contradict each other"),
+        (("--dtype", "bfloat16"), "cannot be given --dtype bfloat16"),
+        (
+            ("--url", "http://127.0.0.1:1", "--max-num-seqs", "4"),
+            "--max-num-seqs would be ignored: --url names",
+        ),
+        (
+            ("--url", "http://127.0.0.1:1", "--", "--max-num-seqs", "4"),
+            "-- --max-num-seqs 4 would be ignored",
+        ),
+        (("--url", "http://127.0.0.1:1", "--port", "8000"), "--port would be ignored"),
+        (("--engine", "reference", "--prefix-cache", "maybe"), "expected on or off, not 'maybe'"),
+        (("--engine", "reference", "--engine", "vllm"), "--engine is given twice"),
+        (("--engine", "vlm"), "unknown engine 'vlm'"),
+        (("--engine", "openai"), "--engine openai needs --url URL"),
+        (("--engine", "vllm"), "--engine vllm needs a model"),
+        (("--url", "127.0.0.1:8000"), "--url 127.0.0.1:8000"),
+        (("--url", "ftp://host"), "--url ftp://host"),
+        (("--engine", "reference", "--port", "70000"), "there is no port 70000"),
+        (("--engine", "vllm", "--model", "./nowhere"), "--model ./nowhere is not a folder"),
+        (("--engine", "reference", "--vocab-size", "0"), "--vocab-size 0"),
+    ],
+)
+def test_silly_inputs_about_engines_are_one_line_and_exit_code_2_before_anything_is_written(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = words.index("--") if "--" in words else len(words)
+    argv = ["run", "--out", str(tmp_path / "runs"), "--requests", "5", *words[:at], *words[at:]]
+    try:
+        code = cli.main(argv)
+    except SystemExit as exit_:
+        code = int(exit_.code or 0)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line and not line.startswith("usage:")]
+    assert code == 2, lines
+    assert said in lines[0]
+    assert len(lines) <= 2  # the second names the help
+    assert not (tmp_path / "runs").exists()
