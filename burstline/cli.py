@@ -6,13 +6,15 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from burstline import __version__, exit_codes
 from burstline.interrupt import terminable
 from burstline.stdout import outlets
 from servers.redact import learn_from
+
+TRACEBACK = "BURSTLINE_TRACEBACK"
 
 VERBS: dict[str, tuple[str, str]] = {
     "run": ("burstline.verbs.run", "fire a workload at an engine and write the report"),
@@ -28,6 +30,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "engines": ("burstline.verbs.engines", "what is installed here, what answers here, how to get the rest"),
     "serve": ("burstline.verbs.serve", "start an engine by itself and print its URL"),
     "show": ("burstline.verbs.show", "print the summary of a run"),
+    "verify": ("burstline.verbs.verify", "check that a run's figures follow from what was captured"),
     "export": (
         "burstline.verbs.export",
         "write a run for other tools: Parquet, CSV, Markdown, JUnit, Perfetto, figures",
@@ -70,12 +73,18 @@ def _run_verb(name: str, argv: list[str]) -> int:
         parser.set_defaults(engine_args=tuple(engine_args))
     args = parser.parse_args(own)
     try:
+        Path.cwd()
+    except OSError as error:
+        return _fail(
+            f"the working directory cannot be used: {error.strerror}; cd to another", exit_codes.USAGE
+        )
+    try:
         with terminable():
             return int(verb.run(args))
     except KeyboardInterrupt:
         return _fail("interrupted", exit_codes.INTERRUPTED)
     except Exception as error:
-        refused = _refused(args, error)
+        refused = _refused(args, error) or _damaged(args, error)
         code = exit_codes.USAGE if refused else _exit_code_of(error)
         if code == exit_codes.OUR_BUG and not _explains_itself(error):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
@@ -92,6 +101,29 @@ def _refused(args: argparse.Namespace, error: Exception) -> str | None:
         if place == named or named in place.parents or place in named.parents:
             return f"{error.filename}: {error.strerror}; name a place that is there and may be used"
     return None
+
+
+def _damaged(args: argparse.Namespace, error: Exception) -> str | None:
+    """Which run that the user named is damaged, and where; None where the error is another's, or ours."""
+    if _exit_code_of(error) != exit_codes.OUR_BUG or os.environ.get(TRACEBACK):
+        return None
+    from burstline.verbs.verify import checks_of
+
+    for run in _runs_in(args):
+        for check in checks_of(run):
+            if check.problem is not None:
+                return (
+                    f"{run} is damaged, or not of this version: {check.what}: {check.problem}; "
+                    f"`burstline verify` says what can still be read ({TRACEBACK}=1 shows where it failed)"
+                )
+    return None
+
+
+def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
+    for value in vars(args).values():
+        for path in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(path, Path) and (path / "manifest.json").is_file():
+                yield path
 
 
 def _exit_code_of(error: Exception) -> int:

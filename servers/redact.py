@@ -23,7 +23,7 @@ _PLACEHOLDERS: Final = frozenset({"EMPTY", "empty", "dummy", "false", "False"})
 
 _NAME: Final = (
     r"(?:api[_-]?key|[a-z0-9][_-]key|secret|passw(?:or)?d|passphrase|(?<![a-z])pwd|authorization|credentials?"
-    r"|cookie|(?:(?:hf|hub|auth|access|bearer|api|id|refresh|session|security|secret)[_-]?|(?<=--))token)"
+    r"|cookie|(?:(?:hf|hub|auth|access|bearer|api|id|refresh|session|security|secret)[_-]?|(?<=--)|(?<=[?&]))token)"
 )
 _SECRET_NAME: Final = re.compile(rf"(?i:{_NAME}$|^token$)|^[A-Z0-9_]+_TOKEN$")
 _VARIABLE: Final = r"\b[A-Z0-9_]+_TOKEN"
@@ -39,6 +39,7 @@ _FORMS: Final = (_ASSIGNED, _BEARER, _URL_USER)
 # C0 without tab and line feed, DEL, C1; marks that reorder or hide text; line separators.
 _CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
+_learned: set[str] = set()
 _known: set[str] = set()
 _known_text: re.Pattern[str] | None = None
 _known_bytes: re.Pattern[bytes] | None = None
@@ -91,6 +92,7 @@ def learn(*secrets: str | None) -> None:
     global _known_text, _known_bytes
     for secret in secrets:
         if secret and len(secret) >= LEAST_KNOWN and secret not in _PLACEHOLDERS:
+            _learned.add(secret)
             _known.update(form for form in _encodings(secret) if len(form) >= LEAST_KNOWN)
     if _known:
         longest_first = sorted(_known, key=lambda form: (-len(form), form))
@@ -107,7 +109,7 @@ def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def known_secrets() -> tuple[str, ...]:
     """All that was learned, for a child that writes as well."""
-    return tuple(sorted(_known))
+    return tuple(sorted(_learned))
 
 
 def masked(data: bytes) -> bytes:

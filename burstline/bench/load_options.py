@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from burstline.bench.workers import Workers, n_drivers
 from loadgen.driver.job import Job
 from servers.engine import Identity
+from servers.redact import known_secrets
 from workloads import arrivals
 from workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
 from workloads.plan import Plan, Shape
@@ -336,6 +337,12 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+MOST_REQUESTS: Final = 10_000_000
+MOST: Final = {"--concurrency": 1_000_000, "--workers": 1024}
+MOST_DEADLINE_S: Final = 604_800.0
+"""What no load of one client can mean: beyond it the plan alone would not fit into memory."""
+
+
 def _check_numbers(wish: Wish) -> None:
     at_least_one = (
         ("--requests", wish.requests),
@@ -349,6 +356,8 @@ def _check_numbers(wish: Wish) -> None:
     for flag, number in at_least_one:
         if number is not None and number < 1:
             raise WorkloadError(f"{flag} {number}: expected at least 1")
+        if number is not None and number > MOST.get(flag, MOST_REQUESTS):
+            raise WorkloadError(f"{flag} {number}: expected at most {MOST.get(flag, MOST_REQUESTS):,}")
     for flag, share, most in (("--prefix-hit", wish.prefix_hit, 1), ("--tool-share", wish.tool_share, 1)):
         if share is not None and not 0 <= share <= most:
             raise WorkloadError(f"{flag} {share}: expected a share from 0 to {most}, e.g. 0.6")
@@ -358,8 +367,8 @@ def _check_numbers(wish: Wish) -> None:
         raise WorkloadError(f"--request-kind {wish.request_kind}: expected {', '.join(RequestKind)}")
     if wish.data_order not in ("shuffle", "file"):
         raise WorkloadError(f"--data-order {wish.data_order}: expected shuffle or file")
-    if not wish.deadline_s > 0:
-        raise WorkloadError(f"--deadline-s {wish.deadline_s}: expected seconds above 0")
+    if not 0 < wish.deadline_s <= MOST_DEADLINE_S:
+        raise WorkloadError(f"--deadline-s {wish.deadline_s}: expected seconds above 0, at most a week")
     if wish.max_rate is not None and wish.concurrency is None:
         raise WorkloadError("--max-rate is a ceiling for closed loops: give --concurrency too, or use --rate")
     if wish.max_rate is not None and not wish.max_rate > 0:
@@ -384,5 +393,6 @@ def job_of(plan: Plan, load: Load, **rest: object) -> Job:
         deadline_s=load.deadline_s,
         concurrency=load.concurrency,
         max_rate_per_s=load.max_rate_per_s,
+        secrets=known_secrets(),
         **rest,  # type: ignore[arg-type]
     )

@@ -20,6 +20,7 @@ from burstline.suites.suite import SCHEMA, Contender, Model, Slot, Suite, load_s
 from burstline.verbs.engine_flags import API_KEY_VARIABLE
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run
+from servers.host import child
 from workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
@@ -202,9 +203,9 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, certify: b
 def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
     """The exit code of `burstline ARGV`, in a session of its own: a Ctrl-C reaches it once, through us."""
     with subprocess.Popen(
-        [sys.executable, "-m", "burstline", *argv],
+        [*child.command("burstline"), *argv],
         stdout=subprocess.DEVNULL,
-        env=environment,
+        env=environment | {"PYTHONPATH": child.import_path()},
         pass_fds=(lock,),
         start_new_session=True,
     ) as process:

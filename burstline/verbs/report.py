@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from burstline.machine.hardware import check_hints, note_hardware
     from loadgen.record.rundir import RunDir, open_run
 
-    run = open_run(args.run)
+    run = open_run(args.run, check_records=not args.decode)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():
         folder.save_records(_decoded(run))
@@ -45,7 +45,11 @@ def _decoded(run: "Run") -> "pa.Table":
     records = run.decoded()
     if not (run.path / "records.parquet").exists():
         return records
-    before, now = (len(each) - each.column("closed_ns").null_count for each in (run.request_table, records))
+    try:
+        kept = run.request_table
+    except WorkloadError:
+        return records  # what is there is no table: there is nothing to lose
+    before, now = (len(each) - each.column("closed_ns").null_count for each in (kept, records))
     if now < before:
         raise WorkloadError(
             f"{run.path / 'captures'} holds {now:,} of the {before:,} requests that records.parquet has; "

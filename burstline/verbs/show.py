@@ -21,7 +21,11 @@ def run(args: argparse.Namespace) -> int:
 
     keep_pandas_out()
     run = open_run(args.run)
-    if args.json:
+    if not (run.path / "plan.parquet").exists():
+        why = f": {run.manifest.error}" if run.manifest.error else ""
+        words = f"the run ended ({run.status}) before its requests were planned, so nothing was sent{why}"
+        print(json_text({"status": run.status, "absent": words}) if args.json else f"{run.name}\n{words}")
+    elif args.json:
         summary = run.summary or summarize_run(run)
         print(json_text(summary.to_json()))
     else:

@@ -68,7 +68,7 @@ def run(job: Job, conn: Connection) -> None:
         # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends "stop".
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-    learn(job.target.api_key, job.target.login)
+    learn(*job.secrets, job.target.api_key, job.target.login)
     message: tuple[str, Any]
     try:
         message = ("done", _Drive(job, conn).run())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loadgen.driver.clock_offset import ClockMap
@@ -35,6 +35,7 @@ class Job:
     concurrency: int | None = None
     max_rate_per_s: float | None = None
     worker: int = 0
+    secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def split(self, n_workers: int) -> list[Job]:
         """The same work for several drivers: every n-th request each, and their share of the limits."""

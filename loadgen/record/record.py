@@ -187,7 +187,8 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     token_ns, lag_ns = _stamps(arrivals, tokens.ends)
     heard = _Heard(reply, tokens, token_ns, lag_ns, arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
-    return _record(request, capture, outcome, reply.error or capture.detail, heard)
+    why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
+    return _record(request, capture, outcome, why, heard)
 
 
 def _plausible(request: Request, reply: Reply) -> Reply:
@@ -203,9 +204,9 @@ def _plausible(request: Request, reply: Reply) -> Reply:
     )
     for what, n, asked in limits:
         if n is not None and n > MOST_TIMES * asked + MOST_MORE_TOK:
-            error = f"the reply makes no sense: {n:,} {what} tokens, where {asked:,} were asked for"
+            said = f"the reply makes no sense: {n:,} {what} tokens, where {asked:,} were asked for"
             return replace(
-                reply, n_prompt_tok=None, n_cached_tok=None, n_output_usage=None, error=reply.error or error
+                reply, n_prompt_tok=None, n_cached_tok=None, n_output_usage=None, error=reply.error or said
             )
     return reply
 
@@ -225,6 +226,8 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
         return Outcome.REFUSED
     if http.status != 200:
         return f"http_{http.status}"
+    if failure == Outcome.TOO_LARGE:
+        return failure  # whatever the part that was kept looks like
     if tokens.beyond is not None:
         return Outcome.OK  # all that was asked for came, whatever became of the rest
     if reply.error is not None:

@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
+_MOST_UNPACKED_BYTES: Final = 1 << 30
+_MOST_RATIO: Final = 200
 _PIDS: Final = 2**31
 
 
@@ -276,15 +278,90 @@ class Run:
             with pq.ParquetFile(path, memory_map=True) as file:
                 batches = list(file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False))
                 return pa.Table.from_batches(batches, batches[0].schema if batches else file.schema_arrow)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> WorkloadError:
+    why = " ".join(str(error).split())[:200]
+    return WorkloadError(f"{path} cannot be read as Parquet ({why}); was it cut or changed?")
+
+
+def open_run(path: Path, *, check_records: bool = True) -> Run:
+    """The run in the folder `path`, of which each part was checked for its kind, its columns and its rows.
+
+    Without `check_records` the records are taken as they are: they are to be made again.
+
+    WorkloadError, in one line, where there is none that this version can read. What a part says is checked by
+    `burstline verify`.
+    """
+    manifest = read_manifest(path)
+    _check_parts(
+        path, manifest, ("telemetry.parquet", "counts.parquet", *(("records.parquet",) * check_records))
+    )
+    return Run(path, manifest)
+
+
+def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
+    for part in run.iterdir():
+        if not (part.is_file() or part.is_dir()):
+            raise WorkloadError(f"{part} is neither a file nor a folder; expected what `burstline run` wrote")
+    n_planned = _n_planned(run, manifest)
+    names = [name for name in names if (run / name).exists()]
+    if not names:
+        return
+    from loadgen.record import tables
+
+    schemas = {"records.parquet": tables.RECORDS, "telemetry.parquet": tables.TELEMETRY}
+    schemas |= {"counts.parquet": tables.COUNTS}
+    for name in names:
+        expected = schemas[name]
+        n_rows, schema = _shape_of(run / name)
+        wrong = [f.name for f in schema if f.name in expected.names and f.type != expected.field(f.name).type]
+        if wrong:
+            names = ", ".join(wrong[:5])
+            raise WorkloadError(f"{run / name} has columns of other types: {names}; was it changed?")
+        if name == "records.parquet" and n_planned is not None and n_rows != n_planned:
             raise WorkloadError(
-                f"{path} cannot be read as Parquet ({error}); was it cut or changed?"
-            ) from error
+                f"{run / name} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "
+                "`burstline report --decode` makes it again from the captures"
+            )
 
 
-def open_run(path: Path) -> Run:
-    """The run in the folder `path`; WorkloadError where there is none that this version can read."""
-    return Run(path, read_manifest(path))
+def _n_planned(run: Path, manifest: Manifest) -> int | None:
+    """How many requests the plan has, stages not counted; None where it was never written."""
+    path = run / "plan.parquet"
+    if not path.exists():
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    n_rows, schema = _shape_of(path)
+    sha256 = (schema.metadata or {}).get(b"sha256", b"").decode(errors="replace")
+    if manifest.plan_sha256 not in (None, sha256):
+        raise WorkloadError(f"{path} is not the plan of this run: its hash is not the manifest's plan_sha256")
+    if "stage" not in schema.names:
+        return n_rows
+    try:
+        return int(pq.read_table(path, columns=["stage"]).column("stage").null_count)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _shape_of(path: Path) -> tuple[int, pa.Schema]:
+    """A table's rows and columns, from its footer; WorkloadError where it would unpack to an absurd size."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            metadata, schema = file.metadata, file.schema_arrow
+            n_bytes = sum(metadata.row_group(k).total_byte_size for k in range(metadata.num_row_groups))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+    if n_bytes > max(_MOST_UNPACKED_BYTES, _MOST_RATIO * path.stat().st_size):
+        raise WorkloadError(f"{path} would unpack to {n_bytes:,} bytes; expected what `burstline run` wrote")
+    return metadata.num_rows, schema
 
 
 def read_manifest(run: Path) -> Manifest:
@@ -311,7 +388,7 @@ def read_manifest(run: Path) -> Manifest:
 def _json(path: Path) -> Any:
     try:
         return orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
+    except (orjson.JSONDecodeError, OSError) as error:
         raise WorkloadError(f"{path} is not JSON ({error}); was it cut or changed?") from error
 
 

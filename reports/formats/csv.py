@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.record.rundir import Run
@@ -18,5 +19,13 @@ def records_csv(run: Run) -> bytes:
         for name, metric in METRICS.items()
         if metric.of is not None
     }
+    texts = [field.name for field in run.request_table.schema if pa.types.is_string(field.type)]
+    for name in texts:
+        frame[name] = frame[name].map(_no_formula)
     text: str = pd.concat([frame, pd.DataFrame(latencies)], axis=1).to_csv(index=False, float_format="%.9g")
     return text.encode()
+
+
+def _no_formula(value: object) -> object:
+    """Text that a spreadsheet would run begins with an apostrophe instead: a server wrote some of it."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from reports.blocks import Banner, Block, Command, Findings, Folded, Heading, Note, Side, Tiles
 from reports.figures.drawing import Plot
 from reports.page.slo_lines import MARKS
 from reports.tables import Cell, Table
+from servers.redact import printable
 
 
 def markdown(blocks: Iterable[Block]) -> str:
@@ -29,7 +31,8 @@ def _parts(block: Block) -> Iterator[str]:
         case Findings():
             yield "\n".join(f"- {_plain(sentence)}" for sentence in block.sentences)
         case Command():
-            fence = f"```sh\n{block.text}\n```"
+            ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
+            fence = f"{ticks}sh\n{block.text}\n{ticks}"
             yield f"<details><summary>{_plain(block.caption)}</summary>\n\n{fence}\n\n</details>"
         case Tiles():
             yield "\n".join(f"- {t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
@@ -72,5 +75,6 @@ def _grid(rows: Sequence[Sequence[str]], numeric: Sequence[int]) -> str:
 
 
 def _plain(text: object) -> str:
-    """Text that cannot end a table's cell or a line."""
-    return " ".join(str(text).replace("|", "\\|").split())
+    """Text that cannot end a table's cell or a line, nor bring markup: a server wrote some of it."""
+    words = " ".join(printable(str(text)).split())
+    return re.sub("<(?=[A-Za-z/!?])", "&lt;", words).replace("|", "\\|").replace("](", "]\\(")

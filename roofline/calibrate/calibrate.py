@@ -71,11 +71,13 @@ def calibrate_pinned(
     are measured, else numpy's in fp32. Raises where that process fails.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "roofline.calibrate.calibrate", str(config), str(out)]
+    command = [sys.executable, "-P", "-m", "roofline.calibrate.calibrate", str(config), str(out)]
     command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
     if torch_python:
         command += ["--torch-python", torch_python, "--dtype", dtype]
-    env = {**os.environ, **dict.fromkeys(_THREADS, str(threads))}
+    ours = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
+    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, str(threads))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]

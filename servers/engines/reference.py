@@ -46,7 +46,7 @@ class Reference(Vllm):
         where = ("--host", options.host, "--port", str(options.port), "--step-log", str(step_log))
         name = ("--served-model-name", options.served_name) if options.served_name else ()
         model = ("--model", options.model) if options.model not in ("", self.name) else ()
-        argv = (options.python or sys.executable, "-m", "servers.reference", *where, *name, *model)
+        argv = (options.python or sys.executable, "-P", "-m", "servers.reference", *where, *name, *model)
         argv += options.extra_args
         return Launch(argv, ready_timeout_s=120.0, stop_grace_s=5.0, step_log=step_log)
 

@@ -65,7 +65,7 @@ class Truth(Engine):
 
     def launch(self, options: LaunchOptions) -> Launch:
         where = ("--host", options.host, "--port", str(options.port), "--model", options.served_name)
-        argv = (options.python or sys.executable, "-m", "servers.truth", *where, *options.extra_args)
+        argv = (options.python or sys.executable, "-P", "-m", "servers.truth", *where, *options.extra_args)
         return Launch(argv, ready_timeout_s=30.0, stop_grace_s=5.0)
 
     def ready_call(self, target: Target) -> Call:

@@ -119,9 +119,11 @@ class Server:
 
 def start(launch: Launch, log_path: Path) -> Server:
     """Starts the server; its output goes to `log_path`. EngineError where its command cannot be run."""
+    is_ours = tuple(launch.argv[1:3]) == child.command("")[1:3]
+    ours = {"PYTHONPATH": child.import_path()} if is_ours else {}
     task = {
         "argv": launch.argv,
-        "env": {**os.environ, "PATH": _path_of(launch), **launch.env},
+        "env": {**os.environ, "PATH": _path_of(launch), **ours, **launch.env},
         "log": str(log_path),
         "stop_grace_s": launch.stop_grace_s,
         "after": launch.after,

@@ -27,7 +27,7 @@ POLL_S = 0.25
 PROBE_TIMEOUT_S = 5.0
 MOST_OF_A_LOG = 1 << 18
 """Bytes of a log's end in which the current stage of a start is looked for."""
-MAX_REPLY_BYTES = 64 << 20
+MAX_REPLY_BYTES = 8 << 20
 """No page that is asked for here (metrics, an OpenAPI schema, one completion) comes near it."""
 
 Progress = Callable[[float, str], None]

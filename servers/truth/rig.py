@@ -1,7 +1,7 @@
 """A known-truth server at hand: `with truth_server(script) as truth: ... truth.log()`."""
 
+import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +12,7 @@ from urllib.request import ProxyHandler, build_opener
 import orjson
 
 from servers.engine import EngineError
+from servers.host import child
 from servers.truth.journal import Served, from_jsonl
 from servers.truth.router import House
 from servers.truth.script import Script
@@ -67,10 +68,12 @@ def truth_server(
         file.write(orjson.dumps([asdict(each) for each in house.scripts]))
         file.flush()
         process = subprocess.Popen(
-            [sys.executable, "-m", "servers.truth", *arguments(house, Path(file.name)), "--until-eof"],
+            [*child.command("servers.truth"), *arguments(house, Path(file.name)), "--until-eof"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": child.import_path()},
+            start_new_session=True,
         )
         with process:
             try:

@@ -1,0 +1,171 @@
+"""`burstline verify`: whether a run's records, summary and page follow from its captures, byte for byte.
+
+Offline, from the run's own files: they are made once more in another folder, and compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from burstline import __version__, exit_codes
+from workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from loadgen.record.rundir import Run
+
+MADE_AGAIN: Final = ("records.parquet", "summary.json", "report.html")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was checked; `problem` is None where it is as it should be."""
+
+    what: str
+    problem: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+
+
+def run(args: argparse.Namespace) -> int:
+    from loadgen.record.rundir import read_manifest
+
+    manifest = read_manifest(args.run)
+    checks = list(checks_of(args.run))
+    for check in checks:
+        print(f"{'ok ' if check.problem is None else 'BAD'}  {check.what}{_told(check)}")
+    bad = [check for check in checks if check.problem is not None]
+    if not bad:
+        print("Records, summary and page follow from the captures.")
+        return exit_codes.DONE
+    if manifest.version not in (None, __version__):
+        print(f"The run was made by version {manifest.version}, this is {__version__}: figures may differ.")
+    return exit_codes.INCONCLUSIVE
+
+
+def _told(check: Check) -> str:
+    return "" if check.problem is None else f": {check.problem}"
+
+
+def checks_of(path: Path) -> Iterator[Check]:
+    """Every check, in the order in which the files build on each other; stops where nothing can follow."""
+    from loadgen.record.rundir import open_run
+
+    try:
+        opened = open_run(path, check_records=False)
+        yield Check("manifest")
+    except WorkloadError as error:
+        yield Check("manifest", str(error))
+        return
+    try:
+        yield _plan(opened)
+    except Exception as error:  # whatever a file of somebody else makes a library do
+        yield Check("plan", _why(error))
+        return
+    damage: list[str] = []
+    records = None
+    try:
+        n_captured, records = _decoded(opened, damage)
+        yield Check(f"captures ({n_captured:,} can be read)", "; ".join(damage[:5]) or None)
+    except Exception as error:
+        yield Check("captures", _why(error))
+        return
+    yield _records(opened, records)
+    with tempfile.TemporaryDirectory(prefix="burstline-") as folder:
+        yield from _made_again(opened, records, Path(folder, path.resolve().name))
+
+
+def _plan(run: Run) -> Check:
+    from workloads.plan import fingerprint
+
+    plan = run.plan
+    sha256 = fingerprint(plan.requests, plan.due_ns)
+    known = {plan.sha256, run.manifest.plan_sha256 or plan.sha256}
+    differs = known != {sha256}
+    problem = "its contents do not have the hash that it is kept under" if differs else None
+    return Check(f"plan ({len(plan.requests):,} requests)", problem)
+
+
+def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
+    """How many captures can be read, and the records of all planned requests, made of them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from loadgen.record.capture_store import read_captures
+    from loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
+    from loadgen.record.tables import RECORDS, counts_of, record_table
+    from servers.registry import ENGINES
+
+    requests, due_ns = run.asked, run.plan.due_ns
+    captures = read_captures(
+        run.path / "captures", max_bytes=capture_limit_bytes(requests), on_damage=damage.append
+    )
+    path = run.path / "counts.parquet"
+    counts = counts_of(pq.read_table(path)) if path.exists() else {}
+    decode = ENGINES[run.manifest.engine].decode
+    batches = decoded_batches(captures, requests, decode, counts, damage.append)
+    parts = [record_table(records) for records in batches]
+    seen = pa.concat_tables(parts) if parts else RECORDS.empty_table()
+    return len(seen), with_cancelled(seen, requests, due_ns)
+
+
+def _records(run: Run, records: pa.Table) -> Check:
+    what = "records follow from the captures"
+    if not (run.path / "records.parquet").exists():
+        return Check(what, "there is no records.parquet: `burstline report` makes it")
+    try:
+        kept = run.record_table
+    except Exception as error:
+        return Check(what, _why(error))
+    if len(kept) != len(records):
+        return Check(what, f"records.parquet has {len(kept):,} rows, the plan {len(records):,} requests")
+    if kept.schema.names != records.schema.names:
+        names = sorted(set(kept.schema.names) ^ set(records.schema.names))
+        return Check(what, f"records.parquet has other columns ({', '.join(names[:5])})")
+    differ = [name for name in records.schema.names if kept.column(name) != records.column(name)]
+    return Check(what, f"they differ in {', '.join(differ[:5])}" if differ else None)
+
+
+def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[Check]:
+    """Summary and page, made in a folder of the same name that has links to all else."""
+    from burstline.bench.finish import write_report
+    from loadgen.record.rundir import RunDir
+
+    beside.mkdir()
+    for each in run.path.iterdir():
+        if each.name not in MADE_AGAIN:
+            (beside / each.name).symlink_to(each.resolve())
+    try:
+        folder = RunDir(beside)
+        folder.save_records(records)
+        write_report(folder)
+    except Exception as error:
+        yield Check("summary and page", f"they cannot be made from these files: {_why(error)}")
+        return
+    for name in MADE_AGAIN[1:]:
+        kept, made = run.path / name, beside / name
+        there = kept.exists()
+        differs = _first_difference(kept.read_bytes(), made.read_bytes()) if there else f"there is no {name}"
+        yield Check(f"{name} follows from the records", differs)
+
+
+def _first_difference(kept: bytes, made: bytes) -> str | None:
+    if kept == made:
+        return None
+    pairs = enumerate(zip(kept, made, strict=False))
+    at = next((k for k, (a, b) in pairs if a != b), min(len(kept), len(made)))
+    line = made.count(b"\n", 0, at) + 1
+    one, other = (text[max(0, at - 20) : at + 40].decode(errors="replace") for text in (kept, made))
+    return f"line {line} differs: {one!r}, but made again {other!r}"
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, WorkloadError) else f"{type(error).__name__}: {error}"

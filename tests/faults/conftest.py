@@ -1,0 +1,30 @@
+"""Prints the table of the fault lab after its tests: fault, expected, seen, time."""
+
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+
+from tests.faults.lab import TABLE, Row
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["fault_lab"] = [astuple(row) for row in TABLE]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    TABLE.extend(Row(*row) for row in node.workeroutput.get("fault_lab", ()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not TABLE:
+        return
+    terminalreporter.section("fault lab")
+    rows = [(row.fault, row.expected, row.seen, f"{row.time_s:.1f}") for row in TABLE]
+    cells = [("fault", "expected", "seen", "s"), *rows]
+    widths = [min(max(map(len, column)), 100) for column in zip(*cells, strict=True)]
+    for row in cells:
+        line = " | ".join(cell[:w].ljust(w) for cell, w in zip(row, widths, strict=True))
+        terminalreporter.write_line(line.rstrip())

@@ -1,0 +1,226 @@
+"""What the scenarios share: a load over a real driver, whole commands, and the table of what was seen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from loadgen.driver import drive
+from loadgen.driver.counters import Counters
+from loadgen.driver.job import DriveReport, Job
+from loadgen.record.capture import Capture
+from loadgen.record.capture_store import read_captures
+from loadgen.record.decode import decoded_batches
+from loadgen.record.record import Record
+from servers.engine import target_at
+from servers.registry import ENGINES
+from workloads.request import Request
+
+N_PROMPT_TOK, N_OUTPUT_TOK = 4, 3
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass
+class Row:
+    """A line of the table."""
+
+    fault: str
+    expected: str
+    seen: str
+    time_s: float
+
+
+TABLE: list[Row] = []
+
+
+@dataclass
+class Shot:
+    """What a load of `n` requests brought, and what it took."""
+
+    outcomes: Counter[str]
+    records: list[Record]
+    captures: list[Capture]
+    report: DriveReport
+    time_s: float
+
+    @property
+    def errors(self) -> list[str]:
+        return [record.error for record in self.records if record.error]
+
+
+def shoot(url: str, folder: Path, n: int = 6, *, api_key: str | None = None, **options: object) -> Shot:
+    """Fire `n` requests at once over a driver of this process, and decode what it captured."""
+    requests = tuple(
+        Request(k, array("I", range(N_PROMPT_TOK)), None, N_PROMPT_TOK, N_OUTPUT_TOK) for k in range(n)
+    )
+    Counters.create(folder / "counters", 1).close()
+    target = target_at(url, "m", api_key)
+    job = Job(
+        requests,
+        array("q", [0] * n),
+        "vllm",
+        target,
+        folder / "captures",
+        folder / "counters",
+        **{"deadline_s": 10.0, **options},  # type: ignore[arg-type]
+    )
+    ours, theirs = multiprocessing.Pipe()
+    began_s = time.monotonic()
+    thread = threading.Thread(target=drive.run, args=(job, theirs))
+    thread.start()
+    name, *rest = ours.recv()
+    if name == "ready":
+        ours.send(("go", time.monotonic_ns() + 5_000_000))
+        name, *rest = ours.recv()
+    thread.join()
+    if name == "failed":
+        raise rest[0]
+    captures = list(read_captures(job.captures))
+    batches = decoded_batches(captures, list(requests), ENGINES["vllm"].decode)
+    records = [record for batch in batches for record in batch]
+    time_s = time.monotonic() - began_s
+    return Shot(Counter(record.outcome for record in records), records, captures, rest[0], time_s)
+
+
+@dataclass
+class Ended:
+    """How a command ended: its exit code, what it printed, how long it took, and the run's folder."""
+
+    code: int
+    out: str
+    time_s: float
+    out_dir: Path
+    peak_rss_bytes: int = 0
+    orphans: list[psutil.Process] = field(default_factory=list)
+
+    @property
+    def run(self) -> Path:
+        (run,) = (path for path in self.out_dir.iterdir() if path.is_dir())
+        return run
+
+
+class Command:
+    """`burstline ARGS --out DIR` as a process; `signal_at` interrupts it, `end` waits and looks around."""
+
+    def __init__(self, out_dir: Path, *args: str, cwd: Path | None = None, **env: str) -> None:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        self.out_dir = out_dir
+        self._mark = f"lab-{os.getpid()}-{time.monotonic_ns()}"
+        environment = {**os.environ, "LAB_MARK": self._mark, "PYTHONPATH": str(REPOSITORY), **env}
+        self.began_s = time.monotonic()
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "burstline", *args],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def send(self, number: int) -> None:
+        if self.alive():
+            os.kill(self.process.pid, number)
+
+    def end(self, timeout_s: float = 120.0, orphan_grace_s: float = 12.0) -> Ended:
+        """Wait for it, and then until nothing that it started is left."""
+        peak = [0]
+
+        def watch() -> None:
+            while self.alive():
+                peak[0] = max(peak[0], sum(rss for rss in map(_rss, self.family())))
+                time.sleep(0.05)
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            out, _ = self.process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            for process in self.family():
+                process.kill()
+            out, _ = self.process.communicate()
+            raise AssertionError(f"still running after {timeout_s:g} s: {out.decode()[-3000:]}") from None
+        time_s = time.monotonic() - self.began_s
+        watcher.join()
+        until_s = time.monotonic() + orphan_grace_s
+        while (orphans := self.family()) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        for orphan in orphans:
+            orphan.kill()
+        text = out.decode(errors="replace")
+        return Ended(self.process.returncode, text, time_s, self.out_dir, peak[0], orphans)
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that carry this command's mark in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("LAB_MARK") == self._mark:
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def burstline(out_dir: Path, *args: str, timeout_s: float = 120.0, **more: object) -> Ended:
+    """`burstline run ARGS`, to its end."""
+    argv = ("run", "--out", str(out_dir), "--no-certify", "--no-calibrate", *args)
+    return Command(out_dir, *argv, **more).end(timeout_s)  # type: ignore[arg-type]
+
+
+def verb(*args: str | Path, **env: str) -> tuple[int, str]:
+    """Another verb; its exit code and what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "burstline", *map(str, args)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def noted(fault: str, expected: str, seen: object, time_s: float) -> None:
+    TABLE.append(Row(fault, expected, str(seen), time_s))
+
+
+def counted(outcomes: Counter[str]) -> str:
+    return ", ".join(f"{n} {name}" for name, n in sorted(outcomes.items()))
+
+
+def files_with(folder: Path, needles: Sequence[bytes]) -> list[str]:
+    """Every file under a folder that holds one of these, unpacked where it is packed."""
+    import pyarrow.parquet as pq
+
+    found = []
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        data = path.read_bytes()
+        if path.suffix == ".parquet":
+            data += repr(pq.read_table(path).to_pylist()).encode()
+        if ".zst" in path.suffixes:
+            for capture in read_captures(path.parent):
+                data += b"".join(read.data for read in capture.reads) + (capture.detail or "").encode()
+        found += [f"{path.name}: {needle!r}" for needle in needles if needle in data]
+    return found

@@ -1,0 +1,599 @@
+"""Faults of processes and of people: signals at any moment, killed parts, hostile folders, secrets, disks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+
+from loadgen.record.rundir import open_run
+from tests.faults import hostile
+from tests.faults.lab import REPOSITORY, Command, Ended, burstline, counted, files_with, noted, verb
+
+SMALL = ("--requests", "40", "--prompt-tokens", "8", "--output-tokens", "4")
+N_SIGNALS = int(os.environ.get("LAB_SIGNALS", "24"))
+HANG_S = 10.0
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def outcomes(run: Path) -> Counter[str]:
+    return Counter(open_run(run).request_table.column("outcome").to_pylist())
+
+
+def verdict(run: Path) -> str:
+    return str(json.loads((run / "summary.json").read_text())["verdict"]["state"])
+
+
+# Signals.
+
+
+def certified(out: Path, cache: Path) -> Command:
+    """A whole run: certify, start, prepare, load, decode, report."""
+    load = ("--requests", "300", "--rate", "200", "--prompt-tokens", "8", "--output-tokens", "8", "-q")
+    argv = ("run", "--out", str(out), "--engine", "truth", "--no-calibrate", *load)
+    return Command(out, *argv, XDG_CACHE_HOME=str(cache))
+
+
+def phase_of(out: Path) -> str:
+    """How far a run has come, by the files that it has."""
+    runs = [path for path in out.iterdir() if path.is_dir()] if out.exists() else []
+    if not runs:
+        return "begin"
+    names = {path.name for path in runs[0].iterdir()}
+    for name, phase in (
+        ("report.html", "end"),
+        ("summary.json", "report"),
+        ("records.parquet", "summarise"),
+        ("telemetry.parquet", "decode"),
+        ("captures", "load"),
+        ("telemetry.jsonl", "prepare"),
+        ("server.log", "start"),
+    ):
+        if name in names:
+            return phase
+    return "certify"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_signal_at_any_moment_ends_all_and_leaves_a_readable_folder(name: str, tmp_path: Path) -> None:
+    number = getattr(signal, name)
+    whole_s = certified(tmp_path / "whole", tmp_path / "cache-whole").end().time_s
+    rng = random.Random(f"{name} {os.environ.get('LAB_SEED', 0)}")
+    phases: Counter[str] = Counter()
+    bad: list[str] = []
+    longest_s = 0.0
+    for k in range(N_SIGNALS):
+        out = tmp_path / str(k)
+        # Half with a certificate at hand, so that the load and what follows get their share of the moments.
+        cache = tmp_path / ("cache-whole" if k % 2 else f"cache-{k}")
+        command = certified(out, cache)
+        time.sleep(whole_s * (k + rng.random()) / N_SIGNALS)
+        phase = phase_of(out)
+        was_alive = command.alive()
+        sent_s = time.monotonic()
+        command.send(number)
+        ended = command.end(timeout_s=60)
+        took_s = time.monotonic() - sent_s
+        phases[phase if was_alive else "over"] += 1
+        longest_s = max(longest_s, took_s)
+        bad += [f"{k} in {phase}: {what}" for what in problems(ended, was_alive, number, took_s)]
+        shutil.rmtree(out, ignore_errors=True)
+    seen = f"{N_SIGNALS - len(bad)} of {N_SIGNALS} right; longest {longest_s:.1f} s; {dict(phases)}"
+    noted(f"{name} at {N_SIGNALS} random moments", "no hang, no orphan, readable, exit code", seen, longest_s)
+    assert not bad, "\n".join(bad)
+
+
+def problems(ended: Ended, was_alive: bool, number: int, took_s: float) -> list[str]:
+    found = []
+    if took_s > HANG_S:
+        found.append(f"took {took_s:.1f} s")
+    if ended.orphans:
+        found.append(f"orphans: {[p.pid for p in ended.orphans]}")
+    allowed = {0, 4} if not was_alive else {-9} if number == signal.SIGKILL else {130, 0, 4, -int(number)}
+    if ended.code not in allowed:
+        found.append(f"exit code {ended.code}: {ended.out[-600:]}")
+    if "Traceback" in ended.out:
+        found.append(f"a traceback: {ended.out[-1500:]}")
+    for run in [path for path in ended.out_dir.iterdir() if path.is_dir()]:
+        code, said = verb("show", run)
+        if code != 0 or "Traceback" in said:
+            found.append(f"show exits {code}: {said[-600:]}")
+    return found
+
+
+def test_two_interrupts_in_a_row_end_it(tmp_path: Path) -> None:
+    command = certified(tmp_path / "out", tmp_path / "cache")
+    time.sleep(3.0)
+    command.send(signal.SIGINT)
+    time.sleep(0.05)
+    command.send(signal.SIGINT)
+    began_s = time.monotonic()
+    ended = command.end(timeout_s=60)
+    took_s = time.monotonic() - began_s
+    noted("Ctrl-C twice", "130, no orphan", f"{ended.code}, {len(ended.orphans)} orphans", took_s)
+    assert ended.code in (130, 0, 4)
+    assert not ended.orphans
+    assert took_s < HANG_S
+    assert "Traceback" not in ended.out
+
+
+# Parts that are killed.
+
+
+def killed_part(tmp_path: Path, module: str) -> tuple[Ended, Path]:
+    load = ("--requests", "400", "--rate", "100", "--prompt-tokens", "8", "--output-tokens", "4", "-q")
+    out = tmp_path / "out"
+    argv = ("run", "--out", str(out), "--engine", "truth", "--no-certify", "--no-calibrate", *load)
+    command = Command(out, *argv)
+    deadline_s = time.monotonic() + 40
+    while phase_of(out) != "load" and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    time.sleep(1.0)
+    for process in command.family():
+        if module in process.cmdline():
+            process.kill()
+    ended = command.end(timeout_s=60)
+    return ended, ended.run
+
+
+def test_a_killed_driver_is_told_in_one_line_with_a_report(tmp_path: Path) -> None:
+    ended, run = killed_part(tmp_path, "loadgen.driver.drive")
+    noted(
+        "kill -9 of a load driver",
+        "report, no traceback",
+        f"exit {ended.code}, {counted(outcomes(run))}",
+        ended.time_s,
+    )
+    assert "Traceback" not in ended.out
+    assert "was killed by signal 9" in ended.out + (run / "summary.json").read_text() + str(
+        open_run(run).request_table.column("error").to_pylist()
+    )
+    assert (run / "report.html").exists()
+    assert sum(outcomes(run).values()) == 400
+    assert not ended.orphans
+
+
+def test_a_killed_server_is_its_own_fault_with_a_report(tmp_path: Path) -> None:
+    ended, run = killed_part(tmp_path, "servers.truth")
+    noted(
+        "kill -9 of the server",
+        "exit 5, report",
+        f"exit {ended.code}, {counted(outcomes(run))}",
+        ended.time_s,
+    )
+    assert ended.code == 5, ended.out
+    assert (run / "report.html").exists()
+    assert sum(outcomes(run).values()) == 400
+    assert not ended.orphans
+
+
+@pytest.mark.parametrize("module", ["servers.host.watch", "servers.host.keeper"])
+def test_a_killed_helper_costs_no_report(module: str, tmp_path: Path) -> None:
+    ended, run = killed_part(tmp_path, module)
+    noted(
+        f"kill -9 of {module}",
+        "report, no orphan",
+        f"exit {ended.code}, {len(ended.orphans)} orphans",
+        ended.time_s,
+    )
+    assert (run / "report.html").exists()
+    assert "Traceback" not in ended.out
+    assert not ended.orphans
+
+
+# The working directory, the disk, what a person types.
+
+
+def test_modules_in_the_working_directory_are_never_imported(tmp_path: Path) -> None:
+    cwd = tmp_path / "cwd"
+    for name in ("psutil", "json", "orjson", "numpy", "zstandard", "multiprocessing", "select"):
+        (cwd / name).mkdir(parents=True)
+        (cwd / name / "__init__.py").write_text(
+            f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n1 / 0\n"
+        )
+    for name in ("servers", "loadgen"):
+        (cwd / name).mkdir()
+        (cwd / name / "__init__.py").write_text(
+            f"open({str(tmp_path / 'executed')!r}, 'a').write({name!r})\n1 / 0\n"
+        )
+    ended = burstline(tmp_path / "out", "--engine", "truth", *SMALL, cwd=cwd)
+    executed = tmp_path / "executed"
+    seen = executed.read_text() if executed.exists() else "nothing executed"
+    noted("psutil.py, servers/ ... in the working directory", "nothing executed", seen, ended.time_s)
+    assert not executed.exists()
+    assert ended.code in (0, 4), ended.out
+    assert open_run(ended.run).telemetry is not None
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); os.execv(sys.executable, sys.argv[1:])"
+    argv = [sys.executable, "-P", "-m", "burstline", "run", "--engine", "truth", "--no-certify", *SMALL]
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=env, check=False
+    )
+    noted(
+        "the working directory was deleted",
+        "exit 2, one line",
+        f"exit {done.returncode}: {done.stderr.strip()[-80:]}",
+        0,
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--requests", "99999999999"),
+        ("--requests", "0"),
+        ("--deadline-s", "inf"),
+        ("--deadline-s", "nan"),
+        ("--rate", "nan", "--requests", "5"),
+        ("--rate", "inf", "--requests", "5"),
+        ("--duration-s", "inf", "--rate", "5"),
+        ("--url", "http://h:abc"),
+        ("--url", "http://h:99999"),
+        ("--url", "http://user:p/w@h"),
+        ("--url", "http://h/?api_key=planted"),
+        ("--url", "ftp://h"),
+        ("--port", "99999"),
+        ("--max-failures", "2"),
+        ("--max-failures", "nan"),
+        ("--workers", "100000"),
+        ("--concurrency", "99999999999"),
+        ("--prompt-tokens", "99999999999"),
+    ],
+    ids=" ".join,
+)
+def test_what_nobody_can_mean_is_one_line_and_exit_code_2(argv: tuple[str, ...], tmp_path: Path) -> None:
+    ended = burstline(tmp_path / "out", *argv, timeout_s=30)
+    last = ended.out.strip().splitlines()[-1] if ended.out.strip() else ""
+    noted(" ".join(argv), "exit 2, one line", f"exit {ended.code}: {last}", ended.time_s)
+    assert ended.code == 2, ended.out
+    assert "Traceback" not in ended.out
+    assert "planted" not in ended.out
+
+
+def test_a_full_disk_is_one_line_and_what_was_captured_is_kept(tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    inside = (
+        f"mount -t tmpfs -o size=400k tmpfs {mount} && {sys.executable} -P -m burstline run --engine truth --no-certify "
+        f"--no-calibrate --requests 3000 --prompt-tokens 400 --output-tokens 40 --out {mount}/runs -q; code=$?; "
+        f"cp -r {mount}/runs {tmp_path}/copy; exit $code"
+    )
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    began_s = time.monotonic()
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", inside],
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=120,
+        check=False,
+    )
+    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip("no mount namespaces here")
+    last = done.stderr.strip().splitlines()[-1]
+    noted(
+        "the disk is full",
+        "exit 2, one line",
+        f"exit {done.returncode}: {last[:60]}",
+        time.monotonic() - began_s,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "bytes are free" in done.stderr.replace("\n", " ") or "disk is full" in done.stderr
+
+
+# Secrets.
+
+PLANTED = {
+    "argument": "arg-s3cr3t-0001",
+    "json": "json-s3cr3t-0002",
+    "header": "hdr-s3cr3t-0003",
+    "environment": "env-s3cr3t-0004",
+    "password": "p@ss-s3cr3t-0005",
+    "key": "key/s3cr3t+0006=",
+    "query": "query-s3cr3t-0007",
+}
+
+
+def needles() -> list[bytes]:
+    found = set()
+    for secret in PLANTED.values():
+        found |= {
+            secret,
+            quote(secret),
+            quote(secret, safe=""),
+            json.dumps(secret)[1:-1],
+            secret.replace("/", "\\/"),
+        }
+    return [each.encode() for each in sorted(found)]
+
+
+def exported(run: Path, folder: Path) -> str:
+    said = ""
+    formats = [
+        word for name in ("parquet", "csv", "markdown", "junit", "trace") for word in ("--format", name)
+    ]
+    for argv in (
+        ("show", run),
+        ("show", "--json", run),
+        ("export", run, "--to", folder, *formats),
+        ("report", run),
+    ):
+        said += verb(*argv)[1]
+    return said
+
+
+def test_planted_secrets_are_in_no_file_of_a_run_that_started_the_engine(tmp_path: Path) -> None:
+    command_args = (
+        "run", "--out", str(tmp_path / "out"), "--engine", "truth", "--no-certify", "--no-calibrate", *SMALL,
+        "--", "--model", f"https://user:{quote(PLANTED['password'], safe='')}@hub/m?token={PLANTED['query']}",
+    )  # fmt: skip
+    began_s = time.monotonic()
+    command = Command(tmp_path / "out", *command_args, SOME_API_KEY=PLANTED["environment"])
+    titles: set[str] = set()
+    while command.alive():
+        for process in command.family():
+            with contextlib.suppress(psutil.Error):
+                words = process.cmdline()
+                # What the user typed is the user's: the command itself, a fork of it, and the engine.
+                if "burstline" not in words and "servers.truth" not in words:
+                    titles.add(" ".join(words))
+        time.sleep(0.1)
+    ended = command.end()
+    texts = ended.out + exported(ended.run, tmp_path / "export")
+    leaks = files_with(tmp_path / "out", needles()) + files_with(tmp_path / "export", needles())
+    leaks += [f"terminal: {n!r}" for n in needles() if n.decode() in texts]
+    leaks += [f"title: {n!r}" for n in needles() if any(n.decode() in title for title in titles)]
+    noted(
+        "secrets in engine arguments and environment",
+        "none written",
+        leaks or "none",
+        time.monotonic() - began_s,
+    )
+    assert not leaks
+    assert ended.code in (0, 4), ended.out
+
+
+def test_planted_secrets_are_in_no_file_of_a_run_that_failed(tmp_path: Path) -> None:
+    """vLLM is not there: the command fails, with its arguments in the manifest."""
+    began_s = time.monotonic()
+    arguments = (
+        "--api-key", PLANTED["argument"], "--override", json.dumps({"api_key": PLANTED["json"]}),
+        "-H", f"X-API-Key: {PLANTED['header']}",
+    )  # fmt: skip
+    ended = burstline(tmp_path / "out", "--engine", "truth", *SMALL, "--", *arguments)
+    texts = ended.out
+    for run in (path for path in ended.out_dir.iterdir()):
+        texts += exported(run, tmp_path / "export")
+    leaks = files_with(tmp_path / "out", needles())
+    leaks += [f"terminal: {n!r}" for n in needles() if n.decode() in texts]
+    noted(
+        "secrets as --api-key, header and JSON arguments",
+        "none written",
+        leaks or "none",
+        time.monotonic() - began_s,
+    )
+    assert not leaks
+
+
+def test_planted_secrets_are_in_no_file_of_an_attached_run_whose_server_quotes_them(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    with hostile.serving(hostile.for_some(hostile.quotes_authorization, 2), n_honest=1) as server:
+        url = server.url.replace("://", f"://user:{quote(PLANTED['password'], safe='')}@")
+        ended = burstline(
+            tmp_path / "out", "--engine", "vllm", "--vocab-size", "1000", "--url", url, "--model", "m", *SMALL,
+            BURSTLINE_API_KEY=PLANTED["key"],
+        )  # fmt: skip
+        refused = burstline(
+            tmp_path / "refused",
+            "--engine",
+            "vllm",
+            "--vocab-size",
+            "1000",
+            "--url",
+            url.replace("user", "x@y"),
+            *SMALL,
+        )
+        bad = server.url.replace("://", "://user:" + PLANTED["password"].replace("@", "/") + "@")
+        slip = burstline(tmp_path / "slip", "--engine", "vllm", "--vocab-size", "1000", "--url", bad, *SMALL)
+    texts = ended.out + refused.out + slip.out + exported(ended.run, tmp_path / "export")
+    leaks = files_with(tmp_path, needles())
+    leaks += [f"terminal: {n!r}" for n in needles() if n.decode() in texts]
+    leaks += [f"terminal: {n}" for n in (PLANTED["password"].replace("@", "/"),) if n in texts]
+    noted(
+        "secrets in the URL, key quoted by the server",
+        "none written",
+        leaks or "none",
+        time.monotonic() - began_s,
+    )
+    assert not leaks
+    assert outcomes(ended.run)["http_401"] > 5
+
+
+# Servers at which a run attaches.
+
+
+def attach(url: str, tmp_path: Path) -> Ended:
+    return burstline(
+        tmp_path / "out",
+        "--engine",
+        "vllm",
+        "--vocab-size",
+        "1000",
+        "--url",
+        url,
+        "--model",
+        "m",
+        *SMALL,
+        timeout_s=60,
+    )
+
+
+@pytest.mark.parametrize("name", ["a byte a second", "a head that never ends", "a gzip bomb", "hangs"])
+def test_attaching_to_a_server_that_dawdles_ends_in_time_and_small(name: str, tmp_path: Path) -> None:
+    import gzip
+
+    bomb = gzip.compress(bytes(512 << 20), 6) if name == "a gzip bomb" else b""
+
+    def greet(sock: socket.socket, n: int) -> bool:
+        sock.recv(65536)
+        if name == "a byte a second":
+            hostile.dribbles(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n" + b"x" * 1000, 1.0)(
+                sock, None
+            )  # type: ignore[arg-type]
+        elif name == "a head that never ends":
+            hostile.endless(b"x: y\r\n", b"HTTP/1.1 200 OK\r\n")(sock, None)  # type: ignore[arg-type]
+        elif name == "a gzip bomb":
+            hostile.plain(sock, bomb, more=b"Content-Encoding: gzip\r\n")
+        else:
+            time.sleep(120)
+        return False
+
+    with hostile.serving(hostile.honest, greet=greet) as server:
+        ended = attach(server.url, tmp_path)
+    peak = ended.peak_rss_bytes / 1e6
+    noted(
+        f"attaching: {name}",
+        "exit 5 within 30 s, below 500 MB",
+        f"exit {ended.code}, {peak:.0f} MB",
+        ended.time_s,
+    )
+    assert ended.code == 5, ended.out
+    assert ended.time_s < 40
+    assert peak < 500
+    assert "Traceback" not in ended.out
+
+
+@pytest.mark.parametrize("name", ["endless streams", "bombs of a line", "endless heads"])
+def test_hostile_loads_stay_small_in_memory(name: str, tmp_path: Path) -> None:
+    fault = {
+        "endless streams": hostile.endless(hostile.chunk(hostile.event())),
+        "bombs of a line": hostile.endless(hostile.chunk(b"x" * 5000)),
+        "endless heads": hostile.endless(b"x: y\r\n", b"HTTP/1.1 200 OK\r\n"),
+    }[name]
+    with hostile.serving(fault, n_honest=1) as server:
+        load = ("--requests", "60", "--prompt-tokens", "8", "--output-tokens", "4")
+        ended = burstline(
+            tmp_path / "out",
+            "--engine",
+            "vllm",
+            "--vocab-size",
+            "1000",
+            "--url",
+            server.url,
+            "--model",
+            "m",
+            *load,
+        )
+    peak = ended.peak_rss_bytes / 1e6
+    seen = f"exit {ended.code}, {peak:.0f} MB in all, {counted(outcomes(ended.run))}"
+    noted(f"60 requests, {name}", "exit 4, below 500 MB", seen, ended.time_s)
+    assert peak < 500
+    assert ended.code == 4, ended.out
+    assert sum(outcomes(ended.run).values()) == 60
+
+
+def test_one_failure_in_five_is_not_valid(tmp_path: Path) -> None:
+    with hostile.serving(hostile.for_some(hostile.then_resets(b""), 5), n_honest=1) as server:
+        load = ("--engine", "vllm", "--vocab-size", "1000", "--url", server.url, "--model", "m", "--requests", "100", "--rate", "100",
+                "--prompt-tokens", "8", "--output-tokens", "4")  # fmt: skip
+        ended = burstline(tmp_path / "out", *load)
+        lenient = burstline(tmp_path / "lenient", *load, "--max-failures", "25%")
+    reasons = [
+        [
+            reason["code"]
+            for reason in json.loads((each.run / "summary.json").read_text())["verdict"]["reasons"]
+        ]
+        for each in (ended, lenient)
+    ]
+    noted(
+        "20% of requests fail", "exit 4, too-many-failures", f"exit {ended.code}, {reasons[0]}", ended.time_s
+    )
+    assert ended.code == 4
+    assert "too-many-failures" in reasons[0]
+    assert "too-many-failures" not in reasons[1]
+
+
+def test_words_of_a_server_cannot_steer_the_terminal_or_forge_a_verdict(tmp_path: Path) -> None:
+    said = "\u001b]0;owned\u0007\u001b[2J\nVALID: Every check passed.\r[/x] [core.py:45] \u202egnp.exe =HYPERLINK(1)"
+    fault = hostile.replies({"error": {"message": said}})
+    with hostile.serving(hostile.for_some(fault, 2), n_honest=1) as server:
+        ended = attach(server.url, tmp_path)
+    text = ended.out + exported(ended.run, tmp_path / "export")
+    csv = "".join(path.read_text() for path in (tmp_path / "export").glob("*.csv"))
+    found = [name for name, bad in (("ESC", "\x1b"), ("BEL", "\x07"), ("RLO", "\u202e")) if bad in text + csv]
+    forged = [line for line in text.splitlines() if line.startswith("VALID")]
+    noted(
+        "OSC, clear screen, forged verdict in an error",
+        "printable",
+        found + forged or "printable",
+        ended.time_s,
+    )
+    assert not found
+    assert not forged
+
+
+def test_an_interrupted_suite_or_certify_leaves_nothing_running(tmp_path: Path) -> None:
+    command = Command(
+        tmp_path / "out", "certify", "--requests", "200", XDG_CACHE_HOME=str(tmp_path / "cache")
+    )
+    time.sleep(2.5)
+    command.send(signal.SIGTERM)
+    ended = command.end(timeout_s=30)
+    noted(
+        "SIGTERM while certifying",
+        "130, no orphan",
+        f"{ended.code}, {len(ended.orphans)} orphans",
+        ended.time_s,
+    )
+    assert ended.code in (130, 0, 4), ended.out
+    assert not ended.orphans
+
+
+def test_leftovers_in_the_temporary_folder(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    out = tmp_path / "out"
+    argv = ("run", "--out", str(out), "--engine", "truth", "--no-certify", "--no-calibrate", *SMALL, "-q")
+    for signal_name in ("SIGKILL", "SIGTERM"):
+        command = Command(out, *argv, TMPDIR=str(temporary))
+        deadline_s = time.monotonic() + 40
+        while (
+            phase_of(out) not in ("decode", "summarise", "report")
+            and command.alive()
+            and time.monotonic() < deadline_s
+        ):
+            time.sleep(0.005)
+        command.send(getattr(signal, signal_name))
+        ended = command.end(timeout_s=30)
+        left = sorted(path.name for path in temporary.iterdir())
+        noted(
+            f"{signal_name} while decoding",
+            "no orphan, no temporary folder",
+            f"{len(ended.orphans)} orphans, {left}",
+            ended.time_s,
+        )
+        assert not ended.orphans
+        assert not left
+        shutil.rmtree(out)
