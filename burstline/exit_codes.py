@@ -18,12 +18,15 @@ INTERRUPTED = 130
 
 
 def of_summary(summary: Summary) -> int:
-    """The exit code of a run that ended: whether an SLO was missed, whether the run is valid."""
+    """The exit code of a run that ended. SLOs follow the grade of their own metric and decide alone.
+
+    Without an SLO, and of a run that failed, the state decides.
+    """
     results = {target.result for target in summary.targets}
     if "fail" in results:
         return TARGET_MISSED
-    valid = summary.verdict.state == "VALID"
-    return DONE if valid and "inconclusive" not in results else INCONCLUSIVE
+    usable = summary.verdict.state != "FAILED" if results else summary.verdict.state == "VALID"
+    return DONE if usable and "inconclusive" not in results else INCONCLUSIVE
 
 
 def worst(codes: Iterable[int]) -> int:

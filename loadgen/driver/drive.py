@@ -314,6 +314,7 @@ class _Drive:
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
             reader=wire.reader.name,
+            cpu_wait_s=wire.cpu_wait_s,
         )
 
 

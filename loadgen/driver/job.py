@@ -64,8 +64,9 @@ class DriveReport:
     it had moved at the end. `failures` counts captures by failure; `n_resent` requests were written twice
     because the server closed an idle connection just then. CPU, wall time and context switches run from the
     start to the last capture written. `t0_ns` is None where the run never began. `reader` is which of the two
-    read the replies, "compiled" or "python". `host` and `clock` are a remote driver's: where it ran, and how
-    its clock was mapped to ours (its captures are in our clock's terms already).
+    read the replies, "compiled" or "python". `cpu_wait_s` is how long the reading thread was
+    ready to run and had no CPU, None where the kernel does not say. `host` and `clock` are a remote driver's:
+    where it ran, and how its clock was mapped to ours (its captures are in our clock's terms already).
     """
 
     worker: int
@@ -89,5 +90,6 @@ class DriveReport:
     n_voluntary_switches: int
     n_involuntary_switches: int
     reader: str = "python"
+    cpu_wait_s: float | None = None
     host: str | None = None
     clock: ClockMap | None = None

@@ -58,6 +58,14 @@ class Usage:
         )
 
 
+def cpu_wait_s() -> float | None:
+    """How long this thread has been ready to run without a CPU; None where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return None
+
+
 def peak_rss_bytes() -> int:
     """The most memory this process has held. On Linux ru_maxrss would count the parent's before exec."""
     status = Path("/proc/self/status")

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import e2e, ttft
+from loadgen.metrics.definitions import e2e_due, ttft_due
 from loadgen.metrics.throughput import NO_LENGTH, prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.record import Outcome
@@ -174,10 +174,10 @@ def mlperf(c: Columns) -> ToolFigures:
     end_s = float(c.last_s[ended].max()) if ended.any() else 0.0
     rates = _rates(c.output_tok[ended], int(ended.sum()), float(c.due_s.min()) if len(c) else 0.0, end_s)
     return ToolFigures(
-        ttft=ttft(c)[ended],
+        ttft=ttft_due(c)[ended],
         tpot=_ratio(c.last_s - c.first_s, c.output_tok - 1)[ended],
         itl=None,
-        e2e=e2e(c)[ended],
+        e2e=e2e_due(c)[ended],
         output_tok_per_s=rates[0],
         requests_per_s=rates[1],
         mlperf_rank=True,

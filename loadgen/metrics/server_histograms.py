@@ -17,7 +17,8 @@ from loadgen.metrics.summary_types import Agreement
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, Floats
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
-from loadgen.verdict.verdict import FLOOR_S, Reason
+from loadgen.verdict.grades import FLOOR_S
+from loadgen.verdict.verdict import Reason
 
 LATENCIES = ("ttft", "itl", "e2e")
 UNEXPLAINED = 0.05

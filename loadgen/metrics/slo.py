@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record.columns import Columns
-from loadgen.stats.estimates import Absent, Figure, measured, order_statistic_ranks
-from loadgen.verdict.verdict import State, Verdict
+from loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
+from loadgen.verdict.grades import Grade
+from loadgen.verdict.verdict import State
 from workloads.request import WorkloadError
 
 STATISTICS: Final = ("p50", "p90", "p95", "p99", "mean")
@@ -138,9 +139,7 @@ NO_CRITERION: Final = Absent("no per-request SLO was given (such as --slo 'ttft<
 
 def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
     """Every target among `goals` with what was measured."""
-    return tuple(
-        _judge(goal, _figure(goal, summary), c, summary.verdict) for goal in goals if not goal.per_request
-    )
+    return tuple(_judge(goal, _figure(goal, summary), c, summary) for goal in goals if not goal.per_request)
 
 
 def _figure(goal: Goal, summary: Summary) -> Figure:
@@ -150,24 +149,29 @@ def _figure(goal: Goal, summary: Summary) -> Figure:
     return summary.figure("metrics", goal.metric, str(goal.statistic))
 
 
-def _judge(goal: Goal, figure: Figure, c: Columns, verdict: Verdict) -> TargetResult:
+def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary) -> TargetResult:
     result, reason = _held_against(goal, figure, c)
-    if result in _SPOILT.get(verdict.state, ()) and not _certain_in_overload(result, verdict):
-        result, reason = Result.INCONCLUSIVE, f"the run is {verdict.state}; by its numbers: {result}"
-    return TargetResult(goal.text, result, reason, figure)
+    doubt = None if result == Result.INCONCLUSIVE else _doubt(goal, result, figure, summary)
+    return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
 
 
-_SPOILT: Final = {
-    State.CLIENT_BOUND: (Result.PASS, Result.FAIL),
-    State.NOT_COMPARABLE: (Result.PASS, Result.FAIL),
-    State.NOT_STATIONARY: (Result.PASS, Result.FAIL),
-}
-"""Which results a verdict takes away."""
-
-
-def _certain_in_overload(result: Result, verdict: Verdict) -> bool:
-    """A target that is missed while the queue still grows would be missed by more later on."""
-    return result == Result.FAIL and any(reason.code == "overloaded" for reason in verdict.reasons)
+def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str | None:
+    """Why the result does not count: the grade of the percentile it is on, then the state of the run."""
+    grade, verdict = summary.grades.get(goal.metric, {}).get(str(goal.statistic)), summary.verdict
+    if grade is not None and grade.grade == Grade.UNRELIABLE:
+        return f"the client read too late to judge {goal.metric}.{goal.statistic}"
+    if grade is not None and grade.grade == Grade.AS_SENT and grade.as_sent_s is not None:
+        shown = figure.point if isinstance(figure, Estimate) else math.inf
+        if (grade.as_sent_s <= goal.bound) != (shown <= goal.bound):
+            return f"late sends decide it: counted from the send it is {grade.as_sent_s:.4g} s"
+    if verdict.state in (State.NOT_COMPARABLE, State.NOT_STATIONARY):
+        # A target that is missed while the queue still grows would be missed by more later on.
+        overloaded = any(reason.code == "overloaded" for reason in verdict.reasons)
+        certain = result == Result.FAIL and overloaded
+        return None if certain else f"the run is {verdict.state}; reading: {result}"
+    if verdict.state == State.DISTURBED and result == Result.FAIL:
+        return "the run is DISTURBED: other work on this machine may be why it is missed"
+    return None
 
 
 def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -33,7 +33,7 @@ from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, early_stopping_bound, label, measured
+from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
 from loadgen.stats.quantiles import mean, percentiles
 from loadgen.stats.serial_correlation import (
     OrderedSamples,
@@ -43,13 +43,14 @@ from loadgen.stats.serial_correlation import (
     share_in_order,
 )
 from loadgen.verdict.certificate import certified, errors_of
+from loadgen.verdict.grades import grades
 from loadgen.verdict.instrument import instrument
 from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
 from loadgen.verdict.warnings import caveats
 from servers.engine import Identity
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
-HEADLINE: Final = ("ttft", "itl", "e2e")
+HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 """Whose percentiles the client's lateness is held against."""
 
 
@@ -68,6 +69,7 @@ class Context:
     identity: Identity | None = None
     status: str = "complete"
     concurrency: int | None = None
+    server_here: bool = False
     certificate: Certificate | Absent | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
@@ -85,6 +87,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         identity=manifest.identity,
         status=run.status,
         concurrency=manifest.concurrency,
+        server_here=manifest.server is not None and not manifest.server.attached,
         certificate=manifest.certificate,
         not_comparable=not_comparable,
         arrivals=manifest.arrivals,
@@ -132,8 +135,10 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         memory=memory(watched, context.reports, context.identity),
         conservation=conservation(whole, watched),
         agreement=agreement(whole, watched),
+        grades=grades(c),
     )
-    verdict = judge(_evidence(unjudged, context, steady), caveats(unjudged, context.certificate))
+    warnings = caveats(unjudged, context.certificate, status=context.status, server_here=context.server_here)
+    verdict = judge(_evidence(unjudged, whole, context, steady), warnings)
     summary = replace(unjudged, verdict=verdict)
     return replace(summary, targets=judge_goals(context.goals, summary, c))
 
@@ -188,17 +193,34 @@ def _window(c: Columns, steady: Steady | None) -> CountedWindow:
     )
 
 
-def _evidence(summary: Summary, context: Context, steady: Steady | None) -> Evidence:
-    client, throttled = summary.instrument, summary.instrument.throttled_fraction
+def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | None) -> Evidence:
+    client = summary.instrument
+
+    def share(figure: Figure) -> float | None:
+        return None if isinstance(figure, Absent) else figure.point
+
     return Evidence(
         counts=summary.counts,
-        status=context.status,
         headline={name: {row.name: row.figure for row in summary.metrics[name].rows()} for name in HEADLINE},
-        send_lag_s={"p50": client.send_lag_p50_s, "p99": client.send_lag_p99_s},
-        read_error_s={"p50": client.read_error_p50_s, "p99": client.read_error_p99_s},
+        grades=summary.grades,
+        cause=_cause(c, summary.counts),
         instrument_error_s=errors_of(context.certificate),
-        throttled_fraction=None if isinstance(throttled, Absent) else throttled.point,
+        waited_fraction=share(client.client_cpu_wait_fraction),
+        throttled_fraction=share(client.throttled_fraction),
+        others_cpu_fraction=share(client.others_cpu_fraction),
+        server_here=context.server_here,
         max_failures=context.max_failures,
+        status=context.status,
         not_comparable=context.not_comparable,
         not_stationary=(*context.not_stationary, *(steady.reasons if steady else ())),
     )
+
+
+def _cause(c: Columns, counts: Mapping[str, int]) -> str:
+    """What the first request that failed in the most frequent way said, at most 200 characters."""
+    kinds = {name: n for name, n in counts.items() if name not in ("planned", "ok")}
+    if not any(kinds.values()):
+        return ""
+    worst = max(kinds, key=kinds.__getitem__)
+    rows = zip(c.table.column("outcome").to_pylist(), c.table.column("error").to_pylist(), strict=True)
+    return next((str(error)[:200] for outcome, error in rows if outcome == worst and error), "")

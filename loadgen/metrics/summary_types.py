@@ -15,6 +15,7 @@ from loadgen.metrics.definitions import METRICS
 from loadgen.record import typed_json
 from loadgen.record.manifest import OPTIONAL, SCHEMA
 from loadgen.stats.figure import Absent, Estimate, Figure
+from loadgen.verdict.grades import PercentileGrade
 from loadgen.verdict.verdict import Verdict
 from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
@@ -252,6 +253,7 @@ class Instrument(Section):
     steal_fraction: Figure = titled("CPU stolen by the hypervisor")
     cpu_waiting_fraction: Figure = titled("Time some task waited for a CPU")
     throttled_fraction: Figure = titled("Time the client was throttled")
+    client_cpu_wait_fraction: Figure = titled("Time the client waited for a CPU")
     certified_ttft_bias_s: Figure | None = optional("TTFT at a server of known truth, mean error")
     certified_ttft_p99_s: Figure | None = optional("TTFT at a server of known truth, error p99")
     certified_itl_bias_s: Figure | None = optional("ITL at a server of known truth, mean error")
@@ -326,7 +328,10 @@ class TargetResult:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Every number of a run. `counts` are requests by outcome, `planned` the sum of all others."""
+    """Every number of a run. `counts` are requests by outcome, `planned` the sum of all others.
+
+    `grades` say by metric and percentile how far the client moved it.
+    """
 
     counts: Mapping[str, int]
     metrics: Mapping[str, MetricFigures]
@@ -347,6 +352,7 @@ class Summary:
     memory: Memory = Memory()
     conservation: Conservation = Conservation()
     agreement: Agreement = Agreement()
+    grades: Mapping[str, Mapping[str, PercentileGrade]] = field(default_factory=dict)
     roofline: Reconciliation | NotReconciled | None = field(default=None, metadata=OPTIONAL)
     schema: int = SCHEMA
 
@@ -385,5 +391,13 @@ def _from_1(row: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
+def _from_2(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 3 calls a run that served too little FAILED, and grades every percentile."""
+    row, verdict = {**row, "schema": 3}, row.get("verdict")
+    if isinstance(verdict, dict) and verdict.get("state") == "INSUFFICIENT":
+        row["verdict"] = {**verdict, "state": "FAILED"}
+    return row
+
+
 _NONE_CUT_OFF_1: Final = "no request was cut off"
-_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1}
+_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}

@@ -27,10 +27,10 @@ def survival(c: Columns) -> dict[str, Survival]:
     cut_off, set_out = np.isin(outcome, _CUT_OFF), outcome != Outcome.NOT_SENT.value
     if not cut_off.any():
         return dict.fromkeys(("ttft", "e2e"), Survival.absent(NONE_CUT_OFF))
-    watched_s = np.where(cut_off, c.closed_s - c.due_s, np.inf)
+    watched_s = np.where(cut_off, c.closed_s - c.origin_s, np.inf)
     began, ended = ~np.isnan(c.first_s) & (c.ok | cut_off), c.ok
-    ttft_s = np.where(began, c.first_s - c.due_s, watched_s)
-    e2e_s = np.where(ended, c.last_s - c.due_s, watched_s)
+    ttft_s = np.where(began, c.first_s - c.origin_s, watched_s)
+    e2e_s = np.where(ended, c.last_s - c.origin_s, watched_s)
     return {
         "ttft": Survival(**survival_percentiles(ttft_s[set_out], began[set_out])),
         "e2e": Survival(**survival_percentiles(e2e_s[set_out], ended[set_out])),

@@ -75,6 +75,14 @@ class Watched:
         _, n_cpus = self.series("host", "n_cpus")
         return self._fraction("host", name, float(n_cpus[-1]) if len(n_cpus) else 1.0)
 
+    def throttled_fraction(self) -> Figure:
+        """The share of a CPU that a quota took from the client; Absent where others share the quota."""
+        _, alone = self.series("cgroup", "alone")
+        if len(alone) and not alone.min():
+            return Absent("the control group holds more than the client")
+        _, n_cpus = self.series("host", "n_cpus")
+        return self._fraction("cgroup", "throttled_s", float(n_cpus[-1]) if len(n_cpus) else 1.0)
+
     def devices(self) -> list[str]:
         """The GPUs that were seen: gpu0, gpu1, ..."""
         return self.rows.devices()

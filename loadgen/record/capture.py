@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import overload
 
 import numpy as np
@@ -28,18 +28,28 @@ def reply_limit_bytes(n_prompt_tok: int, n_output_tok: int) -> int:
     return min(wanted, MAX_REPLY_BYTES)
 
 
+def _no_ints() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads(Sequence[Read]):
     """The reads of one reply, kept by column: a sequence of `Read` that costs a fifth of their memory.
 
     `at_ns` and `kernel_ns` (NO_STAMP where the kernel gave none) are int64, one per read; `ends[i]` is the
-    offset in `data` just past read i.
+    offset in `data` just past read i. `since_ns[i]` bounds how long before `at_ns[i]` its first byte can have
+    arrived; -1 where that was not recorded.
     """
 
     at_ns: NDArray[np.int64]
     kernel_ns: NDArray[np.int64]
     ends: NDArray[np.int64]
     data: bytes
+    since_ns: NDArray[np.int64] = field(default_factory=_no_ints)
+
+    def __post_init__(self) -> None:
+        if len(self.since_ns) != len(self.at_ns):
+            object.__setattr__(self, "since_ns", np.full(len(self.at_ns), -1, np.int64))
 
     @classmethod
     def of(cls, reads: Sequence[Read]) -> Reads:

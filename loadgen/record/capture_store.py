@@ -5,7 +5,8 @@ so that a damaged one is noticed and costs no other.
 
 A frame holds, little-endian: its length without this field (u32), the header below, the failure and the
 detail (UTF-8), then by column the steps between read stamps (i64), how much earlier the kernel had each read
-(i64, -1 where it did not say) and the lengths (u32), then the bytes. `zstd -d` reads the file as well.
+(i64, -1 where it did not say), by how much its first byte may have come earlier (i64, -1 where unknown; not
+in BLC1) and the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from workloads.request import WorkloadError
 
 _LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct("<4siqqqqqHII")
-_MAGIC: Final = b"BLC1"
+_MAGIC: Final = b"BLC2"
+_WITHOUT_SINCE: Final = b"BLC1"
 _PARTIAL = ".partial"
 _MIN_FRAME_HEADER_BYTES = 6
 _RLE_BLOCK, _RESERVED_BLOCK, _HAS_CHECKSUM = 1, 3, 4
@@ -227,6 +229,7 @@ def packed(capture: Capture) -> bytes:
     columns = (
         np.diff(reads.at_ns, prepend=0).astype("<i8", copy=False),
         np.where(reads.kernel_ns == NO_STAMP, -1, reads.at_ns - reads.kernel_ns).astype("<i8", copy=False),
+        reads.since_ns.astype("<i8", copy=False),
         np.diff(reads.ends, prepend=0).astype("<u4"),
     )
     data = masked(reads.data)  # a server may have quoted the key that it was sent
@@ -237,7 +240,7 @@ def packed(capture: Capture) -> bytes:
 def unpacked(contents: bytes) -> Capture:
     """The capture back from a frame's contents, without the length before them. Raises ValueError."""
     magic, index, due_ns, *moments, n_failure, n_detail, n_reads = _HEADER.unpack_from(contents)
-    if magic != _MAGIC:
+    if magic not in (_MAGIC, _WITHOUT_SINCE):
         raise ValueError(
             f"expected a capture of schema {_MAGIC!r}, got {magic!r}; was it written by a newer version?"
         )
@@ -248,15 +251,18 @@ def unpacked(contents: bytes) -> Capture:
     at += n_detail
     steps = np.frombuffer(contents, "<i8", n_reads, at)
     lags = np.frombuffer(contents, "<i8", n_reads, at + 8 * n_reads)
-    lengths = np.frombuffer(contents, "<u4", n_reads, at + 16 * n_reads)
-    if int(lengths.sum(dtype=np.int64)) != len(contents) - at - 20 * n_reads:
+    since = np.frombuffer(contents, "<i8", n_reads if magic == _MAGIC else 0, at + 16 * n_reads)
+    at += 16 * n_reads + since.nbytes
+    lengths = np.frombuffer(contents, "<u4", n_reads, at)
+    if int(lengths.sum(dtype=np.int64)) != len(contents) - at - 4 * n_reads:
         raise ValueError("its reads do not add up to its bytes")
     at_ns = steps.cumsum(dtype=np.int64)
     reads = Reads(
         at_ns,
         np.where(lags < 0, NO_STAMP, at_ns - lags),
         lengths.cumsum(dtype=np.int64),
-        contents[at + 20 * n_reads :],
+        contents[at + 4 * n_reads :],
+        since,
     )
     dispatched, connected, sent, closed = (None if m == NO_STAMP else m for m in moments)
     return Capture(index, due_ns, dispatched, connected, sent, closed, reads, failure or None, detail or None)

@@ -26,6 +26,8 @@ class Columns:
 
     `table` is the records without what stands here for each event.
 
+    `origin_s` is from when latency counts: where all were due at once (a burst) each request's own send, for
+    the order of sending is the shape of that load; otherwise when it was due, so that nothing is omitted.
     `first_s` and `last_s` are when the first and the last token arrived, `first_n` how many came with the
     first. `event_s` and `event_n` run over all events of all requests in order; those of request i are
     `starts[i] : starts[i + 1]`, `owner` names i for each.
@@ -34,6 +36,7 @@ class Columns:
     table: pa.Table
     ok: NDArray[np.bool_]
     due_s: Floats
+    origin_s: Floats
     dispatched_s: Floats
     connected_s: Floats
     sent_s: Floats
@@ -64,6 +67,15 @@ class Columns:
         """How much later than the kernel our code had each event; NaN without a kernel stamp."""
         lag_ns = _flat(self.table, "read_lag_ns")
         return np.where(lag_ns < 0, np.nan, lag_ns / 1e9)
+
+    @property
+    def event_error_s(self) -> Floats:
+        """By how much each event may have arrived before its stamp; NaN where that was not recorded."""
+        known = "read_error_ns" in self.table.column_names
+        error_ns = _flat(self.table, "read_error_ns") if known else self.event_s[:0]
+        if len(error_ns) != len(self.event_s):
+            return np.full(len(self.event_s), np.nan)
+        return np.where(error_ns < 0, np.nan, error_ns / 1e9)
 
     def due_from(self, start_s: float) -> Columns:
         """The requests that were due at `start_s` or later."""
@@ -100,13 +112,16 @@ def columns_of(table: pa.Table) -> Columns:
     n_events = pc.list_value_length(table.column("token_ns")).fill_null(0).to_numpy()
     starts = _starts(n_events)
     some = n_events > 0
+    due_s, sent_s = floats("due_ns", 1e9), floats("sent_ns", 1e9)
+    is_burst = len(due_s) > 1 and float(np.ptp(due_s)) == 0.0
     return Columns(
         table=table.drop_columns(["token_ns", "token_n"]),
         ok=np.asarray(table.column("outcome").to_numpy() == Outcome.OK.value),
-        due_s=floats("due_ns", 1e9),
+        due_s=due_s,
+        origin_s=np.where(np.isnan(sent_s), due_s, sent_s) if is_burst else due_s,
         dispatched_s=floats("dispatched_ns", 1e9),
         connected_s=floats("connected_ns", 1e9),
-        sent_s=floats("sent_ns", 1e9),
+        sent_s=sent_s,
         headers_s=floats("headers_ns", 1e9),
         closed_s=floats("closed_ns", 1e9),
         answer_s=floats("answer_ns", 1e9),

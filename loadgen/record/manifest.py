@@ -16,7 +16,7 @@ from loadgen.stats.figure import Absent
 from servers.engine import Capabilities, Identity, Stage
 from servers.settings import Setting
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
 
 MAX_FAILURES: Final = 0.01
@@ -258,4 +258,9 @@ def _from_1(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, "schema": 2}
 
 
-_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1}
+def _from_2(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Schema 3 keeps with each read since when its bytes can have come; the manifest is the same."""
+    return {**row, "schema": 3}
+
+
+_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}

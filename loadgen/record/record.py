@@ -75,8 +75,9 @@ class Record:
 
     Times are ns from the run's start, None where it never happened. `token_ns[i]` is when the event carrying
     `token_n[i]` generated tokens arrived (the kernel's stamp where there is one, ours otherwise), ascending;
-    `read_lag_ns[i]` is how much later our code had it, -1 where the kernel gave no stamp. `answer_ns` is the
-    first token that is not reasoning.
+    `read_lag_ns[i]` is how much later our code had it, -1 where the kernel gave no stamp;
+    `read_error_ns[i]` by how much it may have arrived before its stamp, -1 where not recorded. `answer_ns` is
+    the first token that is not reasoning.
 
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
     own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
@@ -101,6 +102,7 @@ class Record:
     token_ns: Sequence[int]
     token_n: Sequence[int]
     read_lag_ns: Sequence[int]
+    read_error_ns: Sequence[int]
     planned_prompt_tok: int
     planned_output_tok: int
     prompt_tok: int | None
@@ -163,6 +165,7 @@ class _Heard:
     tokens: _Tokens = _Tokens()
     token_ns: Sequence[int] = ()
     lag_ns: Sequence[int] = ()
+    error_ns: Sequence[int] = ()
     headers_ns: int | None = None
     status: int | None = None
 
@@ -184,8 +187,7 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     tokens = _tokens(reply, recounts)
     if reply.overshoots or capture.failure == HUNG_UP:
         tokens = tokens.cut_to(request.n_output_tok)
-    token_ns, lag_ns = _stamps(arrivals, tokens.ends)
-    heard = _Heard(reply, tokens, token_ns, lag_ns, arrivals.headers_ns, http.status)
+    heard = _Heard(reply, tokens, *_stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     return _record(request, capture, outcome, why, heard)
@@ -295,17 +297,25 @@ def _split(counts: list[int | None], known: list[int], total: int | None) -> tup
     return "spread", [next(shares) if n is None else n for n in counts]
 
 
-def _stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int]]:
-    """When the bytes up to each end arrived, ascending, and how much later our code had them."""
+def _stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+    """When the bytes up to each end arrived, ascending, how much later our code had them, and the error.
+
+    The kernel stamps a read's last segment. An event that is followed by more in its read, be it usage or
+    `[DONE]`, may have come in an earlier segment, and without a kernel's stamp any event may have waited.
+    """
     if not ends:
-        return [], []
+        return [], [], []
     reads = arrivals.reads
     read = arrivals.read_of(ends)
     at_ns, kernel_ns = reads.at_ns[read], reads.kernel_ns[read]
     stamped = kernel_ns != NO_STAMP
     token_ns = np.maximum.accumulate(np.where(stamped, kernel_ns, at_ns))
     lag_ns = np.where(stamped, np.maximum(at_ns - kernel_ns, 0), -1)
-    return token_ns.tolist(), lag_ns.tolist()
+    since_ns = reads.since_ns[read]
+    error_ns = np.where(stamped, np.maximum(since_ns - lag_ns, 0), since_ns)
+    error_ns = np.where(since_ns < 0, -1, error_ns)
+    error_ns = np.where(stamped & (arrivals.body_ends[read] <= np.asarray(ends)), 0, error_ns)
+    return token_ns.tolist(), lag_ns.tolist(), error_ns.tolist()
 
 
 def _record(request: Request, capture: Capture, outcome: str, error: str | None, heard: _Heard) -> Record:
@@ -324,6 +334,7 @@ def _record(request: Request, capture: Capture, outcome: str, error: str | None,
         token_ns=heard.token_ns,
         token_n=tokens.n,
         read_lag_ns=heard.lag_ns,
+        read_error_ns=heard.error_ns,
         planned_prompt_tok=request.n_prompt_tok,
         planned_output_tok=request.n_output_tok,
         prompt_tok=reply.n_prompt_tok,

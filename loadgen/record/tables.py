@@ -25,6 +25,7 @@ RECORDS: Final = pa.schema(
         "token_ns": pa.list_(pa.int64()),
         "token_n": pa.list_(pa.int32()),
         "read_lag_ns": pa.list_(pa.int64()),
+        "read_error_ns": pa.list_(pa.int64()),
         "planned_prompt_tok": pa.int64(),
         "planned_output_tok": pa.int64(),
         "prompt_tok": pa.int64(),

@@ -12,18 +12,19 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.verdict.served_work import NO_SUMMARY, Work
-from loadgen.verdict.verdict import WORST_FIRST, Reason, State
+from loadgen.verdict.served_work import Work
+from loadgen.verdict.verdict import Reason, State, state_of, worst
 
 TOLERANCE: Final = 0.01
 """Served tokens may differ by 1 % (a token that a server adds in front is 0.2 % of 512), shares of requests
 and of prompt tokens by one point."""
 
+UNUSABLE: Final = (State.FAILED, State.DISTURBED, State.NOT_STATIONARY, State.NOT_COMPARABLE)
+"""States of a run that spoil all of its numbers, worst first. A CLIENT-BOUND run has grades: only the
+percentiles that are unreliable are withheld."""
+
 COMPARABLE: Final = "COMPARABLE"
 ALONE: Final = "NOTHING TO COMPARE"
-
-STATES_WORST_FIRST: Final = (NO_SUMMARY, *map(str, WORST_FIRST))
-"""The states under which a run's numbers cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,7 @@ def comparability(works: Sequence[Work], unlike: Sequence[Reason] = ()) -> Compa
     if reasons:
         return Comparability(State.NOT_COMPARABLE, (*reasons, *unbelievable), warnings, facts)
     if unbelievable:
-        worst = next(state for state in STATES_WORST_FIRST if any(w.verdict == state for w in works))
-        return Comparability(worst, unbelievable, warnings, facts)
+        return Comparability(str(worst(work.verdict for work in works)), unbelievable, warnings, facts)
     alone = len({work.label for work in works}) < 2
     return Comparability(ALONE if alone else COMPARABLE, (), warnings, facts)
 
@@ -261,8 +261,8 @@ def _unforced(works: Sequence[Work]) -> list[Reason]:
 def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
     """One reason for each verdict under which a run's numbers cannot be used."""
     reasons = []
-    for state in STATES_WORST_FIRST:
-        runs = [work for work in works if work.verdict == state]
+    for state in UNUSABLE:
+        runs = [work for work in works if state_of(work.verdict) == state]
         if runs:
             who = ", ".join(dict.fromkeys(work.label for work in runs))
             many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'}"

@@ -27,21 +27,20 @@ def instrument(
     `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
     leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is how long after
     the kernel our code had an event; it is already taken out of every time. `read_error_*` bounds what cannot
-    be taken out. `compiled_reader` is the share of drivers that had it.
+    be taken out, event by event. `compiled_reader` is the share of drivers that had it.
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
     lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
     read_lag_s = c.event_lag_s
     stamped = ~np.isnan(read_lag_s)
     max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
-    error_s = read_error_s(c, max_pass_s)
     n = len(sent_s)
     peak = _most_in(PEAK_S, c.event_s) / PEAK_S if len(c.event_s) else None
     return Instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
         **_quantiles("read_lag", read_lag_s, NO_STAMP),
-        **_quantiles("read_error", error_s, "no token arrived"),
+        **_quantiles("read_error", c.event_error_s, "no token arrived, or an older version made this run"),
         kernel_stamps=measured(
             float(stamped.mean()) if len(stamped) else None, "1", "no token arrived", len(stamped)
         ),
@@ -63,35 +62,16 @@ def instrument(
         others_cpu_fraction=watched.cpu_fraction("others_cpu_s"),
         steal_fraction=watched.cpu_fraction("steal_s"),
         cpu_waiting_fraction=watched.time_fraction("pressure", "cpu_waiting_s"),
-        throttled_fraction=watched.time_fraction("cgroup", "throttled_s"),
+        throttled_fraction=watched.throttled_fraction(),
+        client_cpu_wait_fraction=_cpu_wait(reports),
     )
 
 
-def read_error_s(c: Columns, max_pass_s: float | None) -> Floats:
-    """The most by which each event's time can be wrong.
-
-    An event alone in its read has the kernel's own time: 0. Events that came in one read share the stamp of
-    its last segment; the earlier ones may have arrived at any time since the read before, but no longer ago
-    than our code ever took to come round. Without kernel stamps that pass bounds all events; where not even
-    it is known, NaN.
-    """
-    longest_s = np.nan if max_pass_s is None else max_pass_s
-    lag_s, event_s = c.event_lag_s, c.event_s
-    same = np.zeros(len(event_s), dtype=bool)
-    same[1:] = (c.owner[1:] == c.owner[:-1]) & (event_s[1:] == event_s[:-1])
-    shared = same.copy()
-    shared[:-1] |= same[1:]
-    shared_at, firsts = np.flatnonzero(shared), np.flatnonzero(shared & ~same)
-    first = firsts[np.searchsorted(firsts, shared_at, side="right") - 1]
-    before = np.maximum(first - 1, 0)
-    is_start = (first == 0) | (c.owner[before] != c.owner[first])
-    had_s = event_s[before] + np.nan_to_num(lag_s[before])
-    since_s = np.where(is_start, np.inf, np.maximum(event_s[first] - had_s, 0))
-    error_s = np.zeros(len(event_s))
-    error_s[shared_at] = np.fmin(since_s, longest_s)
-    error_s[np.isinf(error_s)] = np.nan
-    error_s[np.isnan(lag_s)] = longest_s
-    return error_s
+def _cpu_wait(reports: Sequence[DriveReport]) -> Figure:
+    """The share of the run in which the reading threads were ready to run and had no CPU."""
+    known = [(r.cpu_wait_s, r.wall_s) for r in reports if r.cpu_wait_s is not None and r.wall_s > 0]
+    share = max((waited / wall for waited, wall in known), default=None)
+    return measured(share, "1", "the kernel does not say how long the client waited for a CPU", len(known))
 
 
 def _most_in(window_s: float, at_s: Floats) -> int:

@@ -23,8 +23,6 @@ ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """The server gave a whole reply, of whatever length: work that was done."""
 
 OPEN = "open loop"
-NO_SUMMARY = "NO SUMMARY"
-"""The verdict of a run whose summary was never written."""
 
 _QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
 
@@ -99,7 +97,7 @@ def work_of(run: Run, label: str) -> Work:
         label=label,
         run=run.name,
         columns=columns,
-        verdict=str(verdict.state) if verdict else NO_SUMMARY,
+        verdict=str(verdict.state) if verdict else "NO SUMMARY",
         verdict_reason=next((reason.text for reason in verdict.reasons), "") if verdict else "",
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
         expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,

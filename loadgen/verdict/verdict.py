@@ -1,34 +1,47 @@
-"""Whether a run can be believed, in one word, with reasons and what to do."""
+"""Whether a run can be used, in one word, with reasons and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
 from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
+from loadgen.verdict.grades import Grade, Grades, tolerance_s
 
-FLOOR_S: Final = 1e-3
-SHARE: Final = 0.01
-"""The instrument may be off by 1 ms or by 1 % of what it measures, whichever is more."""
+BUSY: Final = 0.25
+"""Of two cores half of one: a server there is slowed, though the instrument may not be."""
+WAITING: Final = 0.1
+"""The share of the run that the client may spend waiting for a CPU."""
+THROTTLED: Final = 0.01
 
 
 class State(StrEnum):
-    VALID = "VALID"
-    INSUFFICIENT = "INSUFFICIENT"
+    """The states of a run, worst first: the one place that orders them."""
+
+    FAILED = "FAILED"
     CLIENT_BOUND = "CLIENT-BOUND"
-    NOT_COMPARABLE = "NOT-COMPARABLE"
+    DISTURBED = "DISTURBED"
     NOT_STATIONARY = "NOT-STATIONARY"
+    NOT_COMPARABLE = "NOT-COMPARABLE"
+    VALID = "VALID"
 
 
-WORST_FIRST: Final = (State.INSUFFICIENT, State.CLIENT_BOUND, State.NOT_COMPARABLE, State.NOT_STATIONARY)
-"""How states rank where several apply; VALID is none of them."""
+def worst(states: Iterable[str]) -> State:
+    """The worst of several; INSUFFICIENT, the name that older runs have for it, counts as FAILED."""
+    order = list(State)
+    return min(map(state_of, states), key=order.index, default=State.VALID)
+
+
+def state_of(text: str) -> State:
+    """The state that a summary names; what is unknown or missing is no usable run."""
+    return State(text) if text in set(State) else State.FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One thing that speaks against a run, or that its reader must know: what, in figures, and what to do."""
+    """One thing that the reader of a run must know: a code, what happened with its size, and what to do."""
 
     code: str
     text: str
@@ -58,126 +71,125 @@ class Verdict:
 class Evidence:
     """What a verdict rests on.
 
-    `counts` are requests by outcome with `planned` and `ok`. `headline` holds the figures that the client
-    could have spoilt, by metric and percentile ("ttft", "p99"); sending late spoils no gap between tokens.
-    `send_lag_s` and `read_error_s` say by percentile how late the client was, `instrument_error_s` by metric
-    and percentile how far off a server of known truth found it. `throttled_fraction` is the share of time
-    in which the system kept the client from running. `max_failures` is the share of planned requests that may
-    fail.
+    `counts` are requests by outcome with `planned` and `ok`, `cause` is what the first request that failed in
+    the most frequent way said. `headline` holds the percentiles that people read first, `grades` how far the
+    client moved them, `instrument_error_s` how far off it was at a server of known truth. Shares are of the
+    run's time or the machine's CPU, None where unknown: `waited_fraction` the client waited for a CPU,
+    `throttled_fraction` a quota of its own stopped it, `others_cpu_fraction` what neither client nor server
+    used; `server_here` says that the server ran on this machine and is none of those. `max_failures` is the
+    share of planned requests that may fail.
     """
 
     counts: Mapping[str, int]
-    status: str
     headline: Mapping[str, Mapping[str, Figure]]
-    send_lag_s: Mapping[str, Figure]
-    read_error_s: Mapping[str, Figure]
+    grades: Grades = field(default_factory=dict)
+    cause: str = ""
     instrument_error_s: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
+    waited_fraction: float | None = None
     throttled_fraction: float | None = None
-    max_failures: float = SHARE
+    others_cpu_fraction: float | None = None
+    server_here: bool = False
+    max_failures: float = 0.01
+    status: str = "complete"
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
 
 
 def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
-    """The verdict: the worst state that has a reason names it, reasons of the others follow."""
-    against = {
-        State.INSUFFICIENT: _insufficient(evidence),
+    """The verdict: the worst state that has a reason, then the reasons of the others."""
+    reasons = {
+        State.FAILED: _failed(evidence),
         State.CLIENT_BOUND: _client_bound(evidence),
-        State.NOT_COMPARABLE: list(evidence.not_comparable),
+        State.DISTURBED: _disturbed(evidence),
         State.NOT_STATIONARY: list(evidence.not_stationary),
+        State.NOT_COMPARABLE: list(evidence.not_comparable),
     }
-    state = next((state for state in WORST_FIRST if against[state]), State.VALID)
-    return Verdict(state, tuple(reason for state in WORST_FIRST for reason in against[state]), warnings)
+    state = worst(state for state, found in reasons.items() if found)
+    return Verdict(state, tuple(reason for state in State for reason in reasons.get(state, ())), warnings)
 
 
-def _insufficient(evidence: Evidence) -> list[Reason]:
-    counts, floor = evidence.counts, early_stopping_floor(0.5)
+def _failed(evidence: Evidence) -> list[Reason]:
+    """Nothing or too little was served, because requests failed."""
+    counts = evidence.counts
     ok, planned = counts["ok"], counts["planned"]
-    reasons = []
-    if evidence.status == "interrupted":
-        reasons.append(
-            Reason(
-                "cut-off",
-                f"The run was cut off: {ok:,} of {planned:,} requests had succeeded.",
-                "Run it again to its end.",
-            )
-        )
+    few = ok < early_stopping_floor(0.5)
+    if planned == ok or (not few and planned - ok <= evidence.max_failures * planned):
+        return [] if planned else [Reason("no-request", "Nothing was planned.", "Ask for a load.")]
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if kind not in ("planned", "ok") and n)
+    cause = f" {evidence.cause.rstrip('.')}." if evidence.cause else ""
     if not ok:
-        worst = max(
-            (name for name in counts if name not in ("ok", "planned")), key=counts.__getitem__, default="none"
-        )
-        reasons.append(
-            Reason(
-                "no-success",
-                f"None of {planned:,} requests succeeded; the most frequent outcome is {worst}.",
-                "Look at the first failure in the report and at the server's log.",
-            )
-        )
-    elif ok < floor:
-        reasons.append(
-            Reason(
-                "too-few",
-                f"{ok:,} request{'s' * (ok > 1)} succeeded; even a median needs {floor}.",
-                "Ask for more with --requests.",
-            )
-        )
-    elif evidence.status != "interrupted" and planned - ok > evidence.max_failures * planned:
-        failed = planned - ok
-        share, most = 100 * failed / planned, 100 * evidence.max_failures
-        reasons.append(
-            Reason(
-                "too-many-failures",
-                f"{failed:,} of {planned:,} requests failed ({share:.3g}%); at most {most:.3g}% may.",
-                "Look at the first failure in the report; lower the load, or allow more with --max-failures.",
-            )
-        )
-    return reasons
+        text = f"None of {planned:,} requests succeeded: {kinds}.{cause}"
+        return [Reason("no-success", text, "See the first failure below and the server's log.")]
+    if few:
+        text = f"Only {ok:,} of {planned:,} requests succeeded: {kinds}.{cause}"
+        advice = "See the first failure below; lower the load or raise the server's limits."
+        return [Reason("mostly-failed", text, advice)]
+    if evidence.status == "interrupted":
+        return []
+    share, most = 100 * (planned - ok) / planned, 100 * evidence.max_failures
+    failed = f"{planned - ok:,} of {planned:,} requests failed ({share:.3g}%): {kinds}"
+    text = f"{failed}; at most {most:.3g}% may.{cause}"
+    advice = "See the first failure below; lower the load, or allow more with --max-failures."
+    return [Reason("too-many-failures", text, advice)]
 
 
 def _client_bound(evidence: Evidence) -> list[Reason]:
-    waits = [name for name in evidence.headline if name not in ("itl", "icl", "tpot")]
-    late = _over_tolerance(dict.fromkeys(waits, evidence.send_lag_s), evidence.headline)
-    blurred = _over_tolerance(dict.fromkeys(evidence.headline, evidence.read_error_s), evidence.headline)
-    erred = _over_tolerance(evidence.instrument_error_s, evidence.headline)
+    """A headline metric is unreliable."""
     reasons = []
-    if late:
-        advice = "Fire fewer requests at once, or from a faster or idler machine."
-        reasons.append(Reason("send-lag", f"Requests left late: {late}", advice))
-    if blurred:
+    unreliable = [
+        (each.read_effect_s or 0.0, metric, p)
+        for metric in evidence.headline
+        for p, each in evidence.grades.get(metric, {}).items()
+        if each.grade == Grade.UNRELIABLE
+    ]
+    if unreliable:
+        effect_s, metric, p = max(unreliable)
+        text = f"Late reading may have moved {metric.upper()} {p} by {effect_s * 1e3:.3g} ms"
+        names = ", ".join(dict.fromkeys(f"{m.upper()} {q}" for _, m, q in sorted(unreliable, reverse=True)))
         advice = "Run the client on a machine of its own, or on more CPUs."
-        reasons.append(Reason("read-lag", f"Arrivals were stamped late: {blurred}", advice))
-    if erred:
+        reasons.append(Reason("read-lag", f"{text}. Unreliable: {names}.", advice))
+    if erred := _over_tolerance(evidence.instrument_error_s, evidence.headline):
         advice = "Lower the load until the instrument's error is within its tolerance."
-        reasons.append(
-            Reason("instrument-error", f"On a server of known truth the client erred: {erred}", advice)
-        )
-    if (share := evidence.throttled_fraction) is not None and share > SHARE:
-        text = f"The system kept the client from running {share:.1%} of the time."
-        advice = "Stop other work on this machine, or lift the client's CPU quota."
-        reasons.append(Reason("starved", text, advice))
+        reasons.append(Reason("instrument-error", f"Calibration found an error of {erred}", advice))
     return reasons
 
 
-def tolerance_s(value_s: float) -> float:
-    """How far off a latency of this size may be."""
-    return max(FLOOR_S, SHARE * value_s)
+def _disturbed(evidence: Evidence) -> list[Reason]:
+    """Others took CPU time that client or server needed."""
+    reasons = []
+    advice = "Stop other work on this machine and run again; comparisons need --anyway."
+    others, waited, throttled = (
+        evidence.others_cpu_fraction,
+        evidence.waited_fraction,
+        evidence.throttled_fraction,
+    )
+    if evidence.server_here and others is not None and others > BUSY:
+        text = f"Processes that are neither client nor server used {others:.0%} of this machine's CPU."
+        reasons.append(Reason("busy-machine", text, advice))
+    if waited is not None and waited > WAITING:
+        text = f"The client waited for a CPU {waited:.0%} of the time."
+        reasons.append(Reason("cpu-wait", text, advice))
+    if throttled is not None and throttled > THROTTLED:
+        text = f"A CPU quota stopped the client {throttled:.1%} of the time."
+        reasons.append(Reason("throttled", text, "Lift the client's CPU quota; comparisons need --anyway."))
+    return reasons
 
 
 def _over_tolerance(
-    lags_s: Mapping[str, Mapping[str, Figure]], headline: Mapping[str, Mapping[str, Figure]]
+    errors_s: Mapping[str, Mapping[str, Figure]], headline: Mapping[str, Mapping[str, Figure]]
 ) -> str | None:
-    """The worst lag that is more than the percentile it adds to can bear; None where all is well."""
-    worst, said = 1.0, None
-    for metric, lag_s in lags_s.items():
+    """The worst error beyond its percentile's tolerance; None where all is well."""
+    largest, told = 1.0, None
+    for metric, error_s in errors_s.items():
         for name, value in headline.get(metric, {}).items():
-            lag = lag_s.get(name)
-            if lag is None or isinstance(lag, Absent) or isinstance(value, Absent):
+            error = error_s.get(name)
+            if error is None or isinstance(error, Absent) or isinstance(value, Absent):
                 continue
             allowed_s = tolerance_s(value.point)
-            if lag.point / allowed_s > worst:
-                worst = lag.point / allowed_s
-                said = (
-                    f"{lag.point * 1e3:.3g} ms at {name}, where {metric.upper()} {name} is "
-                    f"{value.point * 1e3:.4g} ms and bears {allowed_s * 1e3:.3g} ms."
+            if error.point / allowed_s > largest:
+                largest = error.point / allowed_s
+                told = (
+                    f"{error.point * 1e3:.3g} ms at {name}: the tolerance at {metric.upper()} {name} "
+                    f"({value.point * 1e3:.4g} ms) is {allowed_s * 1e3:.3g} ms."
                 )
-    return said
+    return told

@@ -1,4 +1,4 @@
-"""What the reader of a run must know though it takes nothing from the verdict."""
+"""Warnings: what the reader of a run must know though it takes nothing from the verdict."""
 
 from __future__ import annotations
 
@@ -8,20 +8,26 @@ from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import Certificate
 from loadgen.record.record import RECOUNTS
-from loadgen.stats.estimates import Absent, Estimate, Figure
-from loadgen.verdict.verdict import Reason
+from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
+from loadgen.verdict.verdict import BUSY, Reason
 
 NOTABLE = 0.01
-BUSY = 0.25
-"""Of two cores half of one: a server beside it is slowed, though the instrument may not be."""
 BEYOND = 1.1
 """So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
 
-def caveats(summary: Summary, certificate: Certificate | Absent | None = None) -> tuple[Reason, ...]:
-    """Every caveat that applies, out of the summary's own sections."""
+def caveats(
+    summary: Summary,
+    certificate: Certificate | Absent | None = None,
+    *,
+    status: str = "complete",
+    server_here: bool = False,
+) -> tuple[Reason, ...]:
+    """Every warning that applies, out of the summary's own sections."""
     lengths = summary.lengths
     found = (
+        _interrupted(status, summary.counts),
+        _few(summary.counts),
         _failures(summary.counts),
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
@@ -30,10 +36,25 @@ def caveats(summary: Summary, certificate: Certificate | Absent | None = None) -
         _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
         _beyond_certified(summary.instrument),
-        _busy_machine(_point(summary.instrument.others_cpu_fraction)),
+        None if server_here else _busy_machine(_point(summary.instrument.others_cpu_fraction)),
         disagreement(summary.agreement),
     )
     return tuple(reason for reason in found if reason is not None)
+
+
+def _interrupted(status: str, counts: Mapping[str, int]) -> Reason | None:
+    if status != "interrupted":
+        return None
+    text = f"The run was interrupted: {counts['ok']:,} of {counts['planned']:,} requests had succeeded."
+    return Reason("interrupted", text, "Run it again to its end.")
+
+
+def _few(counts: Mapping[str, int]) -> Reason | None:
+    ok, floor = counts["ok"], early_stopping_floor(0.5)
+    if not 0 < ok < floor or ok < counts["planned"]:
+        return None
+    many = f"{ok} request{'s' * (ok > 1)} succeeded"
+    return Reason("too-few", f"{many}; even a median needs {floor}.", "Ask for more with --requests.")
 
 
 def _failures(counts: Mapping[str, int]) -> Reason | None:
@@ -95,15 +116,19 @@ def _conservation(tokens: Conservation, counts: Mapping[str, int]) -> Reason | N
 def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
     if not isinstance(certificate, Absent):
         return None
-    text = f"The instrument was not certified before this run: {certificate.reason}."
-    return Reason("not-certified", text, "Its own watch during the run is all that speaks for it.")
+    text = f"The instrument was not calibrated before this run: {certificate.reason}."
+    return Reason(
+        "not-certified",
+        text,
+        "Only in-run checks support these numbers. Drop --no-certify to calibrate first.",
+    )
 
 
 def _busy_machine(others: float) -> Reason | None:
     if others <= BUSY:
         return None
     text = f"Processes that are neither client nor started server used {others:.0%} of this machine's CPU."
-    return Reason("busy-machine", text, "If they are not the server itself, they slowed a server here.")
+    return Reason("busy-machine", text, "Unless one of them is the server, they competed with it for CPU.")
 
 
 def _beyond_certified(instrument: Instrument) -> Reason | None:
@@ -113,7 +138,7 @@ def _beyond_certified(instrument: Instrument) -> Reason | None:
     if not highest or peak <= BEYOND * highest:
         return None
     text = f"Up to {peak:,.0f} events came in a second; the instrument is certified up to {highest:,.0f}."
-    advice = "How far it can follow here, `burstline certify` finds out; --workers shares the load out."
+    advice = "Run `burstline certify` to measure this host's limit; --workers shares the load out."
     return Reason("beyond-certified", text, advice)
 
 

@@ -126,7 +126,7 @@ class _State(ctypes.Structure):
 
     _fields_ = (
         ("poller", ctypes.c_int64),
-        ("counts", ctypes.c_int64 * 4),
+        ("counts", ctypes.c_int64 * 5),
         ("reports", ctypes.c_int32 * (2 * _BATCH)),
     )
 
@@ -147,7 +147,7 @@ class CompiledReader:
     name = "compiled"
 
     def __init__(self, found: ctypes.CDLL, poller: Poller) -> None:
-        self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = 0
+        self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = self.polled_ns = 0
         # Zeroed memory is a reader that follows nobody; its size is the library's own secret.
         self._memory = ctypes.create_string_buffer(ctypes.c_int64.in_dll(found, "reader_bytes").value)
         self._at = ctypes.addressof(self._memory)
@@ -161,7 +161,7 @@ class CompiledReader:
     def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
         # ctypes lets go of the interpreter's lock meanwhile.
         n_reports = self._library.reader_wait(self._at, due_ns, tick_ns)
-        self.n_reads, self.n_bytes, self.woken_ns, self.max_pass_ns = self._counts.tolist()
+        self.n_reads, self.n_bytes, self.woken_ns, self.max_pass_ns, self.polled_ns = self._counts.tolist()
         flat = self._reports[: 2 * n_reports].tolist()
         return list(zip(flat[::2], flat[1::2], strict=True))
 

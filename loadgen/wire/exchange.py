@@ -14,8 +14,11 @@ from loadgen.wire.http1 import Head, read_head, skip_chunks
 if TYPE_CHECKING:
     import asyncio
 
-READ = struct.Struct("q16sq")
-"""One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes."""
+READ = struct.Struct("q16sqq")
+"""One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes, and
+the latest poll before which they had not come."""
+_POLL_SLACK_NS = 50_000
+"""A poll looks at its sockets a little before it returns, and waking takes some microseconds."""
 MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
 _BLANK_LINE = b"\n\n"
@@ -140,14 +143,18 @@ class Exchange:
 
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
-        rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 4)
+        rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 5)
         at_ns = rows[:, 0]
         kernel_ns = offsets.monotonic(rows[:, 1:3].tobytes(), at_ns)
+        # What a read brought came after the read before it, and after the last poll that did not report it.
+        before_ns = np.r_[self.sent_ns or 0, at_ns[:-1]]
+        since_ns = at_ns - np.maximum(before_ns, rows[:, 4] - _POLL_SLACK_NS)
         reads = Reads(
             at_ns - t0_ns,
             np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
             np.cumsum(rows[:, 3]),
             bytes(self.data),
+            np.maximum(since_ns, 0),
         )
 
         def since(moment_ns: int | None) -> int | None:

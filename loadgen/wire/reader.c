@@ -4,27 +4,31 @@
  */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { BATCH = 512, BUFFER = 1 << 17, SPIN_NS = 120000, MS = 1000000, READ = 1 << 16, LOST = 1 << 17 };
+enum { BLOCKED_NS = 50000, BATCH = 512, BUFFER = 1 << 17, SPIN_NS = 120000, MS = 1000000, READ = 1 << 16, LOST = 1 << 17 };
 
-typedef struct { int64_t at; struct timespec kernel; int64_t length; } read_t;
+typedef struct { int64_t at; struct timespec kernel; int64_t length, polled; } read_t;
 typedef struct { char *bytes; int64_t n, room; } arena_t;
 typedef struct { arena_t reads, data; int64_t left; } stream_t; /* left: bytes until the reply is too large */
 typedef struct { int32_t fd, what; } report_t;
 
 typedef struct { /* down to the reports as loadgen/wire/compiled_reader.py has it */
-    int64_t poller, n_reads, n_bytes, woken, max_pass;
+    int64_t poller, n_reads, n_bytes, woken, max_pass, polled;
     report_t reports[BATCH];
     stream_t **streams; /* by file descriptor; NULL where none is followed */
     int n_streams;
-    int64_t at;
+    int64_t at, complete, delayed;
+    int schedstat; /* a file descriptor and 1; 0 before it is opened, -1 where there is none */
     struct epoll_event events[BATCH];
     char buffer[BUFFER];
 } reader_t;
@@ -59,7 +63,7 @@ static int take(reader_t *r, int fd, stream_t *s) {
     struct msghdr message = {.msg_iov = &into, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
     int64_t n = recvmsg(fd, &message, 0);
     if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : LOST | errno;
-    read_t read = {.at = r->at = now(), .length = n};
+    read_t read = {.at = r->at = now(), .length = n, .polled = r->polled};
     if (n == 0) return LOST;
     if ((s->left -= n) < 0) return LOST | EMSGSIZE; /* TCP itself never says so */
     if (CMSG_FIRSTHDR(&message)) memcpy(&read.kernel, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof read.kernel);
@@ -69,6 +73,30 @@ static int take(reader_t *r, int fd, stream_t *s) {
     r->n_reads++;
     r->n_bytes += n;
     return s->data.n >= 4 && !memcmp(s->data.bytes + s->data.n - 4, "\n\n\r\n", 4) ? 0 : READ;
+}
+
+/* How long this thread has been ready to run without running, in all; -1 where the kernel does not say. */
+static int64_t run_delay(reader_t *r) {
+    char text[64];
+    long long ran, delayed;
+    if (!r->schedstat) r->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC) + 1;
+    if (!r->schedstat) r->schedstat = -1;
+    ssize_t n = r->schedstat < 0 ? -1 : pread(r->schedstat - 1, text, sizeof text - 1, 0);
+    if (n <= 0) return -1;
+    text[n] = 0;
+    return sscanf(text, "%lld %lld", &ran, &delayed) == 2 ? delayed : -1;
+}
+
+/* Since when what is ready now can have come. Before the last poll that reported all there was, nothing of it
+ * had. Where this poll slept, what came first woke it, and all that passed since is how long it then waited
+ * for a CPU. */
+static int64_t quiet_until(reader_t *r, int64_t asked) {
+    if (r->woken - asked < BLOCKED_NS) return r->complete;
+    int64_t before = r->delayed, delayed = run_delay(r);
+    if (delayed < 0) return r->complete;
+    r->delayed = delayed;
+    int64_t woke = r->woken - (delayed - before);
+    return woke > r->complete ? woke : r->complete;
 }
 
 /* What is ready, waited for until a little before `due` (then the caller spins), at most until `tick`. */
@@ -87,14 +115,18 @@ int reader_wait(reader_t *r, int64_t due, int64_t tick) {
     int n_reports = 0;
     int64_t stop = now() < due ? due : INT64_MAX;
     do {
+        int64_t asked = now();
         int n_ready = ready(r, due, tick);
         r->woken = r->at = now();
-        for (int i = 0; i < n_ready && r->at < stop; i++) {
+        r->polled = n_ready ? quiet_until(r, asked) : r->complete;
+        int i = 0;
+        for (; i < n_ready && r->at < stop; i++) {
             int fd = r->events[i].data.fd, what = r->events[i].events;
             stream_t *s = fd < r->n_streams ? r->streams[fd] : NULL;
             if (s && what == EPOLLIN) what = take(r, fd, s);
             if (what) r->reports[n_reports++] = (report_t){fd, what};
         }
+        if (i == n_ready && n_ready < BATCH) r->complete = r->woken;
         if (r->at - r->woken > r->max_pass) r->max_pass = r->at - r->woken;
     } while (!n_reports && r->at < due && r->at < tick);
     return n_reports;
@@ -125,6 +157,8 @@ void reader_leave(reader_t *r, int fd) {
 void reader_close(reader_t *r) {
     for (int fd = 0; fd < r->n_streams; fd++)
         if (r->streams[fd]) reader_leave(r, fd);
+    if (r->schedstat > 0) close(r->schedstat - 1);
+    r->schedstat = 0;
     free(r->streams);
     r->streams = NULL;
     r->n_streams = 0;

@@ -39,7 +39,8 @@ class Reader(Protocol):
     """Waits for all sockets of a poller and reads those it was told to follow.
 
     `n_reads` and `n_bytes` count what it has read, `woken_ns` is when its latest pass over ready sockets
-    began, `max_pass_ns` how long one ever took.
+    began, `max_pass_ns` how long one ever took. `polled_ns` is the latest poll before that
+    pass which reported all that was ready: what the pass reads came later.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Reader(Protocol):
     n_bytes: int
     woken_ns: int
     max_pass_ns: int
+    polled_ns: int
 
     def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
         """Read until somebody is needed: (file descriptor, READ or LOST or the poller's own flags).
@@ -73,7 +75,8 @@ class PythonReader:
     name = "python"
 
     def __init__(self, poller: Poller) -> None:
-        self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = 0
+        self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = self.polled_ns = 0
+        self._complete_ns = 0
         self._poller = poller
         self._followed: dict[int, Connection] = {}
         self._view = memoryview(bytearray(READ_BYTES))
@@ -90,8 +93,12 @@ class PythonReader:
         while True:
             events = poll(self._wait_s(at, due_ns, tick_ns), _MAX_EVENTS)
             woken = at = now()
+            polled = self.polled_ns = self._complete_ns
+            if len(events) < _MAX_EVENTS:
+                self._complete_ns = woken
             for fd, flags in events:
                 if at >= stop_ns:
+                    self._complete_ns = polled
                     break
                 connection = followed.get(fd)
                 if connection is None or flags != IN:
@@ -110,7 +117,7 @@ class PythonReader:
                     continue
                 exchange = connection.exchange
                 rows, data = exchange.reads, exchange.data  # type: ignore[union-attr] # followed: it has one
-                rows += pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n)
+                rows += pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n, polled)
                 data += view[:n]
                 n_reads += 1
                 n_bytes += n

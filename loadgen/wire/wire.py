@@ -16,6 +16,7 @@ from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from typing import Any
 
+from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
 from loadgen.wire.compiled_reader import new_reader
 from loadgen.wire.dispatcher import Traffic
@@ -56,6 +57,7 @@ class Wire:
         self.offsets = Offsets()
         self.error: BaseException | None = None
         self.max_pass_ns = self.n_reads = self.n_bytes = 0
+        self.cpu_wait_s: float | None = None
         self._on_ended = on_ended
         self._counters = counters
         self._poller = new_poller()
@@ -121,6 +123,7 @@ class Wire:
     def _run(self) -> None:
         try:
             self._serve()
+            self.cpu_wait_s = cpu_wait_s()
         except BaseException as error:  # our bug: every exchange must still end, and the cause be told
             self.error = error
         finally:
@@ -271,7 +274,9 @@ class Wire:
             if n == 0:
                 return
         self.reader.collect(connection)  # what it read of this exchange came before
-        exchange.reads += ROW.pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n)
+        exchange.reads += ROW.pack(
+            at, ancillary[0][2] if ancillary else NO_TIMESPEC, n, self.reader.polled_ns
+        )
         exchange.data += view[:n]
         self._n_reads += 1
         self._n_bytes += n

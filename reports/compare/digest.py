@@ -17,7 +17,7 @@ from reports.compare.tradeoff import numbers, remarks
 
 
 def digest(comparison: Comparison) -> list[Block]:
-    """Every cell: its state, why, and its numbers where they may stand side by side."""
+    """Every cell: its state, why, and its numbers; where it is refused without ratios and ranking."""
     blocks: list[Block] = [Heading(comparison.title)]
     swept = sweeps_in(comparison.cells)
     for sweep, _ in swept:
@@ -34,8 +34,7 @@ def _cell(cell: ComparisonCell) -> Iterator[Block]:
     state = cell.gate.state
     name = f"{cell.name}: " if cell.name else ""
     yield Banner(state, *tone_of(state), (*cell.gate.reasons, *cell.gate.warnings), name=name)
-    if cell.gate.comparable or state == ALONE:
-        yield Findings(tuple(findings(cell)))
-        yield side_by_side(cell)
-    elif state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
+    yield Findings(tuple(findings(cell)))
+    yield side_by_side(cell)
+    if state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
         yield Note(f"No estimate over matched work either: {cell.matched.reason}.")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.stats.estimates import Absent, Figure
-from loadgen.verdict.comparable import ALONE, COMPARABLE, STATES_WORST_FIRST, UNSAID, Fact
+from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
 from loadgen.verdict.verdict import State
 from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
@@ -73,10 +73,10 @@ def tone_of(state: str) -> tuple[str, str, str]:
 
 def _severity(state: str) -> int:
     """The work that differs is worst: no repeated run would help."""
-    return len(STATES_WORST_FIRST) + 1 - _ORDER.index(state) if state in _ORDER else 0
+    return len(_ORDER) - _ORDER.index(state) if state in _ORDER else 0
 
 
-_ORDER: Final = (State.NOT_COMPARABLE, *STATES_WORST_FIRST, ALONE)
+_ORDER: Final = (str(State.NOT_COMPARABLE), *(str(s) for s in State if s != State.NOT_COMPARABLE), ALONE)
 
 
 def _sections(cell: ComparisonCell, prefix: str) -> Iterator[PageSection]:
@@ -115,12 +115,12 @@ def _of_sweep(
 def _numbers(cell: ComparisonCell, _: str) -> list[Block]:
     if cell.gate.comparable or cell.gate.state == ALONE:
         return [*_findings(cell), side_by_side(cell)]
-    folded = Folded("Each engine's own numbers, which are no ranking", (side_by_side(cell),))
+    own = side_by_side(cell)
     if cell.gate.state != State.NOT_COMPARABLE:
-        return [Note(f"Not all runs can be believed ({cell.gate.state}): nothing is ranked."), folded]
+        return [Note(f"Not all runs are valid ({cell.gate.state}): nothing is ranked."), own]
     if isinstance(cell.matched, Absent):
-        return [Note(f"No estimate over matched work either: {cell.matched.reason}."), folded]
-    return [_matched(cell), folded]
+        return [Note(f"No estimate over matched work either: {cell.matched.reason}."), own]
+    return [_matched(cell), own]
 
 
 def _findings(cell: ComparisonCell) -> list[Block]:
@@ -189,9 +189,7 @@ def _shape(cell: ComparisonCell, prefix: str) -> list[Block]:
     if not plots:
         return [Note("Fewer than two contenders have successes to draw.")]
     drawing = Side(plots, EXPLAINED)
-    if cell.gate.comparable:
-        return [drawing]
-    return [Folded("Each engine's own distribution, which is no ranking", (drawing,))]
+    return [drawing]
 
 
 def _runs(cell: ComparisonCell, _: str) -> list[Block]:

@@ -20,6 +20,7 @@ from loadgen.stats.significance import (
     between_runs,
     judged,
 )
+from loadgen.verdict.grades import Grade
 from reports.compare.pooled_figures import Path, figure_of, points
 from reports.number_format import number
 from reports.run_view import View
@@ -64,6 +65,9 @@ def _difference(
     a: Sequence[View], b: Sequence[View], path: Path, *, interleaved: bool
 ) -> Difference | Absent:
     """Of the numbers that the table shows, with the scatter of the runs' own."""
+    for view in (*a, *b):
+        if grade_of(view, path) == Grade.UNRELIABLE:
+            return Absent(f"the client read too late in {view.name}: {' '.join(path[1:])} is unreliable")
     of_a, of_b = (points(views, path) for views in (a, b))
     for values in (of_a, of_b):
         if isinstance(values, Absent):
@@ -73,6 +77,14 @@ def _difference(
         return Absent("a ratio needs values above 0", "not-positive")
     point = math.log(shown_b.point / shown_a.point)
     return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
+
+
+def grade_of(view: View, path: Path) -> Grade:
+    """The grade of the number at `path`; what has none is ok."""
+    if path[0] != "metrics":
+        return Grade.OK
+    graded = view.summary.grades.get(path[1], {}).get(path[2])
+    return graded.grade if graded else Grade.OK
 
 
 def better(contrast: Contrast | Absent | None, which: str) -> bool | None:

@@ -67,14 +67,15 @@ SECTIONS: tuple[Section, ...] = (
 
 STATES: dict[str, tuple[str, str, str]] = {
     "VALID": ("good", "✓", "Every check passed: these numbers can be used."),
-    "CLIENT-BOUND": ("bad", "✕", "The client, not the server, set the pace: do not use these latencies."),
+    "FAILED": ("bad", "✕", "Nothing or too little was served."),
+    "CLIENT-BOUND": ("bad", "✕", "The client read too late: do not use the metrics graded unreliable."),
+    "DISTURBED": ("warn", "!", "Other work on this machine took CPU time from the client or the server."),
     "NOT-STATIONARY": (
         "warn",
         "!",
         "The server never settled: these numbers depend on how long the run was.",
     ),
     "NOT-COMPARABLE": ("warn", "!", "The work served is not the work asked: do not compare these numbers."),
-    "INSUFFICIENT": ("warn", "!", "There is too little data for some of the numbers."),
 }
 """A verdict's tone, its mark and what it means."""
 

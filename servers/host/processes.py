@@ -34,6 +34,10 @@ class ProcessTree:
             for process in psutil.Process(pid).children(recursive=True):
                 self._add(process)
 
+    @property
+    def pids(self) -> set[int]:
+        return {process.pid for process in self._living}
+
     def _add(self, process: psutil.Process) -> None:
         if process in self._living:
             return

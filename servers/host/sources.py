@@ -72,11 +72,15 @@ class CpuPressure:
 
 
 class Throttling:
-    """How often and how long our control group was stopped for having used up its CPU quota."""
+    """How often and how long our control group was stopped for using up its CPU quota, summed over CPUs.
+
+    `alone` is 1 where the group holds none but `ours` (processes), so that what it lost the client lost.
+    """
 
     name = "cgroup"
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Callable[[], set[int]] = set) -> None:
+        self._ours = ours
         self._path = _cpu_stat_path()
         self._base: Mapping[str, float] = {}
         self._base = self.read()
@@ -86,7 +90,15 @@ class Throttling:
         # Version 2 counts microseconds, version 1 nanoseconds.
         throttled_s = int(stat.get("throttled_usec", 0)) / 1e6 + int(stat.get("throttled_time", 0)) / 1e9
         values = {"n_throttled": float(stat["nr_throttled"]), "throttled_s": throttled_s}
-        return {name: value - self._base.get(name, 0.0) for name, value in values.items()}
+        grown = {name: value - self._base.get(name, 0.0) for name, value in values.items()}
+        return {**grown, "alone": float(self._is_alone())}
+
+    def _is_alone(self) -> bool:
+        try:
+            members = (self._path.parent / "cgroup.procs").read_text().split()
+        except OSError:
+            return False
+        return {int(pid) for pid in members} <= self._ours()
 
 
 class Gpu:

@@ -213,16 +213,16 @@ def spoil(folder: Path, state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "n_runs", "ranked"),
+    ("state", "n_runs", "ranked", "left_out"),
     [
-        ("CLIENT-BOUND", 4, True),
-        ("CLIENT-BOUND", 3, False),  # two of them would remain
-        ("NOT-STATIONARY", 4, False),  # that was the server
-        ("INSUFFICIENT", 4, False),
+        ("CLIENT-BOUND", 4, True, True),
+        ("CLIENT-BOUND", 3, True, False),  # two of them would remain: its grades decide
+        ("NOT-STATIONARY", 4, False, False),  # that was the server
+        ("FAILED", 4, False, False),
     ],
 )
 def test_a_run_that_the_client_spoilt_is_left_out_by_name_where_three_remain(
-    repeated, tmp_path, capsys, state, n_runs, ranked
+    repeated, tmp_path, capsys, state, n_runs, ranked, left_out
 ):
     spoilt = shutil.copytree(repeated["vllm"][0], tmp_path / "spoilt")
     spoil(spoilt, state)
@@ -231,10 +231,10 @@ def test_a_run_that_the_client_spoilt_is_left_out_by_name_where_three_remain(
     (cell,) = json.loads(out)["cells"]
     assert code == (0 if ranked else 4)
     assert any(cell["best"].values()) == ranked
-    assert cell["left_out"] == (["spoilt"] if ranked else [])
+    assert cell["left_out"] == (["spoilt"] if left_out else [])
     said = [reason["text"] for reason in cell["warnings"] if reason["code"] == "left-out"]
-    assert said == ([f"spoilt (vllm) is left out: it is {state}. So."] if ranked else [])
-    assert len(cell["runs"]["vllm"]) == n_runs - ranked
+    assert said == ([f"spoilt (vllm) is left out: it is {state}. So."] if left_out else [])
+    assert len(cell["runs"]["vllm"]) == n_runs - left_out
 
 
 def test_the_page_lists_a_run_that_was_left_out(repeated, tmp_path, capsys):

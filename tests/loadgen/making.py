@@ -88,6 +88,7 @@ def ok(index: int, first_s: float, gaps_s: Sequence[float], n: Sequence[int] | N
         token_ns=ns,
         token_n=n,
         read_lag_ns=[0] * len(ns),
+        read_error_ns=[0] * len(ns),
         planned_output_tok=sum(n),
         output_tok=sum(n),
     )

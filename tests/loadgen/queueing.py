@@ -43,6 +43,7 @@ def table(due_s, first_s, last_s, tokens: int) -> pa.Table:
         "token_ns": list(token_ns.astype(np.int64)),
         "token_n": ones,
         "read_lag_ns": [[0] * tokens] * n,
+        "read_error_ns": [[0] * tokens] * n,
         **dict.fromkeys(("planned_prompt_tok", "prompt_tok"), [16] * n),
         **dict.fromkeys(("planned_output_tok", "output_tok"), [tokens] * n),
     }

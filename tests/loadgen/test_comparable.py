@@ -85,7 +85,7 @@ def test_the_same_work_under_the_same_settings_is_comparable():
         (work("B", served(planned_prompt_tok=256, prompt_tok=512)), "workload", "other lengths"),
         (work("B", served(due_ns=5_000_000)), "workload", "other times"),
         (work("B", served(), cached_fraction=0.4), "cache-truth", "40.0% of its prompt tokens"),
-        (work("B", served(), verdict="NO SUMMARY"), "verdict", "NO SUMMARY"),
+        (work("B", served(), verdict="NO SUMMARY"), "verdict", "FAILED"),
     ],
 )
 def test_each_difference_is_a_reason_in_its_own_words(other, code, words):
@@ -120,9 +120,13 @@ def test_an_engine_whose_lengths_cannot_be_forced_is_named_even_where_they_agree
 
 
 def test_a_run_that_cannot_be_believed_makes_the_comparison_so():
-    gate = comparability([work("A", served()), work("B", served(), verdict="CLIENT-BOUND")])
-    assert gate.state == "CLIENT-BOUND"
-    assert "1 of 2 runs is CLIENT-BOUND (B)" in gate.reasons[0].text
+    gate = comparability([work("A", served()), work("B", served(), verdict="DISTURBED")])
+    assert gate.state == "DISTURBED"
+    assert "1 of 2 runs is DISTURBED (B)" in gate.reasons[0].text
+
+
+def test_a_run_whose_client_was_late_is_compared_for_its_grades_withhold_what_is_unreliable():
+    assert comparability([work("A", served()), work("B", served(), verdict="CLIENT-BOUND")]).comparable
 
 
 def test_cache_hits_that_the_prompts_explain_are_no_reason():

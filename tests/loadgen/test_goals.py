@@ -7,6 +7,7 @@ from loadgen.metrics.summary_types import MetricFigures, Result, Summary, Target
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import Absent, Estimate
+from loadgen.verdict.grades import Grade, PercentileGrade
 from loadgen.verdict.verdict import Reason, State, Verdict
 from tests.loadgen.making import failed, ok, summarized
 from workloads.request import WorkloadError
@@ -54,11 +55,13 @@ def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
         parse_goal(text)
 
 
-def result_of(text, figure, c=None, verdict=VALID):
+def result_of(text, figure, c=None, verdict=VALID, graded=None):
     goal = parse_goal(text)
     metrics = {goal.metric: MetricFigures(**{goal.statistic: figure})} if goal.statistic else {}
     whole = {goal.metric: figure} if goal.statistic is None else {}
-    summary = Summary(counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole))
+    summary = Summary(
+        counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole), grades=graded or {}
+    )
     (judged,) = judge_goals([goal], summary, c if c is not None else COLUMNS)
     return judged.result
 
@@ -105,10 +108,11 @@ def test_an_absent_number_tells_nothing_unless_failures_are_why():
 @pytest.mark.parametrize(
     ("state", "code", "results"),
     [
-        (State.CLIENT_BOUND, "send-lag", ("inconclusive", "inconclusive")),
+        (State.CLIENT_BOUND, "read-lag", ("pass", "fail")),
+        (State.DISTURBED, "busy-machine", ("pass", "inconclusive")),
         (State.NOT_STATIONARY, "drifting", ("inconclusive", "inconclusive")),
         (State.NOT_STATIONARY, "overloaded", ("inconclusive", "fail")),
-        (State.INSUFFICIENT, "too-few", ("pass", "fail")),
+        (State.FAILED, "mostly-failed", ("pass", "fail")),
     ],
 )
 def test_a_run_that_cannot_be_believed_passes_nothing(state, code, results):
@@ -140,6 +144,16 @@ def test_a_single_token_has_no_tpot_to_miss():
     assert good(c, [parse_goal("tpot<=100ms")]).tolist() == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("grade", "as_sent_s", "result"),
+    [("unreliable", None, "inconclusive"), ("as-sent", 0.8, "pass"), ("as-sent", 1.2, "inconclusive")],
+)
+def test_a_target_follows_the_grade_of_its_own_percentile(grade, as_sent_s, result):
+    graded = {"ttft": {"p50": PercentileGrade(Grade(grade), 0.0, 0.0, as_sent_s)}}
+    assert result_of("ttft.p50<=1s", between(0.5, 0.9), graded=graded) == result
+    assert result_of("ttft.p90<=1s", between(0.5, 0.9), graded=graded) == "pass"
+
+
 def reading(point):
     return Estimate(point, None, None, None, 100, "s", "1 run")
 
@@ -167,7 +181,10 @@ def test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains(ta
         (["pass"], "VALID", 0),
         (["pass", "fail", "inconclusive"], "VALID", 3),
         (["pass", "inconclusive"], "VALID", 4),
-        (["pass"], "INSUFFICIENT", 4),
+        (["pass"], "FAILED", 4),
+        (["pass"], "CLIENT-BOUND", 0),
+        ([], "CLIENT-BOUND", 4),
+        ([], "DISTURBED", 4),
     ],
 )
 def test_exit_codes_follow_the_targets_then_the_verdict(results, state, code):

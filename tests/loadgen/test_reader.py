@@ -64,7 +64,7 @@ class Bench:
         self.reader.collect(connection)
         assert connection.exchange is not None
         rows = ROW.iter_unpack(connection.exchange.reads)
-        return bytes(connection.exchange.data), [n for _, _, n in rows]
+        return bytes(connection.exchange.data), [n for _, _, n, _ in rows]
 
     def close(self) -> None:
         self.reader.close()
@@ -96,6 +96,23 @@ def test_a_stream_that_goes_on_troubles_nobody(bench: Bench) -> None:
     assert bench.collected(connection)[1] == [11, 12, 5, 4]
 
 
+def test_what_a_read_brought_came_after_the_poll_that_is_kept_with_it(bench: Bench) -> None:
+    reader, (connection, peer) = bench.reader, bench.pair()
+    sent_ns = []
+    for _ in range(4):
+        reader.wait(LATER, 0)  # a poll that finds nothing
+        sent_ns.append(time.monotonic_ns())
+        peer.send(GOES_ON)
+        reader.wait(LATER, 0)
+    reader.collect(connection)
+    assert connection.exchange is not None
+    rows = list(ROW.iter_unpack(connection.exchange.reads))
+    assert [polled <= sent <= at for (at, _, _, polled), sent in zip(rows, sent_ns, strict=True)] == [
+        True
+    ] * 4
+    assert all(polled > before for (*_, polled), (before, *_) in zip(rows[1:], rows, strict=False))
+
+
 def test_python_never_polls_beyond_what_is_due() -> None:
     """As epoll rounds: up to nanoseconds, then up to milliseconds."""
     with closing(new_poller()) as poller:
@@ -114,7 +131,7 @@ def test_stamps_are_taken_between_the_sending_and_the_return(bench: Bench) -> No
         bounds.append((before, time.monotonic_ns()))
     reader.collect(connection)
     assert connection.exchange is not None
-    stamps = [at for at, _, _ in ROW.iter_unpack(connection.exchange.reads)]
+    stamps = [at for at, *_ in ROW.iter_unpack(connection.exchange.reads)]
     assert all(low <= at <= high for at, (low, high) in zip(stamps, bounds, strict=True))
     assert 0 < reader.max_pass_ns < time.monotonic_ns() - bounds[0][0]
     assert bounds[-1][0] < reader.woken_ns < bounds[-1][1]
@@ -253,7 +270,7 @@ def exchanged(pieces: list[bytes], closes: bool) -> Exchanged:
     assert ended == [exchange]
     return Exchanged(
         bytes(exchange.data),
-        [n for _, _, n in ROW.iter_unpack(exchange.reads)],
+        [n for _, _, n, _ in ROW.iter_unpack(exchange.reads)],
         wire.n_reads,
         exchange.failure,
         exchange.detail,

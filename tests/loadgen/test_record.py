@@ -1,11 +1,12 @@
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.record.capture import Capture
+from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.record import record_of, record_without_capture
 from servers.engine import Event, Kind, Read, Reply
 from servers.protocol.openai import decode_completion
@@ -178,6 +179,22 @@ def test_an_event_has_the_kernels_stamp_and_how_much_later_we_had_it():
     stamped = (replace(reads[0], kernel_ns=9 * MS), *reads[1:])
     record = record_of(request(3), capture(stamped), decode_completion)
     assert (record.token_ns, record.read_lag_ns) == ([9 * MS, 20 * MS], [1 * MS, -1])
+
+
+def test_an_event_that_is_not_the_last_of_its_read_may_have_come_earlier():
+    """Also where only usage or [DONE] follows; alone, it has the kernel's own time."""
+    last = event(1, finish="length")
+    together = (
+        Read(10 * MS, 9 * MS, HEAD + chunk(event(1))),
+        Read(30 * MS, 29 * MS, chunk(event(1)) + chunk(event(1))),
+        Read(50 * MS, 49 * MS, chunk(last) + chunk(DONE) + b"0\r\n\r\n"),
+    )
+    reads = replace(Reads.of(together), since_ns=np.array([4, 6, 7]) * MS)
+    record = record_of(request(4), capture(reads), decode_completion)
+    assert record.read_error_ns == [0, 5 * MS, 0, 6 * MS]
+    unstamped = replace(reads, kernel_ns=np.full(3, NO_STAMP))
+    again = record_of(request(4), capture(unstamped), decode_completion)
+    assert again.read_error_ns == [4 * MS, 6 * MS, 6 * MS, 7 * MS]
 
 
 def test_times_ascend_even_where_two_clocks_cross():

@@ -113,7 +113,8 @@ def test_a_run_killed_half_way_is_readable_and_what_it_lacks_is_cancelled(run):
     assert read.telemetry is None
     summary = summarize_run(read)
     assert summary.counts == {"planned": 4, "ok": 2, "cancelled": 2}
-    assert summary.verdict.reasons[0].code == "cut-off"
+    assert summary.verdict.reasons[0].code == "mostly-failed"
+    assert summary.verdict.warnings[0].code == "interrupted"
 
 
 def test_a_run_killed_before_its_plan_says_so(run):

@@ -102,7 +102,7 @@ def test_a_full_disk_stops_the_run_and_is_told_with_path_and_free_space(tmp_path
 
 
 def test_a_capture_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    contents = packed(capture(0)).replace(b"BLC1", b"BLC9")
+    contents = packed(capture(0)).replace(b"BLC2", b"BLC9")
     (tmp_path / "driver-0.zst").write_bytes(zstandard.compress(contents))
     with pytest.raises(DamagedCapturesError, match="BLC9"):
         list(read_captures(tmp_path))

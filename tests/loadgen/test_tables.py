@@ -10,7 +10,10 @@ from tests.loadgen.making import failed, ok
 
 
 def test_records_come_back_as_they_were():
-    records = [ok(0, 0.1, [0.02]), replace(failed(1), token_ns=[], token_n=[], read_lag_ns=[])]
+    records = [
+        ok(0, 0.1, [0.02]),
+        replace(failed(1), token_ns=[], token_n=[], read_lag_ns=[], read_error_ns=[]),
+    ]
     assert list(records_of(record_table(records))) == records
 
 

@@ -1,55 +1,47 @@
 import pytest
 
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.verdict.verdict import Evidence, Reason, State, judge
+from loadgen.stats.estimates import Estimate
+from loadgen.verdict.grades import Grade, PercentileGrade
+from loadgen.verdict.verdict import Evidence, Reason, State, judge, worst
 
 
 def at(value_s):
     return Estimate(value_s, None, None, None, 1, "s")
 
 
+def graded(grade="ok", read_s=0.0, send_s=0.0):
+    return PercentileGrade(Grade(grade), send_s, read_s)
+
+
 def evidence(**changes):
     facts = {
         "counts": {"planned": 1000, "ok": 1000},
-        "status": "complete",
         "headline": {"ttft": {"p50": at(1.0), "p99": at(2.0)}, "itl": {"p50": at(0.02), "p99": at(0.05)}},
-        "send_lag_s": {"p50": at(0.005), "p99": at(0.01)},
-        "read_error_s": {"p50": at(0.0), "p99": at(0.0005)},
+        "grades": {"ttft": {"p50": graded(), "p99": graded()}, "itl": {"p50": graded()}},
+        "server_here": True,
     }
     return Evidence(**{**facts, **changes})
 
 
+LATE = {"ttft": {"p50": graded("unreliable", 0.03), "p99": graded("unreliable", 0.3)}}
 CASES = {
     "all is well": ({}, State.VALID, []),
-    "sent a hair later than 1 % of TTFT": (
-        {"send_lag_s": {"p50": at(0.0101)}},
-        State.CLIENT_BOUND,
-        ["send-lag"],
-    ),
-    "sent exactly 1 % late": ({"send_lag_s": {"p50": at(0.01)}}, State.VALID, []),
-    "sent late, which no gap feels": (
-        {"send_lag_s": {"p99": at(0.019)}, "headline": {"itl": {"p99": at(0.01)}}},
+    "sent late, as graded": ({"grades": {"ttft": {"p99": graded("as-sent", 0, 0.5)}}}, State.VALID, []),
+    "read late": ({"grades": LATE}, State.CLIENT_BOUND, ["read-lag"]),
+    "read late in what is no headline": (
+        {"grades": {"ttfa": {"p99": graded("unreliable", 0.3)}}},
         State.VALID,
         [],
     ),
-    "1 ms is always borne": (
-        {"read_error_s": {"p99": at(0.001)}, "headline": {"itl": {"p99": at(0.001)}}},
-        State.VALID,
-        [],
-    ),
-    "stamped late": ({"read_error_s": {"p99": at(0.002)}}, State.CLIENT_BOUND, ["read-lag"]),
     "the truth server objects": (
         {"instrument_error_s": {"itl": {"p50": at(0.02)}}},
         State.CLIENT_BOUND,
         ["instrument-error"],
     ),
-    "throttled": ({"throttled_fraction": 0.02}, State.CLIENT_BOUND, ["starved"]),
-    "no success": ({"counts": {"planned": 9, "ok": 0, "connect": 9}}, State.INSUFFICIENT, ["no-success"]),
-    "ten successes": ({"counts": {"planned": 10, "ok": 10}}, State.INSUFFICIENT, ["too-few"]),
     "one in a hundred failed": ({"counts": {"planned": 200, "ok": 198, "reset": 2}}, State.VALID, []),
     "more failed": (
         {"counts": {"planned": 200, "ok": 197, "reset": 3}},
-        State.INSUFFICIENT,
+        State.FAILED,
         ["too-many-failures"],
     ),
     "as many failed as may": (
@@ -59,18 +51,41 @@ CASES = {
     ),
     "one failed and none may": (
         {"counts": {"planned": 200, "ok": 199, "reset": 1}, "max_failures": 0.0},
-        State.INSUFFICIENT,
+        State.FAILED,
         ["too-many-failures"],
     ),
-    "cut off": ({"status": "interrupted"}, State.INSUFFICIENT, ["cut-off"]),
+    "interrupted with many replies": (
+        {"counts": {"planned": 1000, "ok": 324, "cancelled": 676}, "status": "interrupted"},
+        State.VALID,
+        [],
+    ),
+    "a quota of the client's own": ({"throttled_fraction": 0.02}, State.DISTURBED, ["throttled"]),
+    "the client waits for a CPU": ({"waited_fraction": 0.3}, State.DISTURBED, ["cpu-wait"]),
+    "others take 80% of the server's machine": (
+        {"others_cpu_fraction": 0.8},
+        State.DISTURBED,
+        ["busy-machine"],
+    ),
+    "others are busy where the server is not": (
+        {"others_cpu_fraction": 0.8, "server_here": False},
+        State.VALID,
+        [],
+    ),
+    "no success": ({"counts": {"planned": 9, "ok": 0, "connect": 9}}, State.FAILED, ["no-success"]),
+    "ten successes of ten": ({"counts": {"planned": 10, "ok": 10}}, State.VALID, []),
+    "ten successes of twelve": (
+        {"counts": {"planned": 12, "ok": 10, "reset": 2}},
+        State.FAILED,
+        ["mostly-failed"],
+    ),
+    "half failed": ({"counts": {"planned": 100, "ok": 50, "reset": 50}}, State.FAILED, ["too-many-failures"]),
     "two states at once": (
-        {"status": "interrupted", "throttled_fraction": 0.5},
-        State.INSUFFICIENT,
-        ["cut-off", "starved"],
+        {"counts": {"planned": 9, "ok": 0, "reset": 9}, "throttled_fraction": 0.5},
+        State.FAILED,
+        ["no-success", "throttled"],
     ),
     "not comparable": ({"not_comparable": (Reason("eos", "x", "y"),)}, State.NOT_COMPARABLE, ["eos"]),
     "not stationary": ({"not_stationary": (Reason("trend", "x", "y"),)}, State.NOT_STATIONARY, ["trend"]),
-    "a lag nobody knows": ({"read_error_s": {"p99": Absent("no stamps")}}, State.VALID, []),
 }
 
 
@@ -82,9 +97,38 @@ def test_each_case_has_its_state_and_reasons(changes, state, codes):
 
 
 def test_a_reason_names_the_worst_lag_and_what_it_spoils():
-    (reason,) = judge(evidence(send_lag_s={"p50": at(0.02), "p99": at(0.3)})).reasons
-    assert "300 ms at p99" in reason.text
-    assert "TTFT p99 is 2000 ms and bears 20 ms" in reason.text
+    (reason,) = judge(evidence(grades=LATE)).reasons
+    assert reason.text.startswith("Late reading may have moved TTFT p99 by 300 ms.")
+    assert "Unreliable: TTFT p99, TTFT p50." in reason.text
+    (reason,) = judge(evidence(instrument_error_s={"ttft": {"p99": at(0.3)}})).reasons
+    assert "the tolerance at TTFT p99 (2000 ms) is 20 ms" in reason.text
+
+
+def test_200_of_200_timed_out_is_failed_with_its_cause():
+    timed_out = {"planned": 200, "ok": 0, "timeout": 200}
+    verdict = judge(evidence(counts=timed_out, cause="no end of the reply within 5 s"))
+    assert verdict.state == State.FAILED
+    assert verdict.reasons[0].text == (
+        "None of 200 requests succeeded: 200 timeout. no end of the reply within 5 s."
+    )
+
+
+def test_others_that_take_most_of_the_servers_machine_disturb_a_run():
+    assert judge(evidence(others_cpu_fraction=0.8)).state == State.DISTURBED
+
+
+def test_the_states_have_one_order():
+    assert [str(state) for state in State] == [
+        "FAILED",
+        "CLIENT-BOUND",
+        "DISTURBED",
+        "NOT-STATIONARY",
+        "NOT-COMPARABLE",
+        "VALID",
+    ]
+    assert worst(["VALID", "NOT-STATIONARY", "DISTURBED"]) == State.DISTURBED
+    assert worst(["VALID", "INSUFFICIENT"]) == State.FAILED, "as older runs call it"
+    assert worst([]) == State.VALID
 
 
 def test_warnings_take_nothing_from_a_verdict():

@@ -43,7 +43,7 @@ def test_07_every_way_to_fail_has_its_name_and_brings_no_throughput() -> None:
     assert (summary["counts"]["planned"], summary["counts"]["ok"]) == (len(endings), 0)
     assert summary["throughput"]["output_tok_per_s"]["point"] is None
     assert summary["metrics"]["ttft"]["p50"]["point"] is None
-    assert summary["verdict"]["state"] == "INSUFFICIENT"
+    assert summary["verdict"]["state"] == "FAILED"
 
 
 def test_14_a_salt_repeated_is_flagged_and_a_fresh_one_hits_no_cache() -> None:

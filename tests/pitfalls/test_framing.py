@@ -15,7 +15,7 @@ TIMES = ("due_ns", "dispatched_ns", "connected_ns", "sent_ns", "headers_ns", "cl
 def log_of(record: Record) -> dict[str, Any]:
     """What was said, without when, and in how many reads."""
     facts = asdict(record)
-    for name in (*TIMES, "index", "token_ns", "read_lag_ns", "n_reads"):
+    for name in (*TIMES, "index", "token_ns", "read_lag_ns", "read_error_ns", "n_reads"):
         del facts[name]
     return facts
 

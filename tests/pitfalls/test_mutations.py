@@ -18,9 +18,9 @@ import pytest
 
 from loadgen.driver import drive
 from loadgen.metrics import definitions, server_histograms, steady_state, telemetry_query, throughput
-from loadgen.record import record
+from loadgen.record import columns, record
 from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
-from loadgen.verdict import verdict
+from loadgen.verdict import grades, verdict
 from loadgen.wire import clock
 from servers.protocol import openai, sse
 from workloads import arrivals
@@ -113,7 +113,7 @@ MUTATIONS = (
     Mutation(
         "latency counts from the send",
         definitions.ttft,
-        "c.due_s",
+        "c.origin_s",
         "c.sent_s",
         LOADGEN + "test_metrics.test_one_token_has_a_ttft_that_is_its_e2e_and_no_tpot",
     ),
@@ -246,9 +246,37 @@ MUTATIONS = (
     Mutation(
         "a reader that is late says nothing",
         verdict._client_bound,
-        "if blurred:",
+        "if unreliable:",
         "if False:",
-        CHAIN + "test_timing.test_11_without_kernel_stamps_a_pass_of_50_ms_makes_a_run_client_bound",
+        LOADGEN + "test_grades.test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable",
+    ),
+    Mutation(
+        "a percentile of the lag is held against a percentile of the latency",
+        grades._send_effect,
+        "return _apart(by_due, by_send), by",
+        "return quantile_of(late_s, p), by",
+        LOADGEN + "test_grades.test_a_lag_is_no_effect",
+    ),
+    Mutation(
+        "a burst counts from when all were due",
+        columns.columns_of,
+        "if is_burst else due_s",
+        "if False else due_s",
+        LOADGEN + "test_grades.test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing",
+    ),
+    Mutation(
+        "an event before [DONE] passes for the last of its read",
+        record._stamps,
+        "arrivals.body_ends[read] <= np.asarray(ends)",
+        "read >= 0",
+        LOADGEN + "test_record.test_an_event_that_is_not_the_last_of_its_read_may_have_come_earlier",
+    ),
+    Mutation(
+        "other work on the machine is no matter",
+        verdict._disturbed,
+        "others > BUSY",
+        "False",
+        LOADGEN + "test_verdict.test_others_that_take_most_of_the_servers_machine_disturb_a_run",
     ),
     Mutation(
         "the server's latency is held against ours from when a request was due",
@@ -267,9 +295,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an instrument proven wrong is believed",
-        verdict._client_bound,
-        "if erred:",
-        "if False:",
+        verdict._over_tolerance,
+        "error.point / allowed_s > largest",
+        "False",
         LOADGEN + "test_certify.test_an_instrument_proven_wrong_is_client_bound_and_says_so_first",
     ),
 )

@@ -72,6 +72,7 @@ def _served_record(
         token_ns=tokens,
         token_n=[1] * len(tokens),
         read_lag_ns=rng.lognormal(10, 0.5, len(tokens)).astype(int).tolist(),
+        read_error_ns=[0] * len(tokens),
         planned_prompt_tok=prompt_tok,
         planned_output_tok=len(tokens),
         prompt_tok=prompt_tok,
@@ -114,6 +115,7 @@ def _lost_record(index: int, sent_ns: int, prompt_tok: int, output_tok: int) -> 
         token_ns=[],
         token_n=[],
         read_lag_ns=[],
+        read_error_ns=[],
         planned_prompt_tok=prompt_tok,
         planned_output_tok=output_tok,
         http_status=status,
@@ -151,6 +153,7 @@ def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
     manifest = Manifest(
         engine="vllm",
         workload="burst",
+        max_failures=0.1,
         title=f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
         repeat="burstline run --engine vllm --model llama-2-7b --salt 00112233",
         devices=(GpuFacts("NVIDIA H100 80GB HBM3", 85_520_809_984, "570.86"),),

@@ -20,7 +20,7 @@ def test_show_says_verdict_numbers_and_outcomes(lossy):
 
 def test_show_says_why_a_number_is_absent(hopeless):
     shown = text(overview(hopeless))
-    assert "INSUFFICIENT" in shown
+    assert "FAILED" in shown
     assert "no request succeeded" in shown
 
 

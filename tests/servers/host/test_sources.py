@@ -33,7 +33,7 @@ def test_throttling_is_read_in_version_2_of_control_groups(machine: Path) -> Non
     write(stat, "usage_usec 9\nnr_periods 10\nnr_throttled 3\nthrottled_usec 1000000\n")
     throttling = Throttling()
     write(stat, "usage_usec 9\nnr_periods 10\nnr_throttled 5\nthrottled_usec 1500000\n")
-    assert throttling.read() == {"n_throttled": 2, "throttled_s": 0.5}
+    assert throttling.read() == {"n_throttled": 2, "throttled_s": 0.5, "alone": 0}
 
 
 def test_throttling_is_read_in_version_1_and_where_a_container_mounts_its_group_as_the_root(
@@ -44,7 +44,7 @@ def test_throttling_is_read_in_version_1_and_where_a_container_mounts_its_group_
     write(stat, "nr_periods 0\nnr_throttled 0\nthrottled_time 0\n")
     throttling = Throttling()
     write(stat, "nr_periods 9\nnr_throttled 1\nthrottled_time 250000000\n")
-    assert throttling.read() == {"n_throttled": 1, "throttled_s": 0.25}
+    assert throttling.read() == {"n_throttled": 1, "throttled_s": 0.25, "alone": 0}
 
 
 def test_what_a_machine_does_not_have_is_missing_with_a_reason(

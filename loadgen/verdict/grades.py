@@ -1,0 +1,168 @@
+"""Grades: how far the client moved each percentile of each metric, by sending late and by reading late.
+
+What counts is the effect on that very percentile, never a percentile of the lag: of 1% of requests that left
+1 ms late nobody's p99 need be wrong by 1 ms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import numpy as np
+
+from loadgen.metrics.definitions import METRICS, Metric, gaps, latencies, samples_of
+from loadgen.record.columns import Columns, Floats
+from loadgen.stats.estimates import early_stopping_floor, label
+from loadgen.stats.quantiles import Samples, quantile, quantile_of
+
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
+FLOOR_S: Final = 1e-3
+SHARE: Final = 0.01
+"""The instrument may move a percentile by 1 ms or by 1% of it, whichever is more."""
+
+
+class Grade(StrEnum):
+    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have."""
+
+    OK = "ok"
+    AS_SENT = "as-sent"
+    UNRELIABLE = "unreliable"
+
+
+@dataclass(frozen=True, slots=True)
+class PercentileGrade:
+    """One percentile's grade. Effects are seconds by which lateness moves it, None where that is unknown.
+
+    `as_sent_s` is the percentile counted from the send, where that differs from the one shown.
+    """
+
+    grade: Grade
+    send_effect_s: float | None = None
+    read_effect_s: float | None = None
+    as_sent_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "grade": str(self.grade),
+            "send_effect_s": self.send_effect_s,
+            "read_effect_s": self.read_effect_s,
+            "as_sent_s": self.as_sent_s,
+        }
+
+
+Grades = Mapping[str, Mapping[str, PercentileGrade]]
+"""By metric and percentile ("ttft", "p99"); percentiles that do not exist have no grade."""
+
+_OF_THE_SERVER: Final = ("ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl")
+_FROM_DUE: Final = ("ttft", "e2e", "ttfa")
+
+
+def tolerance_s(value_s: float) -> float:
+    """How far off a latency of this size may be."""
+    return max(FLOOR_S, SHARE * value_s)
+
+
+def grades(c: Columns) -> dict[str, dict[str, PercentileGrade]]:
+    """The grade of every percentile of every metric of the server that these requests support."""
+    if not c.ok.any():
+        return {name: {} for name in _OF_THE_SERVER}
+    first_error_s, last_error_s = _errors_of_ends(c)
+    return {name: _graded(name, METRICS[name], c, first_error_s, last_error_s) for name in _OF_THE_SERVER}
+
+
+def _graded(
+    name: str, metric: Metric, c: Columns, first_error_s: Floats, last_error_s: Floats
+) -> dict[str, PercentileGrade]:
+    shown = samples_of(metric, c)
+    cumulated = np.cumsum(shown.weight, dtype=np.float64)
+    low, high = (
+        _gap_bounds(name, c) if metric.pooled else _bounds(name, metric, c, first_error_s, last_error_s)
+    )
+    found = {}
+    for p in QUANTILES:
+        if not len(cumulated) or cumulated[-1] < early_stopping_floor(p):
+            continue
+        value = quantile(shown.value, p, cumulated)
+        if not math.isfinite(value):
+            continue
+        moved = [_apart(value, _quantile(samples, p)) for samples in (low, high)]
+        read_s = None if None in moved else max(each for each in moved if each is not None)
+        send_s, as_sent_s = _send_effect(name, metric, c, p)
+        found[label(p)] = PercentileGrade(_grade(value, send_s, read_s), send_s, read_s, as_sent_s)
+    return found
+
+
+def _grade(value_s: float, send_s: float | None, read_s: float | None) -> Grade:
+    allowed_s = tolerance_s(value_s)
+    if read_s is not None and read_s > allowed_s:
+        return Grade.UNRELIABLE
+    return Grade.AS_SENT if send_s is not None and send_s > allowed_s else Grade.OK
+
+
+def _send_effect(name: str, metric: Metric, c: Columns, p: float) -> tuple[float | None, float | None]:
+    """|Q(from due) - Q(from the send)|, exactly, and Q(from the send)."""
+    if name not in _FROM_DUE:
+        return 0.0, None
+    values = latencies(metric, c)
+    late_s = np.nan_to_num(c.sent_s - c.due_s)
+    by_due, by_send = (quantile_of(values + c.origin_s - from_s, p) for from_s in (c.due_s, c.due_s + late_s))
+    return _apart(by_due, by_send), by_send if math.isfinite(by_send) else None
+
+
+def _bounds(
+    name: str, metric: Metric, c: Columns, first_error_s: Floats, last_error_s: Floats
+) -> tuple[Samples, Samples]:
+    """The least and the most that every request's value can have been, were all errors as bad as possible."""
+    values = latencies(metric, c)
+    if name == "tpot":
+        n_later = c.output_tok - c.first_n
+        n_later = np.where(n_later > 0, n_later, np.inf)  # failed, or not defined: nothing to move
+        return (
+            Samples.per_request(values - last_error_s / n_later),
+            Samples.per_request(values + first_error_s / n_later),
+        )
+    early_s = last_error_s if name.startswith("e2e") else first_error_s
+    return Samples.per_request(values - early_s), Samples.per_request(values)
+
+
+def _gap_bounds(name: str, c: Columns) -> tuple[Samples, Samples]:
+    """The same of gaps, each between two events that may both have come earlier."""
+    counted = name != "icl"
+    gap_s, ends_one = gaps(c, counted=counted)
+    n = c.event_n[ends_one] if counted else np.ones(len(gap_s), np.int32)
+    error_s = c.event_error_s
+    before_s = error_s[np.flatnonzero(ends_one) - 1]
+    owner = c.owner[ends_one]
+    shown = samples_of(METRICS[name], c)
+    failed = np.isinf(shown.value)
+
+    def samples(values: Floats) -> Samples:
+        values = np.r_[values / n, shown.value[failed]]
+        order = np.argsort(values, kind="stable")
+        weight = np.r_[n, shown.weight[failed]].astype(np.int32)
+        return Samples(values[order], weight[order], np.r_[owner, shown.owner[failed]][order])
+
+    return samples(np.maximum(gap_s - error_s[ends_one], 0)), samples(gap_s + before_s)
+
+
+def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
+    """By how much each request's first and last token may have come earlier; 0 where it has none."""
+    error_s, some = c.event_error_s, np.diff(c.starts) > 0
+    first_s, last_s = np.zeros(len(c)), np.zeros(len(c))
+    first_s[some], last_s[some] = error_s[c.starts[:-1][some]], error_s[c.starts[1:][some] - 1]
+    return first_s, last_s
+
+
+def _quantile(samples: Samples, p: float) -> float:
+    """NaN where an error is unknown: what was not recorded bounds nothing."""
+    if not len(samples.value) or np.isnan(samples.value).any():
+        return math.nan
+    return quantile(samples.value, p, np.cumsum(samples.weight, dtype=np.float64))
+
+
+def _apart(a: float, b: float) -> float | None:
+    return abs(a - b) if math.isfinite(a) and math.isfinite(b) else None

@@ -1,0 +1,126 @@
+"""Grades: what late sends and late reads did to each percentile, and only to that."""
+
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from loadgen.metrics.summary import Context
+from loadgen.record.columns import columns_of
+from loadgen.record.tables import RECORDS, record_table
+from loadgen.verdict.grades import Grade, grades
+from tests.loadgen.making import failed, ok, summarized
+
+N = 800
+MS = 1_000_000
+
+
+def records(*, ttft_s=0.15, late_s=0.0, gap_s=0.01, spacing_s=0.01, error_s=0.0):
+    """N requests `spacing_s` apart with 4 tokens each; lateness and read errors are of each or of all."""
+    late, error = (np.broadcast_to(value, N) for value in (late_s, error_s))
+    rows = []
+    for k in range(N):
+        due = round(k * spacing_s * 1e9)
+        sent = due + round(float(late[k]) * 1e9)
+        row = ok(k, sent / 1e9 + ttft_s, [gap_s] * 3)
+        errors = [round(float(error[k]) * 1e9)] * len(row.token_ns)
+        rows.append(
+            replace(
+                row,
+                due_ns=due,
+                dispatched_ns=due,
+                sent_ns=sent,
+                closed_ns=row.token_ns[-1],
+                read_error_ns=errors,
+            )
+        )
+    return record_table(rows)
+
+
+def graded(**how):
+    return grades(columns_of(records(**how)))
+
+
+def late_now_and_then(ms, share=0.02):
+    return np.where(np.arange(N) % round(1 / share) == 0, ms / 1e3, 0.0)
+
+
+def test_1_a_few_late_sends_of_an_open_loop_leave_every_percentile_as_it_is():
+    """Their lag has a p99 of 1.63 ms; TTFT p99 is moved by what it is moved, 1%."""
+    found = graded(late_s=late_now_and_then(1.4))
+    assert {each.grade for row in found.values() for each in row.values()} == {Grade.OK}
+    assert found["ttft"]["p99"].send_effect_s == pytest.approx(1.4e-3)
+    assert found["ttft"]["p50"].send_effect_s == pytest.approx(0, abs=1e-9)
+
+
+def test_a_lag_is_no_effect():
+    """Every second request leaves 40 ms late; the p99 is made by others, whose reply took 500 ms."""
+    late_s = np.where(np.arange(N) % 2 == 0, 0.04, 0.0)
+    rows = records(late_s=late_s).to_pylist()
+    for k, row in enumerate(rows):
+        if k % 20 == 1:
+            row["token_ns"] = [at + 500 * MS for at in row["token_ns"]]
+    found = grades(columns_of(pa.Table.from_pylist(rows, schema=RECORDS)))["ttft"]["p99"]
+    assert found.send_effect_s == pytest.approx(0, abs=1e-9)
+    assert found.grade == Grade.OK
+
+
+def test_late_sends_beyond_the_tolerance_grade_what_they_move_and_nothing_else():
+    found = graded(late_s=late_now_and_then(40))
+    assert found["ttft"]["p99"].grade == Grade.AS_SENT
+    assert found["ttft"]["p99"].as_sent_s == pytest.approx(0.15)
+    assert found["ttft"]["p50"].grade == Grade.OK
+    assert {each.grade for name in ("tpot", "itl") for each in found[name].values()} == {Grade.OK}
+
+
+def test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing():
+    """1000 sends take 10 ms whatever the client is written in; TTFT is 50 ms."""
+    burst = records(ttft_s=0.05, late_s=np.linspace(0, 0.0104, N), spacing_s=0.0)
+    summary = summarized(burst, Context())
+    ttft, due = (summary["metrics"][name]["p99"]["point"] for name in ("ttft", "ttft_due"))
+    assert (ttft, due) == (pytest.approx(0.05), pytest.approx(0.0603, abs=2e-4))
+    assert summary["verdict"]["state"] == "VALID"
+    assert summary["grades"]["ttft"]["p99"]["grade"] == "as-sent"
+    assert summary["instrument"]["send_spread_s"]["point"] == pytest.approx(0.0104)
+
+
+def test_3_events_that_share_a_segment_are_bounded_by_their_own_read():
+    """A pass of 9 ms elsewhere in the run says nothing of them."""
+    assert summarized(records(error_s=24e-6), Context())["verdict"]["state"] == "VALID"
+
+
+def test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable():
+    found = graded(error_s=0.009)
+    assert found["itl"]["p50"].grade == Grade.UNRELIABLE
+    assert found["ttft"]["p50"].grade == Grade.UNRELIABLE
+    assert found["itl"]["p50"].read_effect_s == pytest.approx(0.009)
+    assert summarized(records(error_s=0.009), Context())["verdict"]["state"] == "CLIENT-BOUND"
+
+
+def test_late_reads_of_a_few_requests_spoil_the_tail_and_not_the_median():
+    found = graded(error_s=late_now_and_then(9))
+    assert found["ttft"]["p50"].grade == Grade.OK
+    summary = summarized(records(error_s=late_now_and_then(9), gap_s=0.5), Context())
+    assert summary["grades"]["tpot"]["p50"]["grade"] == "ok"
+
+
+def test_a_time_per_token_over_a_long_reply_hardly_feels_its_ends():
+    assert graded(error_s=0.009, gap_s=0.4)["tpot"]["p50"].grade == Grade.OK
+
+
+def test_what_an_older_version_did_not_record_is_unknown_and_no_alarm():
+    table = records().drop_columns(["read_error_ns"])
+    found = grades(columns_of(table))
+    assert found["itl"]["p50"].read_effect_s is None
+    assert found["itl"]["p50"].grade == Grade.OK
+
+
+def test_requests_that_failed_are_moved_by_nothing():
+    table = record_table([*(ok(k, 0.1, [0.01] * 3) for k in range(95)), *(failed(k) for k in range(95, 100))])
+    assert grades(columns_of(table))["tpot"]["p90"].read_effect_s == 0
+
+
+def test_percentiles_that_do_not_exist_have_no_grade():
+    few = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
+    assert set(grades(columns_of(few))["ttft"]) == {"p50"}
