@@ -49,6 +49,9 @@ class _Engine:
     def encode(self, request: Request, target: Target) -> Call:
         return Call("POST", "/v1/completions", bytes(request.prompt_text or "", "ascii"))
 
+    def hang_up_at(self, request: Request) -> int | None:
+        return None
+
 
 @dataclass
 class Result:
