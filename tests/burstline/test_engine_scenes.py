@@ -41,7 +41,7 @@ def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
 
 def counts(run: Run) -> dict[str, int]:
     assert run.summary is not None
-    return {name: n for name, n in run.summary["counts"].items() if n}
+    return {name: n for name, n in run.summary.to_json()["counts"].items() if n}
 
 
 def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_the_last_asked_token(
@@ -60,9 +60,9 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
     assert (records["beyond_tok"] >= 0).all()
     assert (records["beyond_tok"] < 548).all()  # hung up within 50 ms of the asked token
     e2e_s = [(row.token_ns[1499] - row.due_ns) / 1e9 for row in records.itertuples()]
-    told = run.summary["metrics"]["e2e"]["p50"]["point"]
+    told = run.summary.to_json()["metrics"]["e2e"]["p50"]["point"]
     assert min(e2e_s) <= told <= max(e2e_s)
-    stalls = run.summary["stalls"]
+    stalls = run.summary.to_json()["stalls"]
     assert (stalls["count"]["point"], stalls["token"]["point"]) == (16, 1025)
     assert "Most stalls come before token" in (run.path / "report.html").read_text("utf-8")
     assert "16 ok" in stdout
@@ -89,16 +89,16 @@ LIGHTLLM = ("--engine", "lightllm", "--vocab-size", "1000", "--requests", "60", 
 
 def warnings(run: Run) -> dict[str, str]:
     assert run.summary is not None
-    return {each["code"]: each["text"] for each in run.summary["verdict"]["warnings"]}
+    return {each["code"]: each["text"] for each in run.summary.to_json()["verdict"]["warnings"]}
 
 
 def test_counters_that_are_late_are_waited_for(tmp_path: Path) -> None:
     house = House((Script(ttft_s=0.05),), native="lightllm", counters_late_s=0.7)
     with truth_server(house=house) as truth:
         _, _, run = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
-    tokens = run.summary["conservation"]
+    tokens = run.summary.to_json()["conservation"]
     assert tokens["output_client_tok"]["point"] == tokens["output_server_tok"]["point"] == 480
-    assert run.summary["agreement"]["e2e_gap_s"]["point"] is not None
+    assert run.summary.to_json()["agreement"]["e2e_gap_s"]["point"] is not None
     assert "metrics-incomplete" not in warnings(run)
 
 
@@ -109,7 +109,7 @@ def test_counters_that_lose_requests_are_called_incomplete_and_compared_with_not
     incomplete = "The server's own metrics are incomplete: 384 of 480 generated tokens."
     assert warnings(run)["metrics-incomplete"] == incomplete
     assert incomplete in stdout
-    gap = run.summary["agreement"]["e2e_gap_s"]
+    gap = run.summary.to_json()["agreement"]["e2e_gap_s"]
     assert (gap["point"], gap["absent"]) == (None, "the server's own metrics are incomplete (48 of 60)")
 
 

@@ -213,7 +213,7 @@ def test_a_burst_at_a_url_alone_gets_every_reply_whole_and_does_not_hurt_the_ser
     assert list(records["outcome"]) == ["ok"] * N_BURST
     assert set(records["prompt_tok"]) == {32}
     assert set(records["output_tok"]) == {8}
-    assert seen.burst.summary["conservation"]["output_residual"]["point"] == 0
+    assert seen.burst.summary.conservation.output_residual.point == 0
 
 
 def test_an_engine_answers_with_exactly_the_tokens_asked_for(lived: tuple[str, Lived]) -> None:
