@@ -135,6 +135,10 @@ class Target:
     `url` holds no secret: `login` is the "user:password" that stood in the user's URL, `api_key` comes from
     the environment.
 
+    `extra_body` is a JSON object laid over each request's body, `headers` go with each request, `loras` are
+    adapters that requests name in turn. `replicas` are further base URLs of the same server, one for each
+    load driver in turn. `ca_bundle` is a file of certificates to trust besides, `insecure` trusts any.
+
     `takes` names the extras that this server was seen to take; only adapters that probe for them look at it.
     """
 
@@ -143,6 +147,12 @@ class Target:
     api_key: str | None = field(default=None, repr=False)
     takes: tuple[str, ...] = ()
     login: str | None = field(default=None, repr=False)
+    extra_body: str | None = None
+    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    loras: tuple[str, ...] = ()
+    replicas: tuple[str, ...] = ()
+    ca_bundle: str | None = None
+    insecure: bool = False
 
 
 def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
@@ -399,6 +409,10 @@ class Engine:
     default_port: int | None = None
     image: Image | None = None
 
+    speaks: str = "native"
+    """Its own dialect: "native", or one of OpenAI's, "completions" or "chat"."""
+    lora_path: Sequence[str] = ("model",)
+    """Where in a request's body it reads an adapter's name."""
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
     attach_only: bool = False

@@ -29,6 +29,10 @@ _BUILT_IN: Final[Mapping[str, str]] = {
 """By name, the module in `servers/engines/` and what makes the engine there."""
 
 
+STYLES: Final[Mapping[str, str]] = {"completions": "openai", "chat": "openai-chat"}
+"""OpenAI's dialects, in which other engines can be asked too: `vllm+chat`."""
+
+
 class Registry(MutableMapping[str, Engine]):
     """Engines by name. Names are known at once; an engine of `built_in` is imported when it is asked for.
 
@@ -39,6 +43,11 @@ class Registry(MutableMapping[str, Engine]):
         self._engines: dict[str, Engine | str] = dict(built_in)
 
     def __getitem__(self, name: str) -> Engine:
+        base, plus, style = name.partition("+")
+        if plus and name not in self._engines and base in self._engines and style in STYLES:
+            from servers.engines.spoken import Spoken
+
+            self._engines[name] = Spoken(name, self[base], self[STYLES[style]], style)
         engine = self._engines[name]
         if isinstance(engine, str):
             module, _, maker = engine.partition(":")
@@ -53,13 +62,14 @@ class Registry(MutableMapping[str, Engine]):
         del self._engines[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._engines
+        base, plus, style = str(name).partition("+")
+        return name in self._engines or (bool(plus) and base in self._engines and style in STYLES)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._engines)
+        return iter([name for name in self._engines if "+" not in name])
 
     def __len__(self) -> int:
-        return len(self._engines)
+        return len(list(iter(self)))
 
 
 ENGINES: Final = Registry(_BUILT_IN)

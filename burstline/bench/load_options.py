@@ -15,7 +15,7 @@ from workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
 from workloads.plan import Plan, Shape
 from workloads.prefixes import BLOCK_TOK, Sharing
 from workloads.prompts import Vocabulary
-from workloads.request import RequestKind, WorkloadError
+from workloads.request import GREEDY, RequestKind, Sampling, WorkloadError
 from workloads.seeds import rng
 from workloads.warm_up import WarmUp, parse_warm_up, with_warm_up
 
@@ -46,6 +46,8 @@ class Wish:
     seed: int = 0
     salt: str = "0"
     deadline_s: float = 600.0
+    temperature: float | None = None
+    top_p: float | None = None
     request_kind: str = "generate"
     shared_prefix: int | None = None
     prefix_hit: float | None = None
@@ -214,6 +216,8 @@ def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:
 
     kind = RequestKind(wish.request_kind)
     output_tok = parse_lengths(wish.output_tokens, "--output-tokens")
+    if _sampling(wish) != GREEDY and (wish.trace or wish.data or _of_sessions(wish)):
+        raise WorkloadError("--temperature is for synthetic requests: it would be ignored with this source")
     if wish.trace is not None:
         trace = _trace(wish)
         speed = wish.trace_speed or 1.0
@@ -227,7 +231,19 @@ def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:
     sharing = None
     if wish.shared_prefix is not None or wish.prefix_hit is not None:
         sharing = Sharing(wish.groups or 1, wish.shared_prefix, wish.prefix_hit)
-    return works.Synthetic(Shape(prompt_tok, output_tok, kind=kind, sharing=sharing)), None, None
+    shape = Shape(prompt_tok, output_tok, sampling=_sampling(wish), kind=kind, sharing=sharing)
+    return works.Synthetic(shape), None, None
+
+
+def _sampling(wish: Wish) -> Sampling:
+    temperature, top_p = wish.temperature or 0.0, wish.top_p
+    if not 0 <= temperature <= 10:
+        raise WorkloadError(f"--temperature {temperature:g}: expected 0 (greedy) or more, up to 10")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise WorkloadError(f"--top-p {top_p:g}: expected a share above 0, at most 1")
+    if top_p is not None and not temperature:
+        raise WorkloadError(f"--top-p {top_p:g} would be ignored: greedy decoding draws nothing")
+    return Sampling(temperature, 1.0 if top_p is None else top_p, wish.seed)
 
 
 def _trace(wish: Wish):  # type: ignore[no-untyped-def]

@@ -24,8 +24,8 @@ from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
 from servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
 from servers.host.recognise import engine_at
-from servers.redact import redacted
-from servers.registry import ENGINES
+from servers.redact import learn, redacted
+from servers.registry import ENGINES, STYLES
 from servers.settings import Setting, Settings, Spelled, flag_of, spell
 from servers.settings import check as check_settings
 from workloads.request import WorkloadError
@@ -76,9 +76,73 @@ class Where:
     n_concurrent: int | None = None
     n_request_tok: int | None = None
     settings: Settings = field(default_factory=Settings)
+    replicas: tuple[str, ...] = ()
+    endpoint: str | None = None
+    extra_body: str | None = None
+    headers: tuple[str, ...] = field(default=(), repr=False)
+    loras: tuple[str, ...] = ()
+    ca_bundle: str | None = None
+    insecure: bool = False
+
+    def dressed(self, target: Target) -> Target:
+        """The target with what the user adds to each request; WorkloadError where that makes no sense."""
+        return replace(
+            target,
+            extra_body=self.extra_body,
+            headers=tuple(map(_header, self.headers)),
+            loras=self.loras,
+            replicas=tuple(target_at(url).url for url in self.replicas),
+            ca_bundle=self.ca_bundle,
+            insecure=self.insecure,
+        )
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, colon, value = text.partition(":")
+    if not colon or not name.strip() or not name.strip().isascii() or "\n" in text:
+        raise WorkloadError(f"--header {redacted(text)!r}: expected 'NAME: VALUE'")
+    learn(value.strip())
+    return name.strip(), value.strip()
+
+
+def _check_requests(where: Where) -> None:
+    """Extra fields, headers and certificates are the user's slips, and found before anything is started."""
+    if where.extra_body is not None:
+        try:
+            extra = json.loads(where.extra_body)
+        except ValueError as error:
+            raise WorkloadError(f"--extra-body is not JSON: {error}") from None
+        if not isinstance(extra, dict):
+            raise WorkloadError(f"--extra-body {where.extra_body}: expected a JSON object, such as {{}}")
+    if where.ca_bundle is not None and not Path(where.ca_bundle).is_file():
+        raise WorkloadError(f"--ca-bundle {where.ca_bundle} is no file; expected certificates in PEM")
+    if where.insecure and where.ca_bundle is not None:
+        raise WorkloadError("--insecure trusts any certificate, so --ca-bundle would be ignored; give one")
+    tls = where.url is not None and where.url.startswith("https:")
+    if (where.insecure or where.ca_bundle is not None) and not tls:
+        flag = "--insecure" if where.insecure else "--ca-bundle"
+        raise WorkloadError(f"{flag} would be ignored: it is for a --url that begins with https")
+    for header in where.headers:
+        _header(header)
+    for url in where.replicas:
+        try:
+            target_at(url)
+        except ValueError as error:
+            raise WorkloadError(f"--url {redacted(url)}: {error}") from None
 
 
 def choose_engine(where: Where) -> Engine:
+    """The engine that is meant, asked through the endpoint that was named."""
+    engine = _engine_of(where)
+    wanted = where.endpoint
+    if wanted in (None, "native", engine.speaks):
+        return engine
+    if engine.attach_only:
+        return ENGINES[STYLES[wanted]]
+    return ENGINES[f"{engine.name}+{wanted}"]
+
+
+def _engine_of(where: Where) -> Engine:
     """The engine named; else what answers at the URL; else vLLM where it is installed and a model named."""
     if where.engine is not None:
         if where.engine not in ENGINES:
@@ -86,7 +150,9 @@ def choose_engine(where: Where) -> Engine:
             raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
         return ENGINES[where.engine]
     if where.url is not None:
-        get = getter(target_at(where.url, "", where.api_key), timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
+        get = getter(
+            where.dressed(target_at(where.url, "", where.api_key)), timeout_s=5.0, within_s=ATTACH_TIMEOUT_S
+        )
         return ENGINES[engine_at(get) or "openai"]
     if where.model is not None and ENGINES["vllm"].installed(where.python) is not None:
         return ENGINES["vllm"]
@@ -95,6 +161,7 @@ def choose_engine(where: Where) -> Engine:
 
 def check_where(where: Where) -> None:
     """A bad URL, port or model is the user's slip, and found before anything is started."""
+    _check_requests(where)
     if where.url is not None:
         try:
             target_at(where.url)
@@ -202,7 +269,7 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
     require_free_port(HOST, port)
     launch = _launch(engine, where, port, run_dir, say)
     served_name = launch.served_name or _our_name(engine, where)
-    target = Target(f"http://{HOST}:{port}", served_name)
+    target = where.dressed(Target(f"http://{HOST}:{port}", served_name))
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server:
@@ -259,7 +326,7 @@ def _engine_pid(launch: Launch) -> int | None:
 
 def _attached(engine: Engine, where: Where, say: Say) -> Site:
     assert where.url is not None
-    target = target_at(where.url, where.model or "", where.api_key)
+    target = where.dressed(target_at(where.url, where.model or "", where.api_key))
     try:
         if not target.model:
             identity = identified(engine, getter(target, within_s=ATTACH_TIMEOUT_S), "")

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from burstline.verbs.engine_flags import add_engine, where_of
+from burstline.verbs.engine_flags import add_engine, share_replicas, where_of
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
@@ -127,6 +127,8 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         help="whose ordinary ids prompts are drawn from; it counts replies that the server does not count",
     )
     group.add_argument("--vocab-size", type=int, metavar="N", help="where neither tokenizer nor server says")
+    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0)")
+    group.add_argument("--top-p", type=float, metavar="P", help="of sampling, with --temperature (1)")
     group.add_argument(
         "--deadline-s", type=float, default=600.0, help="per request, from when it was due (600)"
     )
@@ -223,6 +225,7 @@ def share(text: str) -> float:
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
+    share_replicas(args)
     with _drivers_of(args) as drivers:
         return _run_experiment(args, drivers)
 
@@ -305,6 +308,7 @@ def _run_suite(args: argparse.Namespace) -> int:
 
 
 OF_SOURCES = (
+    "temperature", "top_p",
     "request_kind", "shared_prefix", "prefix_hit", "groups", "data", "data_split", "data_order", "trace",
     "trace_speed", "trace_window", "sessions", "turns", "turn_tokens", "think_s", "tool_s", "tool_share",
     "fan_out", "warmup", "warmup_handover",

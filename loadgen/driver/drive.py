@@ -46,6 +46,7 @@ from loadgen.wire.exchange import Exchange
 from loadgen.wire.wire import Wire
 from servers.host import child
 from servers.protocol.destination import Destination
+from servers.protocol.extras import dressed
 from servers.redact import learn
 from servers.registry import ENGINES
 from workloads.prompts import salted
@@ -98,7 +99,7 @@ class _Drive:
     def __init__(self, job: Job, conn: Connection) -> None:
         self._job, self._conn = job, conn
         self._engine = ENGINES[job.engine]
-        self._destination = Destination.of(job.target.url, job.target.login)
+        self._destination = Destination.of_target(job.target)
         self._t0_ns: int | None = None
         self._stopped = False
         self._n_prepared = self._n_ended = 0
@@ -178,7 +179,8 @@ class _Drive:
         job = self._job
         if job.salt is not None and job.vocabulary is not None:
             request = salted(request, job.salt, job.vocabulary)
-        return self._destination.serialised(self._engine.encode(request, job.target))
+        call = self._engine.encode(request, job.target)
+        return self._destination.serialised(dressed(call, job.target, request.index, self._engine.lora_path))
 
     def _has_room(self, ahead: int) -> bool:
         return self._n_prepared - self._wire.traffic.n_dispatched < ahead or self._stopped

@@ -40,6 +40,7 @@ class Job:
     def split(self, n_workers: int) -> list[Job]:
         """The same work for several drivers: every n-th request each, and their share of the limits."""
         shares = range(n_workers)
+        urls = (self.target.url, *self.target.replicas)
         return [
             replace(
                 self,
@@ -48,6 +49,7 @@ class Job:
                 concurrency=self.concurrency and max(1, len(range(k, self.concurrency, n_workers))),
                 max_rate_per_s=self.max_rate_per_s and self.max_rate_per_s / n_workers,
                 worker=k,
+                target=replace(self.target, url=urls[k % len(urls)]),
             )
             for k in shares
         ]

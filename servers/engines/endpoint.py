@@ -52,7 +52,7 @@ class Endpoint(Engine):
     def __init__(self, style: Literal["completions", "chat"]) -> None:
         self.name = "openai" if style == "completions" else "openai-chat"
         self.title = f"OpenAI-compatible endpoint ({style})"
-        self._style = style
+        self.speaks = self._style = style
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
         return None

@@ -85,6 +85,7 @@ class Tgi(Engine):
     admission = Admission(chunked_prefill=False, reserve_output=True, mixed_steps=False)
     start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
     needs_weights = True
+    lora_path: Sequence[str] = ("parameters", "adapter_id")
     settings: Mapping[str, Spelling] = {
         "max_num_seqs": valued("--max-batch-size"),
         "max_num_batched_tokens": valued("--max-batch-prefill-tokens"),

@@ -48,6 +48,7 @@ class TransformersServe(Engine):
         graceful_overload=False,
     )
     # /v1/models lists the Hugging Face cache, not what is loaded, and fails where there is none.
+    speaks = "completions"
     probe_path: str | None = "/health"
     metrics_path: str | None = None
     default_port: int | None = 8000

@@ -51,6 +51,7 @@ class TrtLlm(Engine):
         queue_depth=True,
         graceful_overload=False,
     )
+    speaks = "completions"
     probe_path: str | None = "/health"
     metrics_path: str | None = "/prometheus/metrics"
     default_port: int | None = 8000

@@ -55,6 +55,7 @@ class Truth(Engine):
     metrics_path: str | None = "/metrics"
     default_port: int | None = None
     image: Image | None = None
+    speaks = "completions"
     is_public = False
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline-truth")),)
     brings_model = True

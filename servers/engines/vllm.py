@@ -84,6 +84,7 @@ class Vllm(Engine):
         queue_depth=True,
         graceful_overload=False,
     )
+    speaks = "completions"
     probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import math
 import queue
 import re
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from dataclasses import dataclass, replace
 from servers.engine import Call, Engine, EngineError, Get, HttpReply, Identity, Kind, Reply, Stage, Target
 from servers.host.process import Server
 from servers.protocol.destination import Destination
+from servers.protocol.extras import dressed
 from servers.protocol.introspection import log_message
 from servers.protocol.openai import path_under
 from servers.protocol.replies import understood
@@ -29,6 +28,9 @@ MOST_OF_A_LOG = 1 << 18
 """Bytes of a log's end in which the current stage of a start is looked for."""
 MAX_REPLY_BYTES = 8 << 20
 """No page that is asked for here (metrics, an OpenAPI schema, one completion) comes near it."""
+
+LONGEST_LINE = 400
+"""Longer lines list a configuration, in which any word may occur."""
 
 Progress = Callable[[float, str], None]
 """Called while a server starts, with the seconds so far and what it does: `loading weights, 40 s`."""
@@ -123,6 +125,8 @@ class _Attempt:
 def stage_of(engine: Engine, log: str) -> str | None:
     """The stage that the last telling line of a log belongs to; None where no line tells."""
     for line in reversed(log[-MOST_OF_A_LOG:].splitlines()):
+        if len(line) > LONGEST_LINE:
+            continue
         for pattern, name in engine.stages:
             if re.search(pattern, line):
                 return name
@@ -205,7 +209,8 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
 def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
     if (told := engine.ready(target, timeout_s)) is not None:
         return told
-    raw = send(target, engine.ready_call(target), timeout_s)
+    call = dressed(engine.ready_call(target), target, 0, engine.lora_path)
+    raw = send(target, call, timeout_s)
     reply = understood(engine.decode, raw)
     if 400 <= raw.status < 500 and raw.status != 429:
         refused = f"refuses a request for one token (HTTP {raw.status})"
@@ -232,7 +237,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     url = target.url.rstrip("/") + path_under(target.url, call.path)
     if target.api_key and not any(name.lower() == "authorization" for name, _ in call.headers):
         call = replace(call, headers=(*call.headers, ("authorization", f"Bearer {target.api_key}")))
-    destination = Destination.of(target.url, target.login)
+    destination = Destination.of_target(target)
     connection = http.client.HTTPConnection(destination.host, destination.port, timeout=timeout_s)
     until_s = time.monotonic() + timeout_s
     alarm = threading.Timer(timeout_s, _hang_up, [connection])
@@ -240,7 +245,7 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     try:
         connection.connect()
         alarm.start()
-        if (tls := _trusted(destination.url.scheme)) is not None:
+        if (tls := destination.tls()) is not None:
             connection.sock = tls.wrap_socket(connection.sock, server_hostname=destination.host)
         connection.sock.sendall(destination.serialised(replace(call, path=path_under(target.url, call.path))))
         with http.client.HTTPResponse(connection.sock, method=call.method) as reply:
@@ -264,9 +269,3 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
 def _hang_up(connection: http.client.HTTPConnection) -> None:
     with contextlib.suppress(OSError):
         connection.sock.shutdown(socket.SHUT_RDWR)
-
-
-@functools.cache
-def _trusted(scheme: str) -> ssl.SSLContext | None:
-    """Loading certificates takes 20 ms of CPU: once, and only where there is TLS."""
-    return ssl.create_default_context() if scheme == "https" else None

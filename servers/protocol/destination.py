@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
+import functools
 import socket
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
-from servers.engine import Call, EngineError
+from servers.engine import Call, EngineError, Target
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = (
@@ -31,6 +32,15 @@ class Destination:
     url: SplitResult
     port: int
     login: str | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    ca_bundle: str | None = None
+    insecure: bool = False
+
+    @classmethod
+    def of_target(cls, target: Target) -> Destination:
+        """Where a target is, with its headers and the certificates that are trusted there."""
+        plain = cls.of(target.url, target.login)
+        return replace(plain, headers=target.headers, ca_bundle=target.ca_bundle, insecure=target.insecure)
 
     @classmethod
     def of(cls, url: str, login: str | None = None) -> Destination:
@@ -53,8 +63,13 @@ class Destination:
         return addresses_of(self.host, self.port)
 
     def tls(self) -> ssl.SSLContext | None:
-        """The certificates that this machine trusts; None without TLS."""
-        return ssl.create_default_context() if self.url.scheme == "https" else None
+        """The certificates that this machine trusts, and those of `ca_bundle`; None without TLS.
+
+        EngineError where the bundle cannot be read.
+        """
+        if self.url.scheme != "https":
+            return None
+        return trusted(self.ca_bundle, insecure=self.insecure)
 
     def serialised(self, call: Call) -> bytes:
         """The whole request. A header of the call replaces ours of the same name."""
@@ -76,7 +91,8 @@ class Destination:
         basic = []
         if self.login:
             basic = [("authorization", f"Basic {base64.b64encode(self.login.encode()).decode()}")]
-        return [("host", name), *_HEADERS, *basic]
+        own = [(key.lower(), value) for key, value in self.headers]
+        return list(dict([("host", name), *_HEADERS, *basic, *own]).items())
 
     @cached_property
     def _names(self) -> frozenset[str]:
@@ -86,6 +102,21 @@ class Destination:
 def _head(start: str, fields: Iterable[tuple[str, str]]) -> bytes:
     lines = [start, *(f"{name}: {value}" for name, value in fields), "", ""]
     return "\r\n".join(lines).encode("latin-1")
+
+
+@functools.cache
+def trusted(ca_bundle: str | None, *, insecure: bool) -> ssl.SSLContext:
+    """What TLS trusts. Loading certificates takes 20 ms of CPU: once."""
+    context = ssl.create_default_context()
+    try:
+        if ca_bundle is not None:
+            context.load_verify_locations(ca_bundle)
+    except OSError as error:  # an SSLError is one, too
+        raise EngineError(f"--ca-bundle {ca_bundle}: no certificates can be read ({error})") from error
+    if insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:

@@ -1,0 +1,52 @@
+"""An engine that is asked through another dialect than its own: `vllm+chat`, `tgi+completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servers.engine import Ask, Call, Capabilities, Engine, HttpReply, Reply, Target
+from workloads.request import Request
+
+ASKED = (
+    "encode", "decode", "ready_call", "probe", "capabilities_of", "tokenize", "count_tokens", "capabilities",
+    "hang_up_at",
+)  # fmt: skip
+"""What belongs to the dialect; all else is the engine's."""
+
+
+class Spoken(Engine):
+    """`engine` for starting, watching and reading its facts; `dialect` for requests and replies."""
+
+    def __init__(self, name: str, engine: Engine, dialect: Engine, style: str) -> None:
+        for attribute in dir(engine):
+            if not attribute.startswith("__") and attribute not in ASKED:
+                setattr(self, attribute, getattr(engine, attribute))
+        self.name = name
+        self.title = f"{engine.title} ({style})"
+        self.signs = ()
+        self.capabilities = dialect.capabilities
+        self._dialect = dialect
+
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
+        return None
+
+    def encode(self, request: Request, target: Target) -> Call:
+        return self._dialect.encode(request, target)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return self._dialect.decode(reply)
+
+    def ready_call(self, target: Target) -> Call:
+        return self._dialect.ready_call(target)
+
+    def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
+        return self._dialect.probe(ask, target)
+
+    def capabilities_of(self, target: Target) -> Capabilities:
+        return self._dialect.capabilities_of(target)
+
+    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:
+        return self._dialect.tokenize(text, ask, target)
+
+    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
+        return self._dialect.count_tokens(text, ask, target)

@@ -1,0 +1,155 @@
+"""How requests are asked: endpoints, sampling, extra fields, headers, adapters, replicas, certificates."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from burstline import cli
+from burstline.bench.server_session import Where, choose_engine
+from loadgen.record.rundir import open_run
+from servers.engine import Call, Target
+from servers.protocol.destination import Destination
+from servers.protocol.extras import dressed
+from servers.registry import ENGINES
+from tests.burstline.answering import answering
+from workloads.request import Request, Sampling
+
+TARGET = Target("http://x", "m")
+
+
+def body_of(call: Call) -> dict[str, Any]:
+    body: dict[str, Any] = orjson.loads(call.body)
+    return body
+
+
+@contextmanager
+def completions(asked: list[tuple[str, Any]]) -> Iterator[str]:
+    """An OpenAI-compatible server without a stream, that notes what it is asked."""
+
+    def answer(path: str, body: Any) -> tuple[int, object]:
+        if body is None:
+            return 200, {"data": [{"id": "m", "owned_by": "somebody"}]}
+        asked.append((path, body))
+        n = body.get("max_tokens", 1)
+        usage = {"completion_tokens": n, "prompt_tokens": len(body.get("prompt", [])) or 3}
+        return 200, {
+            "choices": [{"text": "x", "message": {"content": "x"}, "finish_reason": "length"}],
+            "usage": usage,
+        }
+
+    with answering(answer) as url:
+        yield url
+
+
+def run(out: Path, *words: str) -> int:
+    load = ("--requests", "12", "--prompt-tokens", "64", "--output-tokens", "4")
+    return cli.main(["run", "--no-certify", "--no-calibrate", "-q", "--out", str(out), *load, *words])
+
+
+def test_an_engine_can_be_asked_through_the_chat_endpoint_and_keeps_its_start_and_its_gauges() -> None:
+    chat = choose_engine(Where(engine="vllm", endpoint="chat"))
+    assert (chat.name, chat.title, chat.metrics_path) == ("vllm+chat", "vLLM (chat)", "/metrics")
+    call = chat.encode(Request(0, None, "hello", 1, 4), TARGET)
+    assert (call.path, body_of(call)["messages"]) == (
+        "/v1/chat/completions",
+        [{"role": "user", "content": "hello"}],
+    )
+    assert chat.root_cause("ValueError: no") == ENGINES["vllm"].root_cause("ValueError: no")
+    assert chat.settings is ENGINES["vllm"].settings
+    assert "vllm+chat" in ENGINES
+    assert "vllm+chat" not in list(ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("engine", "endpoint", "name"),
+    [
+        ("vllm", None, "vllm"), ("vllm", "completions", "vllm"), ("vllm", "native", "vllm"),
+        ("tgi", "completions", "tgi+completions"), ("lightllm", "native", "lightllm"),
+        ("openai", "chat", "openai-chat"), ("openai-chat", "completions", "openai"),
+    ],
+)  # fmt: skip
+def test_the_endpoint_chooses_the_dialect(engine: str, endpoint: str | None, name: str) -> None:
+    assert choose_engine(Where(engine=engine, endpoint=endpoint)).name == name
+
+
+def test_extra_fields_are_laid_over_the_body_and_adapters_take_turns() -> None:
+    target = Target(
+        "http://x", "m", extra_body='{"min_p": 0.1, "parameters": {"top_n": 2}}', loras=("a", "b")
+    )
+    call = Call("POST", "/", orjson.dumps({"model": "m", "parameters": {"max": 4}}))
+    bodies = [body_of(dressed(call, target, index, ("model",))) for index in range(3)]
+    assert [body["model"] for body in bodies] == ["a", "b", "a"]
+    assert bodies[0] == {"model": "a", "min_p": 0.1, "parameters": {"max": 4, "top_n": 2}}
+    tgi = body_of(dressed(call, target, 1, ENGINES["tgi"].lora_path))
+    assert tgi["parameters"] == {"max": 4, "top_n": 2, "adapter_id": "b"}
+    assert dressed(call, TARGET, 0, ("model",)) is call
+
+
+def test_headers_go_with_every_request_and_replace_those_of_the_client() -> None:
+    target = Target("http://x", "m", headers=(("X-Team", "blue"), ("User-Agent", "mine")))
+    sent = Destination.of_target(target).serialised(Call("POST", "/v1/completions", b"{}"))
+    assert b"x-team: blue\r\n" in sent
+    assert b"user-agent: mine\r\n" in sent
+    assert sent.count(b"user-agent") == 1
+
+
+def test_a_load_asks_as_it_was_told(tmp_path: Path) -> None:
+    asked: list[tuple[str, Any]] = []
+    with completions(asked) as url:
+        words = ("--engine", "vllm", "--vocab-size", "1000", "--temperature", "0.7", "--top-p", "0.9")
+        extra = ("--extra-body", '{"min_p": 0.2}', "--lora", "one,two", "--header", "X-Team: blue")
+        assert run(tmp_path / "runs", "--url", url, *words, *extra) in (0, 4)
+    load = [body for path, body in asked if path == "/v1/completions" and body["max_tokens"] == 4]
+    assert len(load) == 12
+    assert {(body["temperature"], body["top_p"], body["min_p"]) for body in load} == {(0.7, 0.9, 0.2)}
+    assert Counter(body["model"] for body in load) == {"one": 6, "two": 6}
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {request.sampling for request in open_run(folder).plan.requests} == {Sampling(0.7, 0.9, 0)}
+
+
+def test_replicas_share_the_requests_evenly(tmp_path: Path) -> None:
+    first: list[tuple[str, Any]] = []
+    second: list[tuple[str, Any]] = []
+    with completions(first) as one, completions(second) as two:
+        words = ("--engine", "vllm", "--vocab-size", "1000")
+        assert run(tmp_path / "runs", "--url", f"{one},{two}", *words) in (0, 4)
+    shares = [sum(body["max_tokens"] == 4 for _, body in asked) for asked in (first, second)]
+    assert shares == [6, 6]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--extra-body", "{"), "--extra-body is not JSON"),
+        (("--extra-body", "[1]"), "--extra-body [1]: expected a JSON object"),
+        (("--header", "nonsense"), "expected 'NAME: VALUE'"),
+        (("--insecure",), "--insecure would be ignored: it is for a --url that begins with https"),
+        (("--ca-bundle", "/nowhere.pem"), "--ca-bundle /nowhere.pem is no file"),
+        (("--top-p", "0.9"), "--top-p 0.9 would be ignored: greedy decoding draws nothing"),
+        (("--temperature", "-1"), "--temperature -1: expected 0 (greedy) or more"),
+        (("--url", "http://127.0.0.1:1,http://127.0.0.1:2", "--workers", "3"), "cannot share 2 URLs evenly"),
+    ],
+)
+def test_what_makes_no_sense_of_a_request_is_one_line_and_exit_code_2(
+    words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "runs", *words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert said in lines[0], lines
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_bundle_without_certificates_is_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.pem").write_text(json.dumps({}))
+    target = Target("https://x", "m", ca_bundle=str(tmp_path / "empty.pem"))
+    with pytest.raises(Exception, match="no certificates can be read"):
+        Destination.of_target(target).tls()
+    assert Destination.of_target(Target("https://x", "m", insecure=True)).tls().verify_mode == 0
