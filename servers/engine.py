@@ -518,6 +518,10 @@ class Engine:
         """Why a start has failed although the launcher still lives; None while it may succeed."""
         return None
 
+    def dead(self, log: str) -> str | None:  # noqa: ARG002
+        """Why a server that was ready serves no more although its launcher still lives; None while it may."""
+        return None
+
     def root_cause(self, log: str) -> str | None:  # noqa: ARG002
         """The line of a failed server's log that says why it failed, None where no line does."""
         return None

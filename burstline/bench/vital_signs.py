@@ -42,14 +42,23 @@ class VitalSigns:
             self._say(self.silences[-1])
 
     def death(self) -> str | None:
-        """That the server died, when, its last words, and what it took with it; None while it lives."""
-        server = self._site.server
-        if server is None or server.alive():
+        """That the server died, when, its last words, and what it took with it; None while it lives.
+
+        A server whose launcher lives is dead too where its log says that its engine is.
+        """
+        server, engine = self._site.server, self._site.engine
+        if server is None:
             return None
-        cause = self._site.engine.root_cause(server.log()) or log_message(server.last_line())
+        if server.alive():
+            cause, how = engine.dead(server.log()), "its launcher lives"
+            if cause is None:
+                return None
+        else:
+            cause = engine.root_cause(server.log()) or log_message(server.last_line())
+            how = f"exit code {server.exit_code}"
         when = "during the load" if self.died_s is None else f"{self.died_s:.1f} s into the load"
         lost = f"; {self._lost:,} requests were open" if self._lost else ""
-        return f"{self._site.engine.title} died {when} (exit code {server.exit_code}{lost}): {cause}"
+        return f"{engine.title} died {when} ({how}{lost}): {cause}"
 
     def _silence(self, n_open: int) -> str:
         text = f"No token from any of {n_open:,} streams for {SILENCE_S:g} s"

@@ -73,7 +73,9 @@ _NO_CUDA = Path("lib") / "no-cuda"
 """Where scripts/install-sglang-cpu.sh puts its libcuda.so.1, below the environment."""
 _CPU_KV_BYTES = 2 * GIB
 _CAUSE = re.compile(
-    r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+)$", re.MULTILINE
+    r"^(?:\[[^\]]*\] )?([\w.]*(?:Error|Exception)\b: .+|\S+: error: .+|.*Not enough memory.+|"
+    r"Subprocess .+ crashed with exit code -?\d+)",
+    re.MULTILINE,
 )
 
 

@@ -217,6 +217,12 @@ class Vllm(Engine):
         threads = len(cores[1].split(",")) if cores else 1
         return CpuSetup(threads, argv[0], short_dtype(identity.dtype) or "bf16")
 
+    def dead(self, log: str) -> str | None:
+        """Its front end outlives its engine core by some seconds, and answers each request with an error."""
+        if "EngineDeadError" not in log:
+            return None
+        return self.root_cause(log) or "EngineDeadError: a process of its engine core ended"
+
     def root_cause(self, log: str) -> str | None:
         """The first exception: those that follow are other processes of the engine saying that it failed."""
         lines = [_LOG_PREFIX.sub("", line) for line in log.splitlines()]

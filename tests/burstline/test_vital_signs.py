@@ -58,6 +58,17 @@ def test_a_server_that_dies_is_told_at_once_with_when_its_last_words_and_what_wa
     assert "Server error: transport error" in line or "Shard" in line
 
 
+def test_an_engine_that_died_under_a_launcher_that_lives_is_a_death() -> None:
+    class FrontEnd(Server):
+        def log(self) -> str:
+            return "ERROR 11-22 [s.py:5] v.EngineDeadError: See stack trace (above) for the root cause.\n"
+
+    signs, _ = watched("vllm", FrontEnd())
+    assert signs.death() == (
+        "vLLM died during the load (its launcher lives): EngineDeadError: a process of its engine core ended"
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [

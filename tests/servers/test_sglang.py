@@ -195,6 +195,10 @@ def test_gauges_and_histograms_of_a_recorded_server() -> None:
             "launch_server.py: error: unrecognized arguments: --x",
             "launch_server.py: error: unrecognized arguments: --x",
         ),
+        (
+            "[2026-11-22 04:57:01] Subprocess scheduler_0 (pid=7) crashed with exit code -9. Triggering",
+            "Subprocess scheduler_0 (pid=7) crashed with exit code -9",
+        ),
         ("[2026-11-21 02:01:08] The server is fired up and ready to roll!", None),
     ],
 )

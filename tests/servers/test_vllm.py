@@ -251,3 +251,14 @@ def test_an_environment_is_asked_what_it_has() -> None:
     assert find_installation(sys.executable, "no_such_module") is None
     with pytest.raises(EngineError, match="/no/python does not run as a Python interpreter"):
         find_installation("/no/python", "vllm")
+
+
+def test_a_dead_engine_core_condemns_the_front_end_that_still_lives() -> None:
+    """Recorded: the worker was killed, the API server lived for two seconds more."""
+    prefix = "(APIServer pid=2294) ERROR 11-22 04:58:07 [serving.py:500]"
+    dead = f"{prefix} vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. "
+    log = f"{dead}See stack trace (above) for the root cause.\n"
+    assert ENGINE.dead("INFO: Application startup complete.\n") is None
+    assert ENGINE.dead(log) == "EngineDeadError: a process of its engine core ended"
+    cause = "(EngineCore pid=7) ERROR 11-22 04:58:07 [core.py:9] RuntimeError: CUDA error: out of memory\n"
+    assert ENGINE.dead(cause + log) == "RuntimeError: CUDA error: out of memory"
