@@ -24,7 +24,7 @@ from roofline.device.calibration import (
     Spread,
 )
 from roofline.device.device import Device, Level
-from roofline.model.shapes import Attention, ModelShape
+from roofline.model.shapes import Attention, Mla, ModelShape
 from roofline.predict.kernels import (
     Amounts,
     Decodes,
@@ -268,7 +268,8 @@ def _heads(model: ModelShape) -> tuple[int, int, int]:
     attention = model.layers[0].attention
     if isinstance(attention, Attention):
         return attention.n_heads, attention.n_kv_heads, attention.head_dim
-    return attention.n_heads, attention.n_heads, attention.v_dim
+    size = attention.v_dim if isinstance(attention, Mla) else attention.value_dim
+    return attention.n_heads, attention.n_heads, size
 
 
 def _decode_rows(probe: Probe, heads: tuple[int, int, int], timed: Sequence[Timed]) -> Rows[Decodes]:

@@ -1,10 +1,11 @@
 """From a checkpoint's config.json to a `ModelShape`: one reader per family of architectures."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from roofline.errors import RooflineError
-from roofline.model.shapes import QUANTS, Attention, Dense, Layer, Mla, ModelShape, Moe, Quant
+from roofline.model.shapes import QUANTS, Attention, DeltaNet, Dense, Layer, Mla, ModelShape, Moe, Quant
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
@@ -61,20 +62,73 @@ def quant_of(raw: Mapping[str, Any]) -> Quant:
             )
         return QUANTS[_DTYPES[dtype]]
     method, bits = str(scheme.get("quant_method")), scheme.get("bits")
+    stream = _DTYPES.get(dtype, "fp16")
     if method in ("awq", "gptq") and bits in (4, 8):
-        stream = _DTYPES.get(dtype, "fp16")
         group = scheme.get("group_size", 128)
         return Quant(f"int{bits}", stream, stream, group=group if group > 0 else None, zero_points=True)
     if method in ("fp8", "fbgemm_fp8"):
-        return QUANTS["fp8"]
+        if scheme.get("weight_block_size"):
+            return QUANTS["fp8-block"]
+        return QUANTS["fp8-static" if scheme.get("activation_scheme") == "static" else "fp8"]
+    if method == "mxfp4":
+        return QUANTS["mxfp4"]
+    if method == "modelopt" and (quant := _modelopt(scheme)):
+        return quant
+    if method in ("compressed-tensors", "modelopt") and scheme.get("config_groups"):
+        return _grouped(scheme, stream)
     raise RooflineError(
         f"config.json is quantised with {method} at {bits} bits, which the roofline cannot read;"
         f" say it yourself with --quant, one of {', '.join(QUANTS)}"
     )
 
 
+_MODELOPT = {
+    "FP8": "fp8-static", "FP8_PER_CHANNEL_PER_TOKEN": "fp8", "FP8_PB_WO": "fp8-block", "NVFP4": "nvfp4",
+    "W4A16_AWQ": "int4", "MXFP8": "fp8", "W4A16_MXFP4": "mxfp4",
+}  # fmt: skip
+
+
+def _modelopt(scheme: Mapping[str, Any]) -> Quant | None:
+    """NVIDIA ModelOpt's: one name for weights and inputs, another for the KV cache."""
+    scheme = scheme.get("quantization", scheme)
+    name = _MODELOPT.get(str(scheme.get("quant_algo")))
+    if name is None:
+        return None
+    quant = QUANTS[name]
+    kv = str(scheme.get("kv_cache_quant_algo") or (scheme.get("kv_cache_scheme") or {}).get("type"))
+    return replace(quant, kv="fp8") if kv in ("FP8", "float") else quant
+
+
+def _grouped(scheme: Mapping[str, Any], stream: str) -> Quant:
+    """compressed-tensors': weights and inputs by group of layers, the first of which stands for all."""
+    group = next(iter(scheme["config_groups"].values()))
+    weights, inputs = group["weights"], group.get("input_activations")
+    stored = _stored(weights)
+    activations = _stored(inputs) if inputs else stream
+    scales: Literal["dynamic", "static", "block"] = "dynamic"
+    if inputs and inputs.get("dynamic") is False:
+        scales = "static"
+    elif weights.get("strategy") == "block":
+        scales = "block"
+    kv = "fp8" if (scheme.get("kv_cache_scheme") or {}).get("num_bits") == 8 else stream
+    by = weights.get("group_size") if weights.get("strategy") in ("group", "tensor_group") else None
+    zero_points = weights.get("symmetric") is False
+    return Quant(stored, activations, kv, group=by, zero_points=zero_points, scales=scales)
+
+
+def _stored(numbers: Mapping[str, Any]) -> str:
+    kind = {("float", 8): "fp8", ("float", 4): "fp4", ("int", 8): "int8", ("int", 4): "int4"}
+    key = str(numbers.get("type")), numbers.get("num_bits")
+    if key not in kind:
+        raise RooflineError(f"config.json quantises to {key[1]} bits of type {key[0]!r}, which is not known")
+    return kind[key]
+
+
 def _shape(
-    config: _Config, name: str, layers: Sequence[tuple[Attention | Mla, Dense | Moe]], **other: Any
+    config: _Config,
+    name: str,
+    layers: Sequence[tuple[Attention | Mla | DeltaNet, Dense | Moe]],
+    **other: Any,
 ) -> ModelShape:
     """The shape of these layers, each (attention, feed-forward); equal ones are gathered by first use."""
     order = list(dict.fromkeys(layers))
@@ -188,15 +242,98 @@ def _qwen_moe(config: _Config, name: str) -> ModelShape:
     )
     attention = _attention(config, qkv_bias=second or bool(config.get("attention_bias")), qk_norm=not second)
     step, dense = config.get("decoder_sparse_step", 1), set(config.get("mlp_only_layers", ()))
-    layers: list[tuple[Attention | Mla, Dense | Moe]] = [
+    layers: list[tuple[Attention | Mla | DeltaNet, Dense | Moe]] = [
         (attention, Dense(config.count("intermediate_size")) if i in dense or (i + 1) % step else moe)
         for i in range(config.count("num_hidden_layers"))
     ]
     return _shape(config, name, layers)
 
 
+def _qwen3_next(config: _Config, name: str) -> ModelShape:
+    """Qwen3-Next: three layers of linear attention, then one of gated attention; experts in each."""
+    moe = Moe(
+        config.count("num_experts"),
+        config.count("num_experts_per_tok"),
+        config.count("moe_intermediate_size"),
+        d_ff_shared=config.count("shared_expert_intermediate_size"),
+        shared_gate=True,
+    )
+    full = _attention(config, qk_norm=True, gated=True)
+    linear = DeltaNet(
+        config.count("linear_num_key_heads"),
+        config.count("linear_num_value_heads"),
+        config.count("linear_key_head_dim"),
+        config.count("linear_value_head_dim"),
+        config.count("linear_conv_kernel_dim"),
+    )
+    n, every = config.count("num_hidden_layers"), config.get("full_attention_interval", 4)
+    types = config.get("layer_types") or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(n)
+    ]
+    if len(types) != n:
+        raise RooflineError(f"config.json names {len(types)} layer_types for {n} layers")
+    return _shape(config, name, [(linear if kind == "linear_attention" else full, moe) for kind in types])
+
+
+def _gpt_oss(config: _Config, name: str) -> ModelShape:
+    """gpt-oss: biases throughout, sinks, a window in every other layer; experts in each layer."""
+    moe = Moe(
+        config.count("num_local_experts"),
+        config.count("num_experts_per_tok"),
+        config.count("intermediate_size"),
+        router_bias=True,
+        expert_bias=True,
+    )
+    bias = bool(config.get("attention_bias", True))
+    windows = _windows(config, lambda i: i % 2 == 0)
+    layers = [(_attention(config, window=w, qkv_bias=bias, out_bias=bias, sinks=True), moe) for w in windows]
+    return _shape(config, name, layers)
+
+
+def _llama4(config: _Config, name: str) -> ModelShape:
+    """Llama 4: chunked attention but in every fourth layer, which has no rotary positions; one expert a token
+    and one shared by all, in every layer (Scout) or every other one (Maverick)."""
+    n, step = config.count("num_hidden_layers"), config.get("interleave_moe_layer_step", 1)
+    every = config.get("no_rope_layer_interval", 4)
+    rope = config.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(n)]
+    d_ff, sparse = config.count("intermediate_size"), config.get("moe_layers") or range(step - 1, n, step)
+    moe = Moe(config.count("num_local_experts"), config.count("num_experts_per_tok"), d_ff, d_ff_shared=d_ff)
+    dense = Dense(config.get("intermediate_size_mlp", d_ff))
+    bias, chunk = bool(config.get("attention_bias", False)), config.get("attention_chunk_size")
+    layers = [
+        (
+            _attention(
+                config, chunk=chunk if rope[i] else None, rope=bool(rope[i]), qkv_bias=bias, out_bias=bias
+            ),
+            moe if i in set(sparse) else dense,
+        )
+        for i in range(n)
+    ]
+    return _shape(config, name, layers)
+
+
+def _glm4_moe(config: _Config, name: str) -> ModelShape:
+    """GLM-4.5: dense layers first, then experts of which some are shared; biased queries, keys, values."""
+    attention = _attention(
+        config,
+        qkv_bias=bool(config.get("attention_bias", False)),
+        qk_norm=bool(config.get("use_qk_norm", False)),
+    )
+    d_expert, first = config.count("moe_intermediate_size"), config.get("first_k_dense_replace", 0)
+    moe = Moe(
+        config.count("n_routed_experts"),
+        config.count("num_experts_per_tok"),
+        d_expert,
+        d_ff_shared=d_expert * config.get("n_shared_experts", 0),
+        router_bias=True,
+    )
+    dense = Dense(config.count("intermediate_size"))
+    n = config.count("num_hidden_layers")
+    return _shape(config, name, [(attention, dense if i < first else moe) for i in range(n)])
+
+
 def _deepseek(config: _Config, name: str) -> ModelShape:
-    """DeepSeek-V2 and V3: latent attention, dense layers first, then experts of which some are shared.
+    """DeepSeek-V2, V3, Kimi-K2: latent attention, dense layers first, then experts of which some are shared.
 
     The multi-token-prediction layer that V3's checkpoint carries besides is not part of the model served.
     """
@@ -207,6 +344,9 @@ def _deepseek(config: _Config, name: str) -> ModelShape:
         config.count("qk_nope_head_dim"),
         config.count("qk_rope_head_dim"),
         config.count("v_head_dim"),
+        config.get("index_n_heads", 0),
+        config.get("index_head_dim", 0),
+        config.get("index_topk", 0),
     )
     d_expert = config.count("moe_intermediate_size")
     moe = Moe(
@@ -214,10 +354,10 @@ def _deepseek(config: _Config, name: str) -> ModelShape:
         config.count("num_experts_per_tok"),
         d_expert,
         d_ff_shared=d_expert * config.get("n_shared_experts", 0),
-        router_bias=config.family == "deepseek_v3",
+        router_bias=config.family != "deepseek_v2",
     )
     first, every = config.get("first_k_dense_replace", 0), config.get("moe_layer_freq", 1)
-    layers: list[tuple[Attention | Mla, Dense | Moe]] = [
+    layers: list[tuple[Attention | Mla | DeltaNet, Dense | Moe]] = [
         (attention, moe if i >= first and i % every == 0 else Dense(config.count("intermediate_size")))
         for i in range(config.count("num_hidden_layers"))
     ]
@@ -234,6 +374,9 @@ _GEMMA3 = {
     "vocab_size": 262208,
     "sliding_window": 4096,
 }
+
+_LLAMA4 = {"head_dim": 128, "attention_chunk_size": 8192}
+_SPARSE = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
 
 FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, Any]]] = {
     "llama": (_llama, {}),
@@ -252,4 +395,11 @@ FAMILIES: Mapping[str, tuple[Callable[[_Config, str], ModelShape], Mapping[str, 
     "qwen3_moe": (_qwen_moe, {"head_dim": 128}),
     "deepseek_v2": (_deepseek, {}),
     "deepseek_v3": (_deepseek, {}),
+    "deepseek_v32": (_deepseek, _SPARSE),
+    "kimi_k2": (_deepseek, {}),
+    "glm4_moe": (_glm4_moe, {"head_dim": 128}),
+    "gpt_oss": (_gpt_oss, {"head_dim": 64, "sliding_window": 128}),
+    "llama4_text": (_llama4, _LLAMA4),
+    "llama4": (_llama4, _LLAMA4),
+    "qwen3_next": (_qwen3_next, {"head_dim": 256}),
 }

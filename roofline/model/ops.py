@@ -11,7 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from roofline.model.parallel import Parallel, check_parallel
-from roofline.model.shapes import ELEMENT_BYTES, Attention, Dense, Layer, Linear, Mla, ModelShape, Moe, Quant
+from roofline.model.shapes import (
+    ELEMENT_BYTES,
+    Attention,
+    DeltaNet,
+    Dense,
+    Layer,
+    Linear,
+    Mla,
+    ModelShape,
+    Moe,
+    Quant,
+)
 from roofline.model.step import Phase, Step
 
 __all__ = ["Op", "Phase", "Step", "experts_hit", "matmul", "ops"]
@@ -186,7 +197,7 @@ def _layer_ops(run: _Pass, layer: Layer) -> Iterator[Op]:
 
 def _linear(run: _Pass, linear: Linear, count: int) -> Iterator[Op]:
     rows = run.step.n_tok
-    plain = not linear.quantised
+    plain = not linear.quantised or run.quant.experts_only
     if not plain and run.quant.quantises:
         yield _quantise(run, rows, linear.k, count)
     yield matmul(linear.name, rows, linear.n, linear.k, run.quant, count=count, plain=plain)
@@ -215,8 +226,11 @@ def _elementwise(
     return Op(name, "elementwise", count, run.quant.stream, m=rows, n=width, activation_bytes=moved)
 
 
-def _attention_ops(run: _Pass, attention: Attention | Mla, count: int) -> Iterator[Op]:
+def _attention_ops(run: _Pass, attention: Attention | Mla | DeltaNet, count: int) -> Iterator[Op]:
     tp, step = run.parallel.tp, run.step
+    if isinstance(attention, DeltaNet):
+        yield _delta_rule(run, attention, count)
+        return
     heads = attention.n_heads // tp
     kv_bytes = ELEMENT_BYTES[run.quant.kv] * attention.kv_elements(tp)
     if isinstance(attention, Mla):
@@ -234,11 +248,13 @@ def _attention_ops(run: _Pass, attention: Attention | Mla, count: int) -> Iterat
     for phase, part in step.phases():
         if not isinstance(attention, Mla):
             h = attention.head_dim
-            kv = kv_bytes * part.keys_read(attention.window)
-            yield _attention(
-                run, phase, part, count, (heads, attention.kv_heads(tp), h, h), kv, attention.window
-            )
-        elif phase == "decode" and run.absorb:
+            kv = kv_bytes * part.keys_read(attention.window, attention.chunk)
+            dims = heads, attention.kv_heads(tp), h, h
+            yield _attention(run, phase, part, count, dims, kv, attention.window, attention.chunk)
+            continue
+        if attention.index_topk:
+            yield _index(run, attention, phase, part, count)
+        if phase == "decode" and run.absorb:
             yield from _absorbed(run, attention, part, count)
         else:
             yield from _expanded(run, attention, phase, part, count)
@@ -252,6 +268,7 @@ def _attention(
     dims: tuple[int, int, int, int],
     kv_bytes: float,
     window: int | None = None,
+    chunk: int | None = None,
 ) -> Op:
     """Scores and values fused: queries in, outputs out, the cache once, no scores to memory.
 
@@ -265,10 +282,10 @@ def _attention(
         count,
         run.quant.stream,
         m=part.n_tok / part.n_requests,
-        n=part.keys_read(window) / part.n_requests,
+        n=part.keys_read(window, chunk) / part.n_requests,
         k=qk_dim,
         groups=part.n_requests,
-        flops=per_pair * part.keys_seen(window),
+        flops=per_pair * part.keys_seen(window, chunk),
         flops_full=per_pair * part.keys_full(window),
         activation_bytes=part.n_tok * heads * (qk_dim + v_dim) * ELEMENT_BYTES[run.quant.stream],
         kv_bytes=kv_bytes,
@@ -285,8 +302,9 @@ def _absorbed(run: _Pass, mla: Mla, part: Step, count: int) -> Iterator[Op]:
     heads, rank = mla.n_heads // run.parallel.tp, mla.kv_rank
     rows = part.n_tok * heads
     yield matmul("q_absorb", rows, rank, mla.nope_dim, run.quant, count=count, groups=heads)
-    kv = part.keys_read() * mla.kv_elements(1) * ELEMENT_BYTES[run.quant.kv]
-    yield _attention(run, "decode", part, count, (heads, 1, rank + mla.rope_dim, rank), kv)
+    seen = mla.index_topk or None
+    kv = part.keys_read(seen) * mla.latent * ELEMENT_BYTES[run.quant.kv]
+    yield _attention(run, "decode", part, count, (heads, 1, rank + mla.rope_dim, rank), kv, seen)
     yield matmul("v_absorb", rows, mla.v_dim, rank, run.quant, count=count, groups=heads)
 
 
@@ -297,7 +315,32 @@ def _expanded(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Ite
     keys = part.keys_read()
     yield matmul("kv_b", keys, wide, mla.kv_rank, run.quant, count=count)
     kv = keys * (wide + mla.rope_dim) * ELEMENT_BYTES[run.quant.stream]
-    yield _attention(run, phase, part, count, (heads, heads, mla.nope_dim + mla.rope_dim, mla.v_dim), kv)
+    dims = heads, heads, mla.nope_dim + mla.rope_dim, mla.v_dim
+    yield _attention(run, phase, part, count, dims, kv, mla.index_topk or None)
+
+
+def _index(run: _Pass, mla: Mla, phase: Phase, part: Step, count: int) -> Op:
+    """Scores of every query against every index key of its context; the keys are cached in 8 bits."""
+    op = _attention(
+        run, phase, part, count, (mla.index_heads, 1, mla.index_dim, 0), part.keys_read() * mla.index_dim
+    )
+    return replace(op, name="indexer")
+
+
+def _delta_rule(run: _Pass, delta: DeltaNet, count: int) -> Op:
+    """Each token decays its heads' states, reads them twice and adds one outer product: 6 FLOPs an element.
+
+    A state is read and written once a step, in fp32. Chunked kernels compute more and move as much.
+    """
+    tp, n_tok = run.parallel.tp, run.step.n_tok
+    state = delta.state_elements(tp)
+    wide = (2 * delta.n_heads * delta.key_dim + 3 * delta.n_value_heads * delta.value_dim) // tp
+    flops = 6 * n_tok * delta.n_value_heads * delta.key_dim * delta.value_dim // tp
+    return Op(
+        "delta_rule", "elementwise", count, run.quant.stream, m=n_tok, n=wide, flops=flops, flops_full=flops,
+        activation_bytes=n_tok * wide * ELEMENT_BYTES[run.quant.stream],
+        kv_bytes=2 * 4 * state * run.step.n_requests,
+    )  # fmt: skip
 
 
 def _dense_ops(run: _Pass, ffn: Dense, linears: list[Linear], count: int, prefix: str = "") -> Iterator[Op]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from roofline.errors import RooflineError
-from roofline.model.shapes import Dense, Mla, ModelShape, Moe
+from roofline.model.shapes import Attention, Dense, ModelShape, Moe
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ def check_parallel(model: ModelShape, parallel: Parallel) -> None:
         )
     for layer in model.layers:
         _must_divide(model, parallel.tp, "query heads", layer.attention.n_heads)
-        if not isinstance(layer.attention, Mla):
+        if isinstance(layer.attention, Attention):
             kv_heads = layer.attention.n_kv_heads
             if kv_heads % parallel.tp and parallel.tp % kv_heads:
                 raise RooflineError(

@@ -23,7 +23,8 @@ class Quant:
     block, which is not counted; `zero_points` adds one weight-sized integer per group. `scales` of the inputs
     of 8 and 4 bits are "dynamic" (a kernel of its own reads and quantises them), "static" (known beforehand,
     so that the kernel before quantises) or "block" (dynamic, for every 128 elements). The embedding, router
-    and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do.
+    and LM head keep the stream's dtype, as the published fp8, AWQ and GPTQ checkpoints do; with
+    `experts_only` everything but the routed experts does (gpt-oss).
     """
 
     weights: str = "bf16"
@@ -32,6 +33,7 @@ class Quant:
     group: int | None = None
     zero_points: bool = False
     scales: Literal["dynamic", "static", "block"] = "dynamic"
+    experts_only: bool = False
 
     def __post_init__(self) -> None:
         for what, dtype in (("weights", self.weights), ("activations", self.activations), ("kv", self.kv)):
@@ -75,7 +77,7 @@ QUANTS: Mapping[str, Quant] = {
     "w8a16-fp8": Quant("fp8", "bf16", "bf16"),
     "nvfp4": Quant("fp4", "fp4", "bf16", group=16),
     "nvfp4-kv8": Quant("fp4", "fp4", "fp8", group=16),
-    "mxfp4": Quant("fp4", "bf16", "bf16", group=32),
+    "mxfp4": Quant("fp4", "bf16", "bf16", group=32, experts_only=True),
     "int8": Quant("int8", "int8", "bf16"),
     "w8a16": Quant("int8", "bf16", "bf16"),
     "int4": Quant("int4", "bf16", "bf16", group=128),
@@ -101,7 +103,11 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Multi-head, grouped-query or multi-query attention. `window` is None where every token is seen."""
+    """Multi-head, grouped-query or multi-query attention. `window` is None where every token is seen.
+
+    `chunk`: a token sees those of its own chunk of so many positions (Llama 4). `sinks`: a learned logit for
+    each head (gpt-oss). `gated`: the outputs are multiplied by a gate that the queries' product makes too.
+    """
 
     n_heads: int
     n_kv_heads: int
@@ -111,6 +117,9 @@ class Attention:
     out_bias: bool = False
     qk_norm: bool = False
     rope: bool = True
+    chunk: int | None = None
+    sinks: bool = False
+    gated: bool = False
 
     def kv_heads(self, tp: int) -> int:
         """KV heads on one of `tp` ranks: replicated where there are fewer heads than ranks."""
@@ -122,7 +131,7 @@ class Attention:
 
     def linears(self, d: int, tp: int) -> list[Linear]:
         heads = self.n_heads // tp
-        n = (heads + 2 * self.kv_heads(tp)) * self.head_dim
+        n = (heads * (2 if self.gated else 1) + 2 * self.kv_heads(tp)) * self.head_dim
         return [
             Linear("qkv", n, d, self.qkv_bias),
             Linear("o", d, heads * self.head_dim, self.out_bias),
@@ -130,12 +139,16 @@ class Attention:
 
     @property
     def norm_params(self) -> int:
-        return 2 * self.head_dim if self.qk_norm else 0
+        return (2 * self.head_dim if self.qk_norm else 0) + (self.n_heads if self.sinks else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Mla:
-    """Multi-head latent attention (arXiv 2405.04434 §2.1). `q_rank` is None: queries are not compressed."""
+    """Multi-head latent attention (arXiv 2405.04434 §2.1). `q_rank` is None: queries are not compressed.
+
+    With `index_topk` an indexer of its own heads scores all keys, and attention sees so many of the best
+    (DeepSeek-V3.2); the index keys are cached beside the latent.
+    """
 
     n_heads: int
     q_rank: int | None
@@ -143,11 +156,20 @@ class Mla:
     nope_dim: int
     rope_dim: int
     v_dim: int
+    index_heads: int = 0
+    index_dim: int = 0
+    index_topk: int = 0
     window: None = None
+    chunk: None = None
 
     def kv_elements(self, tp: int) -> int:
         """The latent is one for all heads, so tensor parallelism replicates it."""
         del tp
+        return self.latent + self.index_dim
+
+    @property
+    def latent(self) -> int:
+        """Elements of one token's latent that attention reads."""
         return self.kv_rank + self.rope_dim
 
     def linears(self, d: int, tp: int) -> list[Linear]:
@@ -162,12 +184,65 @@ class Mla:
             *queries,
             Linear("kv_a", self.kv_rank + self.rope_dim, d),
             Linear("kv_b", heads * (self.nope_dim + self.v_dim), self.kv_rank),
+            *self._indexer(d),
             Linear("o", d, heads * self.v_dim),
+        ]
+
+    def _indexer(self, d: int) -> list[Linear]:
+        """Every rank has all of it."""
+        if not self.index_topk:
+            return []
+        return [
+            Linear("index_q", self.index_heads * self.index_dim, self.q_rank or d),
+            Linear("index_k", self.index_dim, d),
+            Linear("index_weights", self.index_heads, d, quantised=False),
         ]
 
     @property
     def norm_params(self) -> int:
-        return (self.q_rank or 0) + self.kv_rank
+        return (self.q_rank or 0) + self.kv_rank + 2 * self.index_dim
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule (arXiv 2412.06464), as in Qwen3-Next.
+
+    Each value head keeps a state of `key_dim` x `value_dim` in fp32 instead of keys and values of all tokens.
+    """
+
+    n_heads: int
+    n_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int
+    window: None = None
+    chunk: None = None
+
+    def kv_elements(self, tp: int) -> int:
+        """No token leaves anything in the cache."""
+        del tp
+        return 0
+
+    def state_elements(self, tp: int) -> int:
+        """What one request keeps on one of `tp` ranks, however long it is."""
+        return (self.n_value_heads * self.key_dim * self.value_dim + self.conv * self._convolved) // tp
+
+    @property
+    def _convolved(self) -> int:
+        return 2 * self.n_heads * self.key_dim + self.n_value_heads * self.value_dim
+
+    def linears(self, d: int, tp: int) -> list[Linear]:
+        values = self.n_value_heads * self.value_dim
+        return [
+            Linear("qkvz", (2 * self.n_heads * self.key_dim + 2 * values) // tp, d),
+            Linear("ba", 2 * self.n_value_heads // tp, d, quantised=False),
+            Linear("o", d, values // tp),
+        ]
+
+    @property
+    def norm_params(self) -> int:
+        """The convolution, two numbers for each value head, and the norm of the outputs."""
+        return self.conv * self._convolved + 2 * self.n_value_heads + self.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +270,7 @@ class Moe:
     d_ff_shared: int = 0
     shared_gate: bool = False
     router_bias: bool = False
+    expert_bias: bool = False
 
     def __post_init__(self) -> None:
         if self.top_k > self.n_experts:
@@ -206,7 +282,7 @@ class Moe:
         gate = [Linear("shared_gate", 1, d, quantised=False)] if self.shared_gate else []
         return [
             Linear("router", self.n_experts, d, self.router_bias, quantised=False),
-            *Dense(self.d_ff).linears(d, moe_tp, "experts_", self.n_experts // ep),
+            *Dense(self.d_ff, bias=self.expert_bias).linears(d, moe_tp, "experts_", self.n_experts // ep),
             *shared,
             *gate,
         ]
@@ -216,7 +292,7 @@ class Moe:
 class Layer:
     """`count` decoder layers of the same shape."""
 
-    attention: Attention | Mla
+    attention: Attention | Mla | DeltaNet
     ffn: Dense | Moe
     count: int
 

@@ -77,9 +77,14 @@ class Step:
     def _where(self, mask: npt.NDArray[np.bool_]) -> "Step":
         return Step(self.new_tok[mask], self.context_tok[mask], self.logits[mask])
 
-    def keys_seen(self, window: int | None = None) -> int:
-        """How many (query, key) pairs a causal mask leaves: sum of qc - q(q-1)/2, fewer with a window."""
+    def keys_seen(self, window: int | None = None, chunk: int | None = None) -> int:
+        """How many (query, key) pairs a causal mask leaves: sum of qc - q(q-1)/2.
+
+        Fewer with a window, or where each chunk of positions sees itself only.
+        """
         q, c = self.new_tok, self.context_tok
+        if chunk is not None:
+            return int((_below(c, chunk) - _below(c - q, chunk)).sum())
         if window is None:
             return int((q * c - q * (q - 1) // 2).sum())
         before = c - q
@@ -90,9 +95,18 @@ class Step:
         """(Query, key) pairs of the whole rectangle over the keys that must be read."""
         return int((self.new_tok * self._keys(window)).sum())
 
-    def keys_read(self, window: int | None = None) -> int:
+    def keys_read(self, window: int | None = None, chunk: int | None = None) -> int:
         """Distinct keys that must be read, over all requests."""
+        if chunk is not None:
+            before = self.context_tok - self.new_tok
+            return int((self.context_tok - before // chunk * chunk).sum())
         return int(self._keys(window).sum())
 
     def _keys(self, window: int | None) -> Ints:
         return self.context_tok if window is None else np.minimum(self.context_tok, window - 1 + self.new_tok)
+
+
+def _below(n_tok: Ints, chunk: int) -> Ints:
+    """(Query, key) pairs of the first `n_tok` positions, each seeing its chunk up to itself."""
+    whole, rest = n_tok // chunk, n_tok % chunk
+    return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from roofline.device.device import Device
 from roofline.errors import RooflineError
 from roofline.model.parallel import Parallel, check_parallel
-from roofline.model.shapes import ELEMENT_BYTES, Layer, ModelShape, Quant
+from roofline.model.shapes import ELEMENT_BYTES, DeltaNet, Layer, Linear, ModelShape, Quant
 
 BLOCK_TOK = 16  # vLLM's default block
 
@@ -70,8 +70,12 @@ def _layer_bytes(model: ModelShape, layer: Layer, quant: Quant, parallel: Parall
     norms = layer.attention.norm_params + model.norms_per_layer * model.norm_params
     linears = layer.linears(model.d, parallel.tp, parallel.moe_tp, parallel.ep)
     return norms * stream + sum(
-        linear.params * (quant.weight_bytes if linear.quantised else stream) for linear in linears
+        linear.params * (quant.weight_bytes if _is_quantised(linear, quant) else stream) for linear in linears
     )
+
+
+def _is_quantised(linear: Linear, quant: Quant) -> bool:
+    return linear.quantised and (not quant.experts_only or linear.name.startswith("experts_"))
 
 
 def _heaviest(weighed: list[tuple[float, int]], n: int) -> float:
@@ -87,7 +91,7 @@ def kv_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int) ->
     per_layer = [
         (
             ELEMENT_BYTES[quant.kv] * layer.attention.kv_elements(parallel.tp)
-            * min(n_tok, layer.attention.window or n_tok),
+            * min(n_tok, layer.attention.window or layer.attention.chunk or n_tok),
             layer.count,
         )
         for layer in model.layers
@@ -95,10 +99,25 @@ def kv_bytes(model: ModelShape, quant: Quant, parallel: Parallel, n_tok: int) ->
     return _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
 
 
+def state_bytes(model: ModelShape, parallel: Parallel) -> float:
+    """What one request keeps on the fullest device however long it is: linear attention's states, in fp32."""
+    per_layer = [
+        (
+            4.0 * layer.attention.state_elements(parallel.tp)
+            if isinstance(layer.attention, DeltaNet)
+            else 0.0,
+            layer.count,
+        )
+        for layer in model.layers
+    ]
+    return _heaviest(per_layer, math.ceil(model.n_layers / parallel.pp))
+
+
 def largest_batch(model: ModelShape, quant: Quant, parallel: Parallel, kv_room: Room, n_tok: int) -> int:
     """How many requests of `n_tok` tokens, prompt and output, the cache holds at once."""
     blocks_tok = BLOCK_TOK * math.ceil(n_tok / BLOCK_TOK)
-    return int(kv_room.kv_bytes // kv_bytes(model, quant, parallel, blocks_tok))
+    one = kv_bytes(model, quant, parallel, blocks_tok) + state_bytes(model, parallel)
+    return int(kv_room.kv_bytes // one)
 
 
 def check_batch(

@@ -57,6 +57,29 @@ SMALL: dict[str, dict[str, Any]] = {
     "qwen2_moe": MOE | {"model_type": "qwen2_moe", "num_experts": 8, "shared_expert_intermediate_size": 32},
     "qwen3_moe": MOE | {"model_type": "qwen3_moe", "num_experts": 8, "mlp_only_layers": [1]},
     "deepseek_v3": LATENT | {"model_type": "deepseek_v3", "q_lora_rank": 24},
+    "gpt_oss": GQA
+    | {"model_type": "gpt_oss", "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 16},
+    # transformers computes all of Llama 4's experts for all tokens; with one it computes what is needed.
+    "llama4": GQA
+    | {
+        "model_type": "llama4_text",
+        "num_local_experts": 1,
+        "num_experts_per_tok": 1,
+        "intermediate_size_mlp": 112,
+        "pad_token_id": 0,
+        "interleave_moe_layer_step": 2,
+        "num_hidden_layers": 4,
+    },
+    "glm4_moe": MOE
+    | {
+        "model_type": "glm4_moe",
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "use_qk_norm": True,
+        "attention_bias": True,
+        "pad_token_id": 0,
+    },
     "deepseek_v2 with whole queries": LATENT | {"model_type": "deepseek_v2", "q_lora_rank": None},
 }
 
@@ -103,6 +126,32 @@ def full_flops(shape: ModelShape, step: Step) -> int:
     return sum(op.count * int(op.flops_full) for op in found)
 
 
+def test_linear_and_gated_attention_agree_in_every_product_with_weights():
+    """The delta rule's own products depend on the kernel, so those of its weights are compared alone."""
+    config = MOE | {
+        "model_type": "qwen3_next", "num_experts": 8, "shared_expert_intermediate_size": 32, "head_dim": 32,
+        "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24, "linear_conv_kernel_dim": 4, "num_hidden_layers": 4, "pad_token_id": 0,
+    }  # fmt: skip
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = build(config, "cpu")
+    assert n_params(model) == ModelShape.from_config(config).params()
+    ids = torch.zeros((2, 37), dtype=torch.long)
+    with torch.no_grad(), FlopCounterMode(display=False, depth=None) as counter:
+        model(ids, logits_to_keep=1)
+    by_module = counter.get_flop_counts()
+    linear = sum(
+        sum(counts.values())
+        for name, counts in by_module.items()
+        if name.rpartition(".")[2]
+        in ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")
+    )
+    found = ops(ModelShape.from_config(config), QUANTS["bf16"], Parallel(), Step.prefill(2, 37))
+    assert sum(op.count * op.flops for op in found if op.name in ("qkvz", "ba", "qkv", "o")) == linear
+
+
 def n_params(model: Any) -> int:
     """What the checkpoint holds; transformers keeps the routers' biases as buffers."""
     biases = [b.numel() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")]
@@ -127,7 +176,13 @@ def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
         assert ours(config, batch, *chunks) == flops(model, batch, *chunks)
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "deepseek-v3.2", "gpt-oss-120b", "gpt-oss-20b"),
+        *("llama-4-scout", "llama-4-maverick", "glm-4.5", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3-32b"),
+    ],
+)
 def test_full_size_mixtures_have_every_parameter(name):
     config = bundled(name)
     assert n_params(build(config, "meta")) == ModelShape.from_config(config).params()

@@ -7,7 +7,10 @@ import pytest
 
 from roofline.errors import RooflineError
 from roofline.model.families import FAMILIES, quant_of
-from roofline.model.shapes import Dense, ModelShape, Moe, Quant
+from roofline.model.ops import Step, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS, Dense, ModelShape, Moe, Quant
+from roofline.predict.capacity import kv_bytes, state_bytes, weight_bytes
 
 MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 PUBLISHED = {
@@ -26,6 +29,19 @@ PUBLISHED = {
     "gpt2": 124_439_808,
     "opt-6.7b": 6_658_473_984,
     "reference": 4_999_424,
+    # As transformers builds them (test_flops.py); published rounded: 117B, 21B, 109B with vision, 400B, 355B
+    # and 106B with the layer that predicts further tokens, 80B, 1T, 685B with that layer.
+    "gpt-oss-120b": 116_829_156_672,
+    "gpt-oss-20b": 20_914_757_184,
+    "llama-4-scout": 107_769_861_120,
+    "llama-4-maverick": 400_711_848_960,
+    "glm-4.5": 352_797_829_024,
+    "glm-4.5-air": 106_852_251_264,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "kimi-k2": 1_026_408_232_448,
+    "deepseek-v3.2": 671_877_944_064,
+    "qwen3-32b": 32_762_123_264,
+    "llama-3.1-405b": 405_853_388_800,
 }
 LLAMA = {
     "model_type": "llama",
@@ -158,6 +174,98 @@ def test_the_checkpoint_says_how_it_is_stored(config, quant):
 def test_an_unknown_storage_is_refused(config):
     with pytest.raises(RooflineError, match=r"int3|aqlm"):
         quant_of(config)
+
+
+def grouped(weights, inputs=None, **other):
+    scheme = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+    scheme["config_groups"]["group_0"]["input_activations"] = inputs
+    return {"torch_dtype": "bfloat16", "quantization_config": scheme | other}
+
+
+FP8 = {"type": "float", "num_bits": 8, "strategy": "tensor"}
+
+
+@pytest.mark.parametrize(
+    ("config", "quant"),
+    [
+        (grouped(FP8, FP8 | {"dynamic": False}), QUANTS["fp8-static"]),
+        (grouped(FP8, FP8 | {"dynamic": True, "strategy": "token"}), QUANTS["fp8"]),
+        (grouped(FP8, FP8 | {"dynamic": False}, kv_cache_scheme=FP8), QUANTS["fp8-static-kv8"]),
+        (grouped(FP8 | {"strategy": "block"}, FP8 | {"dynamic": True}), QUANTS["fp8-block"]),
+        (
+            grouped({"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}),
+            QUANTS["int4"],
+        ),
+        (
+            grouped(
+                {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16},
+                {"type": "float", "num_bits": 4, "dynamic": "local"},
+            ),
+            QUANTS["nvfp4"],
+        ),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, QUANTS["fp8-static"]),
+        (
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}},
+            QUANTS["nvfp4-kv8"],
+        ),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, QUANTS["mxfp4"]),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            QUANTS["fp8-block"],
+        ),
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, QUANTS["fp8-static"]),
+    ],
+)  # fmt: skip
+def test_quantised_checkpoints_of_todays_tools_are_read(config, quant):
+    assert quant_of(config) == quant
+
+
+def test_storage_of_an_unheard_of_width_is_refused():
+    with pytest.raises(RooflineError, match="3 bits"):
+        quant_of(grouped({"type": "int", "num_bits": 3}))
+
+
+def test_only_the_experts_of_gpt_oss_are_stored_in_four_bits():
+    model = ModelShape.from_config(bundled("gpt-oss-120b"))
+    gigabytes = weight_bytes(model, QUANTS["mxfp4"], Parallel()) / 1e9
+    assert 60 < gigabytes < 66  # its published checkpoint: 60.8 GiB
+    quantised = [
+        op for op in ops(model, QUANTS["mxfp4"], Parallel(), Step.decode(1, 100)) if op.kind == "matmul"
+    ]
+    for op in quantised:
+        per_weight = op.weight_bytes / (op.n * op.k * op.groups)
+        assert per_weight == pytest.approx(0.53125 if op.name.startswith("experts_") else 2)
+
+
+def test_a_chunk_of_positions_sees_itself_only():
+    step = Step.of([(10, 10, 1), (3, 9, 1)])
+    assert step.keys_seen(chunk=4) == 3 * 10 - 7 + (3 + 4 + 1)  # 1..4, 1..4, 1..2; positions 7, 8 and 9
+    assert step.keys_read(chunk=4) == 10 + 5
+    assert Step.decode(1, 9).keys_read(chunk=4) == 1
+    assert Step.prefill(1, 4).keys_seen(chunk=4) == Step.prefill(1, 4).keys_seen()
+
+
+def test_sparse_attention_reads_no_more_keys_than_it_selects_but_scores_all():
+    model = ModelShape.from_config(bundled("deepseek-v3.2"))
+    short, long = (
+        {op.name: op for op in ops(model, QUANTS["bf16"], Parallel(), Step.decode(1, n))}
+        for n in (8192, 65536)
+    )
+    assert short["attention"].kv_bytes == long["attention"].kv_bytes == 2048 * 576 * 2
+    assert long["indexer"].flops == 8 * short["indexer"].flops == 2 * 64 * 128 * 65536
+
+
+def test_a_linear_attentions_state_is_as_large_for_any_context():
+    model = ModelShape.from_config(bundled("qwen3-next-80b-a3b"))
+    assert kv_bytes(model, QUANTS["bf16"], Parallel(), 1) == 12 * 2 * 2 * 2 * 256
+    assert state_bytes(model, Parallel()) == 36 * 4 * (32 * 128 * 128 + 4 * (2 * 16 * 128 + 32 * 128))
+    moved = [
+        next(
+            op for op in ops(model, QUANTS["bf16"], Parallel(), Step.decode(4, n)) if op.name == "delta_rule"
+        )
+        for n in (100, 100_000)
+    ]
+    assert moved[0] == moved[1]
 
 
 @pytest.mark.parametrize(
