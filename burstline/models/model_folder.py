@@ -39,6 +39,12 @@ _ARCHITECTURES: Final = {
     "opt": "OPTForCausalLM",
     "gpt2": "GPT2LMHeadModel",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
 }
 _DEFAULTS: Final[dict[str, Any]] = {"hidden_act": "silu", "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
 """What the families of `tensors_of` need besides their shape; speed does not depend on it."""

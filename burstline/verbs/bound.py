@@ -3,8 +3,8 @@
 import argparse
 import json
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,20 @@ from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_models, load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
-from roofline.predict.capacity import check_batch, kv_bytes, largest_batch, room
+from roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room
 from roofline.predict.deployment import (
     Line,
     PhaseBound,
     UniformBatch,
     calibrations_of,
+    decode_curve,
     latency_s,
     phase_bounds,
+    ridge_tok,
 )
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
+from roofline.validate.study import GENERATIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,17 +67,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-num-batched-tokens", type=int, default=2048, help="new tokens in one step of it; default 2048"
     )
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="rooflines and decode by batch, as .svg")
     parser.add_argument("--json", action="store_true", help="everything as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
+    _check(args)
     several = len(args.device) > 1
     found = [_analyse_or_say_why(args, name) if several else analyse(args, name) for name in args.device]
     if args.json:
         print(json.dumps(found if several else found[0], indent=2))
     else:
         print(compared(found) if several else told(found[0]))
+    if args.figure:
+        from burstline.verbs.study_figures import write_bound  # matplotlib takes a second to import
+
+        write_bound(args.figure, [one for one in found if "impossible" not in one])
+        print(f"Written to {args.figure}.")
     return exit_codes.DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise RooflineError, with what was expected, for a number that cannot be."""
+    if not 0 < args.utilisation <= 1:
+        raise RooflineError(
+            f"--utilisation {args.utilisation:g}: expected a share above 0 and up to 1, for example 0.9"
+        )
+    for flag, value in (
+        ("--simulate", args.simulate),
+        ("--max-num-seqs", args.max_num_seqs),
+        ("--max-num-batched-tokens", args.max_num_batched_tokens),
+        ("--network-gb-per-s", args.network_gb_per_s),
+    ):
+        if value is not None and value <= 0:
+            raise RooflineError(f"{flag} {value:g}: expected a number above 0")
+    if args.figure and args.figure.suffix not in (".svg", ".png", ".pdf"):
+        raise RooflineError(f"--figure {args.figure}: expected a name that ends with .svg, .png or .pdf")
 
 
 def _analyse_or_say_why(args: argparse.Namespace, name: str) -> dict[str, Any]:
@@ -108,7 +136,10 @@ def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
         "parallel": asdict(parallel),
         "device": _device_facts(device),
         "asked": asdict(asked),
+        "answer": _answer(deployment, asked, phases),
         "phases": {name: _phase_facts(phase, device) for name, phase in phases.items()},
+        "what_if": list(_what_ifs(args, deployment, asked)),
+        "decode_s_by_batch": _by_batch(deployment, asked, kv_room, tiers),
         "latency_s": latency,
         "output_tok_per_s": {tier: n_out / seconds for tier, seconds in latency.items()},
         "memory": asdict(kv_room)
@@ -120,6 +151,67 @@ def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
         "burst": _burst(args, deployment, kv_room.kv_tok, tiers) if args.simulate else None,
         "assumed": _assumed(args, device, asked),
     }
+
+
+def _answer(deployment: Deployment, asked: UniformBatch, phases: Mapping[str, PhaseBound]) -> dict[str, Any]:
+    """What limits each phase, and from how many tokens in a step its products compute rather than read."""
+    decode = phases.get("decode")
+    attention = [
+        line.bound.limit for line in (decode.lines if decode else ()) if line.bound.op.kind == "attention"
+    ]
+    return {
+        "limits": {name: phase.limit() for name, phase in phases.items()},
+        "ridge_tok": ridge_tok(deployment),
+        "attention_memory_bound": bool(attention) and set(attention) == {"memory"},
+        "context_tok": asked.n_prompt_tok + round(asked.n_output_tok / 2),
+    }
+
+
+def _what_ifs(
+    args: argparse.Namespace, deployment: Deployment, asked: UniformBatch
+) -> Iterator[dict[str, Any]]:
+    """The same request with one thing changed: how numbers are stored, ranks, the device."""
+    changes: list[tuple[str, Deployment]] = [("as asked", deployment)]
+    stream = deployment.quant.stream
+    for name in ("fp8-static", "fp8-static-kv8", "int4", "nvfp4-kv8"):
+        quant = QUANTS[name]
+        if quant != deployment.quant and stream in ("bf16", "fp16"):
+            changes.append((f"{name} weights", replace(deployment, quant=quant)))
+    tp = deployment.parallel.tp
+    changes.append((f"TP {2 * tp}", replace(deployment, parallel=replace(deployment.parallel, tp=2 * tp))))
+    for id_ in GENERATIONS:
+        if id_ != deployment.device.id and deployment.device.vendor == "nvidia":
+            device = load_device(id_)
+            changes.append((device.name, replace(deployment, device=device)))
+    for change, on in changes:
+        try:
+            kv_room = room(on.model, on.quant, on.parallel, on.device, utilisation=args.utilisation)
+            n_tok = asked.n_prompt_tok + asked.n_output_tok
+            check_batch(on.model, on.quant, on.parallel, kv_room, asked.batch, n_tok)
+            known = calibrations_of(on.device)
+            tier = list(known)[-1]
+            seconds = latency_s(phase_bounds(on, asked, known), tier)
+        except RooflineError as error:
+            yield {"change": change, "impossible": str(error)}
+        else:
+            yield {
+                "change": change,
+                "tier": tier,
+                "latency_s": seconds,
+                "output_tok_per_s": asked.batch * asked.n_output_tok * on.parallel.dp / seconds,
+                "largest_batch": largest_batch(on.model, on.quant, on.parallel, kv_room, n_tok),
+            }
+
+
+def _by_batch(
+    deployment: Deployment, asked: UniformBatch, kv_room: Room, tiers: Mapping[str, Calibration]
+) -> dict[str, list[tuple[int, float]]]:
+    """Seconds of a decode step by batch, as far as the cache reaches; the ceiling and each tier."""
+    shape = deployment.model, deployment.quant, deployment.parallel
+    context_tok = asked.n_prompt_tok + round(asked.n_output_tok / 2)
+    most = min(1024, largest_batch(*shape, kv_room, asked.n_prompt_tok + asked.n_output_tok))
+    known = {"ceiling": None, **tiers}
+    return {tier: decode_curve(deployment, context_tok, each, most) for tier, each in known.items()}
 
 
 def _burst(

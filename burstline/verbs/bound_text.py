@@ -13,7 +13,7 @@ def told(found: Mapping[str, Any]) -> str:
         f" on {device['name']}{' ' + ranks if ranks else ''}:"
         f" batch {asked['batch']}, {asked['n_prompt_tok']} in, {asked['n_output_tok']} out"
     )
-    parts = [title]
+    parts = [title, "", answer(found)]
     for name, phase in found["phases"].items():
         parts += ["", _sentence(name, phase), "", _phase_table(phase)]
     room = (
@@ -22,11 +22,52 @@ def told(found: Mapping[str, Any]) -> str:
         f" weights a device; at most {memory['largest_batch']:,} such requests at once."
     )
     fits = [f"{tier}: {fitted_on}" for tier, fitted_on in found["calibrations"].items()]
-    parts += ["", _outcome(found), room]
+    parts += ["", _outcome(found), room, "", _what_ifs(found["what_if"])]
     if found["burst"]:
-        parts += ["", _burst(found["burst"])]
+        parts += ["", _burst({device["name"]: found["burst"]})]
     parts += ["", "Assumed:", *(f"- {line}" for line in [*found["assumed"], *fits])]
     return "\n".join(parts)
+
+
+def answer(found: Mapping[str, Any]) -> str:
+    """What limits each phase on this device, and where that changes."""
+    told, name = found["answer"], f"{found['model']['name']} on {found['device']['name']}"
+    sentences = []
+    limits, ridge = told["limits"], told["ridge_tok"]
+    if "decode" in limits:
+        where = "at any batch" if ridge is None else f"up to batch {ridge - 1:,}"
+        attention = "at any batch" if told["attention_memory_bound"] else f"at {told['context_tok']:,} tokens"
+        kept = "memory" if told["attention_memory_bound"] else "compute"
+        sentences.append(
+            f"Decode of {name} is {limits['decode']}-bound here. Its products with weights are memory-bound"
+            f" {where}, its attention {kept}-bound {attention}."
+        )
+    start = "with any prompt" if ridge is None else f"from {ridge:,} prompt tokens in a step on"
+    kind = "memory" if ridge is None else "compute"
+    sentences.append(f"Prefill is {limits['prefill']}-bound here; its products are {kind}-bound {start}.")
+    return " ".join(sentences)
+
+
+def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One change a line, beside the request as it was asked."""
+    base = rows[0]["latency_s"]
+    header = ["What if", "latency s", "change", "output tok/s", "largest batch", "by"]
+    lines = [
+        [
+            row["change"],
+            f"{row['latency_s']:.3f}",
+            "" if row is rows[0] else f"{row['latency_s'] / base - 1:+.0%}",
+            f"{row['output_tok_per_s']:,.0f}",
+            f"{row['largest_batch']:,}",
+            row["tier"],
+        ]
+        for row in rows
+        if "impossible" not in row
+    ]
+    refused = [
+        f"{row['change']}: {row['impossible'].partition('. ')[0]}" for row in rows if "impossible" in row
+    ]
+    return "\n".join([aligned([header, *lines], n_words=1), *refused])
 
 
 def _sentence(name: str, phase: Mapping[str, Any]) -> str:
@@ -77,10 +118,22 @@ def _outcome(found: Mapping[str, Any]) -> str:
     )
 
 
-def _burst(burst: Mapping[str, Any]) -> str:
-    header = ["", "seconds", "tok/s", "TTFT p50 s", "TTFT p99 s", "TPOT ms", "at once", "preemptions"]
+def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
+    """The same burst on each device, by the ceiling and by each tier."""
+    header = [
+        "device",
+        "",
+        "seconds",
+        "tok/s",
+        "TTFT p50 s",
+        "TTFT p99 s",
+        "TPOT ms",
+        "at once",
+        "preemptions",
+    ]
     rows = [
         [
+            device,
             tier,
             f"{one['makespan_s']:,.1f}",
             f"{one['output_tok_per_s']:,.0f}",
@@ -90,19 +143,24 @@ def _burst(burst: Mapping[str, Any]) -> str:
             str(one["most_running"]),
             str(one["n_preemptions"]),
         ]
+        for device, burst in bursts.items()
         for tier, one in burst["tiers"].items()
     ]
+    burst = next(iter(bursts.values()))
     title = (
         f"A burst of {burst['n_requests']:,} such requests, at most {burst['max_num_seqs']} at once and"
         f" {burst['max_num_batched_tokens']:,} new tokens a step:"
     )
-    return title + "\n\n" + aligned([header, *rows], n_words=1)
+    return title + "\n\n" + aligned([header, *rows], n_words=2)
 
 
 def compared(found: Sequence[Mapping[str, Any]]) -> str:
     """Several devices side by side; those that cannot hold the model say why."""
     possible = [one for one in found if "impossible" not in one]
-    parts = [_device_table(possible), *(_bound_table(possible, name) for name in ("prefill", "decode"))]
+    parts = ["\n".join(answer(one) for one in possible), _device_table(possible)]
+    parts += [_bound_table(possible, name) for name in ("prefill", "decode")]
+    if bursts := {one["device"]["name"]: one["burst"] for one in possible if one["burst"]}:
+        parts.append(_burst(bursts))
     parts += [f"{one['device']['name']}: {one['impossible']}" for one in found if "impossible" in one]
     return "\n\n".join(part for part in parts if part)
 

@@ -78,12 +78,45 @@ def _told(
     compared: Sequence[Generation],
 ) -> list[str]:
     what = f"{args.model}, batch {asked.batch}, {asked.n_prompt_tok} in, {asked.n_output_tok} out, fp16"
-    parts = [f"1. What bounds each product: {what}", _bound_table(args, asked)]
-    parts += ["2. Llama-2, batch 1, 200 in, 200 out: seconds as NVIDIA measured them, and as models say"]
+    parts = [_answer(args, runs, scaling, compared)]
+    parts += [f"1. What bounds each product: {what}", _bound_table(args, asked)]
+    parts += ["2. Llama-2, batch 1, 200 in, 200 out: measured by NVIDIA, and predicted (seconds)"]
     parts += [_published_table(runs), _error_table(runs)]
     for tp, points in scaling.items():
         parts += [f"3. One A100's compute with other memories: {what}, tp {tp}", _dram_table(points)]
     return [*parts, f"4. Generations: {what}, one device", _generation_table(compared)]
+
+
+def _answer(
+    args: argparse.Namespace,
+    runs: Sequence[PublishedRun],
+    scaling: dict[int, list[DramPoint]],
+    compared: Sequence[Generation],
+) -> str:
+    """The findings in a sentence each."""
+    hosted = [_error(runs, [run.hosted_s for run in runs]), _error(runs, [run.crossed_s for run in runs])]
+    first, *others = [g for g in compared if g.phases]
+    limits = "; ".join(
+        f"{g.device.name} {g.quant}: "
+        + ", ".join(f"{name} {phase.limit()}-bound" for name, phase in g.phases.items())
+        for g in (first, *others)
+    )
+    points = scaling[TP[0]]
+    gains = points[0].latency_s / points[-1].latency_s
+    binds = max(points[-1].bound_s, key=lambda part: points[-1].bound_s[part])
+    return "\n".join(
+        [
+            f"{args.model}: {limits}.",
+            (
+                f"Error on NVIDIA's 22 cells: {hosted[0]} with one launch constant for both devices,"
+                f" {hosted[1]} with the other device's."
+            ),
+            (
+                f"{points[-1].technology} instead of {points[0].technology} makes one A100 {gains:.1f} times"
+                f" as fast; {binds} binds then."
+            ),
+        ]
+    )
 
 
 def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
@@ -97,13 +130,13 @@ def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
 
 
 def _published_table(runs: Sequence[PublishedRun]) -> str:
-    header = ["device", "model", "tp", "measured", "ceiling", "calibrated", "+ host", *OTHERS]
+    header = ["device", "model", "tp", "measured", "ceiling", "calibrated", "+ launches", "crossed", *OTHERS]
     rows = [
         [
             r.device,
             r.model,
             str(r.tp),
-            *(f"{s:.3f}" for s in (r.measured_s, r.ceiling_s, r.calibrated_s, r.hosted_s)),
+            *(f"{s:.3f}" for s in (r.measured_s, r.ceiling_s, r.calibrated_s, r.hosted_s, r.crossed_s)),
             *("" if s is None else f"{s:.3f}" for s in r.others_s.values()),
         ]
         for r in runs
@@ -112,11 +145,16 @@ def _published_table(runs: Sequence[PublishedRun]) -> str:
 
 
 def _error_table(runs: Sequence[PublishedRun]) -> str:
-    header = ["mean error", *("ceiling", "calibrated", "+ host, one term a device"), *OTHERS]
+    header = [
+        "mean error",
+        *("ceiling", "calibrated", "+ one launch constant", "the other device's"),
+        *OTHERS,
+    ]
     rows = []
     for device in dict.fromkeys(r.device for r in runs):
         own = [r for r in runs if r.device == device]
-        sets = [[r.ceiling_s for r in own], [r.calibrated_s for r in own], [r.hosted_s for r in own]]
+        names = ("ceiling_s", "calibrated_s", "hosted_s", "crossed_s")
+        sets = [[getattr(r, name) for r in own] for name in names]
         cells = [_error(own, predicted) for predicted in sets]
         others = [_error(own, [r.others_s[name] for r in own]) for name in OTHERS]
         rows.append([f"{device}, signed / absolute", *cells, *others])

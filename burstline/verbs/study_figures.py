@@ -1,7 +1,9 @@
-"""The figures of `burstline study`: measured against modelled, latency by DRAM technology, generations."""
+"""The figures of `burstline bound` and of `burstline study`."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -46,7 +48,7 @@ def _published(runs: Sequence[PublishedRun]) -> Figure:
     figure, (panel,) = _figure(1)
     figure.set_figwidth(9.2)
     series = [("ceiling", [r.ceiling_s for r in runs]), ("calibrated", [r.calibrated_s for r in runs])]
-    series += [("+ one host term", [r.hosted_s for r in runs])]
+    series += [("+ 4 µs a launch", [r.hosted_s for r in runs])]
     series += [(name, [np.nan if (s := r.others_s[name]) is None else s for r in runs]) for name in OTHERS]
     for (name, predicted_s), colour, mark in zip(series, _COLOURS, "vosx+D", strict=True):
         ratios = np.array(predicted_s) / [r.measured_s for r in runs]
@@ -92,3 +94,38 @@ def _generations(compared: Sequence[Generation]) -> Figure:
     panel.set_ylabel("seconds to the last token")
     panel.legend(frameon=False, fontsize=8)
     return figure
+
+
+def write_bound(path: Path, found: Sequence[Mapping[str, Any]]) -> None:
+    """The roofline of each device with the products of both phases, and its decode step by batch."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, (roof, curve) = _figure(2)
+    for one, colour in zip(found, itertools.cycle(_COLOURS)):
+        device, dtype = one["device"], one["quant"]["activations"]
+        peak, per_s = device["peak_flops_per_s"][dtype], device["bytes_per_s"]
+        x = np.geomspace(0.5, 8 * peak / per_s, 200)
+        roof.plot(x, np.minimum(peak, x * per_s) / 1e12, color=colour, label=device["name"])
+        for phase, mark in (("prefill", "o"), ("decode", "s")):
+            ops = [op for op in one["phases"].get(phase, {"ops": ()})["ops"] if op["flops"] and op["ridge"]]
+            tier = list(ops[0]["predicted_us"])[-1] if ops else ""
+            rates = [op["flops"] / op["predicted_us"][tier] / 1e6 for op in ops]
+            roof.plot([op["intensity"] for op in ops], rates, mark, color=colour, fillstyle="none")
+        tier = list(one["decode_s_by_batch"])[-1]
+        batch, seconds = zip(*one["decode_s_by_batch"][tier], strict=True)
+        curve.plot(batch, 1e3 * np.array(seconds), "o-", color=colour, label=device["name"], markersize=4)
+        ridge = one["answer"]["ridge_tok"]
+        if ridge and ridge <= max(batch):
+            curve.axvline(ridge, color=colour, linewidth=0.8, linestyle="--")
+    for panel, (across, up) in zip(
+        (roof, curve), (("FLOP per byte of memory", "TFLOP/s"), ("batch", "ms a decode step")), strict=True
+    ):
+        panel.set_xscale("log", base=10 if panel is roof else 2)
+        panel.set_yscale("log")
+        panel.set_xlabel(across)
+        panel.set_ylabel(up)
+        panel.legend(frameon=False, fontsize=8)
+    roof.set_title("Circles: prefill, squares: decode, as predicted", loc="left", fontsize=9)
+    curve.set_title("Dashed: products with weights turn compute-bound", loc="left", fontsize=9)
+    with mpl.rc_context({"svg.hashsalt": "bound", "svg.fonttype": "none"}):
+        metadata = {"Date": None, "Creator": None} if path.suffix == ".svg" else None
+        figure.savefig(path, metadata=metadata)

@@ -7,8 +7,8 @@ from roofline.device.calibration import Calibration, generic, load_calibration, 
 from roofline.device.device import Device
 from roofline.errors import RooflineError
 from roofline.model.step import Step
-from roofline.predict.bound import Bound, Limit, StepLimit, ceilings, classify, classify_step
-from roofline.predict.predict import Deployment, Prediction, host_seconds, step_seconds
+from roofline.predict.bound import Bound, Limit, StepLimit, ceiling, ceilings, classify, classify_step
+from roofline.predict.predict import Clock, Deployment, Prediction, host_seconds, step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +118,39 @@ def latency_s(phases: Mapping[str, PhaseBound], tier: str | None = None) -> floa
         phase.n_steps * (phase.ceiling_s if tier is None else phase.predicted_s(tier))
         for phase in phases.values()
     )
+
+
+MOST_TOK = 1 << 16
+"""A step of more tokens is never asked for."""
+
+
+def ridge_tok(deployment: Deployment) -> int | None:
+    """The least number of tokens in a step whose products with weights are compute-bound, all together.
+
+    For decode that is a batch, for prefill the prompts' length. None: not up to `MOST_TOK`.
+    """
+
+    def compute_bound(n_tok: int) -> bool:
+        bounds = [
+            ceiling(op, deployment.device)
+            for op in deployment.ops(Step.decode(n_tok, 1))
+            if op.kind == "matmul"
+        ]
+        return sum(b.compute_s for b in bounds) >= sum(b.memory_s for b in bounds)
+
+    if not compute_bound(MOST_TOK):
+        return None
+    low, high = 0, MOST_TOK
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if compute_bound(middle) else (middle, high)
+    return high
+
+
+def decode_curve(
+    deployment: Deployment, n_context_tok: int, calibration: Calibration | None, most: int
+) -> list[tuple[int, float]]:
+    """(batch, seconds of a decode step) for batches of powers of two up to `most`; ceilings without one."""
+    clock = Clock(deployment, calibration)
+    batches = [1 << e for e in range(max(1, most).bit_length())]
+    return [(n, clock(Step.decode(n, n_context_tok))) for n in batches]

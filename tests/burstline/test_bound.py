@@ -139,3 +139,55 @@ def test_a_burst_is_simulated_by_the_ceiling_and_every_tier(capsys):
     assert ceiling["output_tok_per_s"] == pytest.approx(100 * 32 / ceiling["makespan_s"])
     assert ceiling["most_running"] == 100
     assert "A burst of 100 such requests" in told(capsys, *argv)
+
+
+def test_the_answer_comes_first_in_plain_words(capsys):
+    lines = told(capsys, "--model", "llama-2-7b", "--device", "a100", *ASKED).splitlines()
+    assert lines[2].startswith("Decode of llama-2-7b on A100-SXM4-80G is memory-bound here.")
+    assert "memory-bound up to batch 161, its attention memory-bound at any batch" in lines[2]
+    assert "its products are compute-bound from 162 prompt tokens" in lines[2]
+
+
+def test_what_if_is_a_table_and_says_why_something_cannot_be(capsys):
+    text = told(capsys, "--model", "llama-2-7b", "--device", "a100", *ASKED)
+    rows = {line.split("  ")[0]: line for line in text.splitlines()}
+    assert "-" in rows["TP 2"]
+    assert "H200-SXM-141G" in rows
+    assert rows[
+        "fp8-static weights: A100-SXM4-80G has no dense fp8 peak; it has bf16, fp16, fp32, int8, tf32"
+    ]
+
+
+def test_a_burst_is_shown_for_every_device(capsys):
+    argv = ["--model", "llama-2-7b", "--device", "a100", "h100", "--simulate", "4", *ASKED]
+    text = told(capsys, *argv)
+    burst = text[text.index("A burst of 4") :]
+    assert [line.split()[0] for line in burst.splitlines() if "device fit" in line] == [
+        "A100-SXM4-80G",
+        "H100-SXM5-80G",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        ("--utilisation", "90", "expected a share above 0 and up to 1"),
+        ("--utilisation", "0", "expected a share"),
+        ("--simulate", "0", "expected a number above 0"),
+        ("--max-num-seqs", "-1", "expected a number above 0"),
+        ("--network-gb-per-s", "-5", "expected a number above 0"),
+        ("--figure", "plot.doc", ".svg"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_in_one_line(capsys, flag, value, says):
+    assert main(["bound", "--model", "llama-2-7b", "--device", "a100", flag, value]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_figure_has_a_roofline_and_decode_by_batch(capsys, tmp_path):
+    path = tmp_path / "plots" / "bound.svg"
+    told(capsys, "--model", "llama-2-7b", "--device", "a100", "h100", "--figure", str(path), *ASKED)
+    drawn = path.read_text()
+    assert "FLOP per byte of memory" in drawn
+    assert "ms a decode step" in drawn
+    assert "H100-SXM5-80G" in drawn

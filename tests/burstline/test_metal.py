@@ -8,7 +8,7 @@ import pytest
 
 from burstline.bench.finish import write_report
 from burstline.bench.hints import Hints, Stated
-from burstline.machine import cpu_calibration, hardware
+from burstline.machine import cpu_calibration, hardware, host_overhead
 from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
 from burstline.machine.roofline_input import reconciled, seen_in
 from loadgen.record import tables
@@ -16,6 +16,7 @@ from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from reports.digest import overview
 from reports.formats.text import text
+from roofline.calibrate import calibrate
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
@@ -176,8 +177,8 @@ def test_a_cpu_is_measured_once_and_kept_unless_others_were_in_the_way(
         asked.append((json.loads(config.read_text())["hidden_size"], how))
         out.write_text(hardware._file_of("h100-sxm5-80g"))
 
-    monkeypatch.setattr(cpu_calibration, "calibrate_pinned", measured)
-    monkeypatch.setattr(cpu_calibration, "add_host", lambda _, *shape: hosts.append(shape))
+    monkeypatch.setattr(calibrate, "calibrate_pinned", measured)
+    monkeypatch.setattr(host_overhead, "add_host", lambda _, *shape: hosts.append(shape))
     monkeypatch.setattr(cpu_calibration._CpuTime, "others_until", lambda *_: others)
     first = on_cpu(run, Hints(), said.append)
     assert on_cpu(run, Hints(), said.append) == first

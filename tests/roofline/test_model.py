@@ -205,7 +205,11 @@ FP8 = {"type": "float", "num_bits": 8, "strategy": "tensor"}
         ),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, QUANTS["fp8-static"]),
         (
-            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}},
+            {
+                "quantization_config": {
+                    "quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"
+                }
+            },
             QUANTS["nvfp4-kv8"],
         ),
         ({"quantization_config": {"quant_method": "mxfp4"}}, QUANTS["mxfp4"]),
@@ -213,7 +217,10 @@ FP8 = {"type": "float", "num_bits": 8, "strategy": "tensor"}
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
             QUANTS["fp8-block"],
         ),
-        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}, QUANTS["fp8-static"]),
+        (
+            {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}},
+            QUANTS["fp8-static"],
+        ),
     ],
 )  # fmt: skip
 def test_quantised_checkpoints_of_todays_tools_are_read(config, quant):
