@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 PROBES_TOK = (64, 96)
 """Two lengths: what a server adds to both alike, a chat template say, is known; anything else is not."""
 ASK_TIMEOUT_S = 120.0
+HUB_TIMEOUT_S = 5.0
+"""How long the Hugging Face Hub may take to say whether it has a file."""
+TOKENIZER_FILE = "tokenizer.json"
 
 Say = Callable[[str], None]
 
@@ -66,10 +72,10 @@ def _materials(
 def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
     """The folder's tokenizer, else the model's; None where there is no such file."""
     for where in (folder, Path(model) if model else None):
-        if where is not None and (where / "tokenizer.json").is_file():
+        if where is not None and (where / TOKENIZER_FILE).is_file():
             from tokenizers import Tokenizer
 
-            return Tokenizer.from_file(str(where / "tokenizer.json"))
+            return Tokenizer.from_file(str(where / TOKENIZER_FILE))
     return None
 
 
@@ -78,19 +84,58 @@ def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokeniz
     tokenizer = local_tokenizer(folder, model)
     if tokenizer is not None:
         return tokenizer
-    from tokenizers import Tokenizer
 
     name = model or site.target.model
     why = f"{folder} has no tokenizer.json"
     if folder is None:
         try:
-            return Tokenizer.from_pretrained(name)
+            return _from_hub(name)
         except Exception as error:  # whatever the Hub's client makes of being offline
             why = str(error).splitlines()[0]
     raise WorkloadError(
         f"prompts of text need the model's tokenizer to be counted: give --tokenizer DIR with its "
         f"tokenizer.json ({why})"
     )
+
+
+def _from_hub(name: str) -> Tokenizer:
+    """The tokenizer of a repository of the Hugging Face Hub: from the cache, else asked for once.
+
+    The library alone would try again and again for half a minute where there is no way to the Hub.
+    """
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub import try_to_load_from_cache as in_cache
+    from tokenizers import Tokenizer
+
+    path = in_cache(name, TOKENIZER_FILE)
+    if not isinstance(path, str):
+        if constants.HF_HUB_OFFLINE:
+            raise WorkloadError(f"{name} is not in the Hugging Face cache, and HF_HUB_OFFLINE is set")
+        url = hf_hub_url(name, TOKENIZER_FILE)
+        _within(HUB_TIMEOUT_S, lambda: get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}")
+        path = hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
+    return Tokenizer.from_file(path)
+
+
+def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
+    """Call it and raise what it raises; TimeoutError where it has not come back in time.
+
+    In a thread, for looking up a host's name takes no timeout. One that is late does not hold up the exit.
+    """
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            ask()
+            ended.set_result(None)
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        ended.result(limit_s)
+    except FutureTimeoutError:
+        raise TimeoutError(f"{what}: no answer within {limit_s:g} s") from None
 
 
 def _extra_tokens(site: Site, words: Words, say: Say) -> int:

@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -6,6 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from burstline.bench import plan_for_server
 from burstline.bench.load_options import Load, Wish, checked
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
@@ -95,3 +97,26 @@ def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:
         pytest.raises(WorkloadError, match=r"give --tokenizer DIR .*no tokenizer\.json"),
     ):
         plan_for(load(), site, tmp_path, None, None, lambda words: None)
+
+
+def test_a_hub_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    waits = threading.Event()
+
+    def hangs(url: str, **_: object) -> None:
+        asked.append(url)
+        waits.wait(20)
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", hangs)
+    monkeypatch.setattr(plan_for_server, "HUB_TIMEOUT_S", 0.05)
+    with pytest.raises(TimeoutError, match=r"asking for https://.*no answer within 0\.05 s"):
+        plan_for_server._from_hub("nobody/none-such")
+    waits.set()
+    assert len(asked) == 1
+
+
+def test_an_offline_machine_is_told_at_once_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WorkloadError, match="nobody/none-such is not in the Hugging Face cache"):
+        plan_for_server._from_hub("nobody/none-such")
