@@ -32,7 +32,6 @@ from loadgen.record.files import user_cache
 from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import RECORDS, record_table
 from loadgen.verdict.certificate import certificate, limit
-from loadgen.wire.compiled_reader import reader_name
 from servers.engine import Target
 from servers.host.ready import send
 from servers.registry import ENGINES
@@ -198,7 +197,7 @@ def _kept_at(what: object) -> Path:
 
 def _host() -> dict[str, Any]:
     host = replace(host_facts.host(), load_average=(), open_files_limit=())
-    return {"reader": reader_name(), **asdict(host)}
+    return asdict(host)
 
 
 def _shape_of(load: Load) -> dict[str, Any]:

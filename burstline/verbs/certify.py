@@ -65,8 +65,7 @@ def _lines(title: str, notes: tuple[str, ...], found: Certificate) -> Iterator[s
         yield "Read lag        not known: the kernel stamped nothing"
     if found.cpu_per_event_s is not None:
         yield (
-            f"Client CPU      {found.cpu_per_event_s * 1e6:.1f} us an event with the {found.reader} reader, "
-            "requests and captures included"
+            f"Client CPU      {found.cpu_per_event_s * 1e6:.1f} us an event, requests and captures included"
         )
     if found.server_late_p99_s is not None:
         yield (

@@ -315,7 +315,6 @@ class _Drive:
             peak_rss_bytes=peak_rss_bytes(),
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
-            reader=wire.reader.name,
             cpu_wait_s=wire.cpu_wait_s,
         )
 

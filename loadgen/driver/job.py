@@ -65,9 +65,9 @@ class DriveReport:
     took. `clock_offset_ns` is CLOCK_REALTIME minus CLOCK_MONOTONIC before the run, `clock_drift_ns` how far
     it had moved at the end. `failures` counts captures by failure; `n_resent` requests were written twice
     because the server closed an idle connection just then. CPU, wall time and context switches run from the
-    start to the last capture written. `t0_ns` is None where the run never began. `reader` is which of the two
-    read the replies, "compiled" or "python". `cpu_wait_s` is how long the reading thread was
-    ready to run and had no CPU, None where the kernel does not say. `host` and `clock` are a remote driver's:
+    start to the last capture written. `t0_ns` is None where the run never began. `reader` is "compiled"
+    where an older version read the replies in C. `cpu_wait_s` is how long the reading thread was ready to run
+    and had no CPU, None where the kernel does not say. `host` and `clock` are a remote driver's:
     where it ran, and how its clock was mapped to ours (its captures are in our clock's terms already).
     """
 

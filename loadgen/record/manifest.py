@@ -171,7 +171,8 @@ class Certificate:
     which tokens came. `server_late_p99_s` is the truth server's lateness against its script: errors exclude
     it, since they are measured from the actual send. `n_unmatched` requests failed or brought another number
     of events than were sent. `others_cpu_fraction` is the share of the machine's CPU used by processes other
-    than client and truth server; None where not known. `reader` is "compiled" or "python".
+    than client and truth server; None where not known. `reader` is "compiled"
+    where an older version read in C.
     """
 
     errors: Mapping[str, MetricError]

@@ -27,7 +27,7 @@ def instrument(
     `send_lag_*` is from due (closed loop: from dispatched) to fully written: in a burst the k-th request
     leaves about 10 us times k late, for the kernel takes that long for each. `read_lag_*` is how long after
     the kernel our code had an event; it is already taken out of every time. `read_error_*` bounds what cannot
-    be taken out, event by event. `compiled_reader` is the share of drivers that had it.
+    be taken out, event by event.
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
     lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
@@ -46,12 +46,6 @@ def instrument(
         ),
         max_pass_s=measured(max_pass_s, "s", NO_REPORT),
         peak_events_per_s=measured(peak, "1/s", "no token arrived", len(c.event_s)),
-        compiled_reader=measured(
-            float(np.mean([report.reader == "compiled" for report in reports])) if reports else None,
-            "1",
-            NO_REPORT,
-            len(reports),
-        ),
         client_cpu_s=_sum(reports, lambda report: report.cpu_s, "s"),
         client_peak_bytes=_sum(reports, lambda report: report.peak_rss_bytes, "bytes"),
         involuntary_switches=_sum(reports, lambda report: report.n_involuntary_switches, "switches"),

@@ -212,7 +212,6 @@ class Traffic:
             if connection is None:
                 self._limited.discard(exchange)
                 continue
-            self._reader.collect(connection)
             if exchange.has_said_enough():
                 self._limited.discard(exchange)
                 exchange.failure = exchange.hang_up_as

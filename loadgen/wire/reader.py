@@ -1,6 +1,6 @@
-"""Who waits for the sockets and reads replies in mid-stream, told only when somebody has to look.
+"""Waits for the sockets and reads replies in mid-stream; whoever has to look is told, and nobody else.
 
-This is the wire's inner loop, once in Python, which works everywhere, and once in C (`compiled_reader.py`).
+This is the wire's inner loop, in Python alone: `docs/decisions/0006-one-reader-in-python.md` says why.
 Order of work on a read: the bytes, the stamp, the question whether the stream just goes on.
 """
 
@@ -10,7 +10,7 @@ import errno
 import select
 import socket
 import time
-from typing import Final, Protocol
+from typing import Final
 
 from loadgen.wire.exchange import MID_STREAM
 from loadgen.wire.exchange import READ as ROW
@@ -35,44 +35,13 @@ _NEVER = 2**63 - 1
 now = time.monotonic_ns
 
 
-class Reader(Protocol):
-    """Waits for all sockets of a poller and reads those it was told to follow.
+class Reader:
+    """Waits for all sockets of a poller and reads those it was told to follow, into their exchanges.
 
     `n_reads` and `n_bytes` count what it has read, `woken_ns` is when its latest pass over ready sockets
     began, `max_pass_ns` how long one ever took. `polled_ns` is the latest poll before that
     pass which reported all that was ready: what the pass reads came later.
     """
-
-    name: str
-    n_reads: int
-    n_bytes: int
-    woken_ns: int
-    max_pass_ns: int
-    polled_ns: int
-
-    def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
-        """Read until somebody is needed: (file descriptor, READ or LOST or the poller's own flags).
-
-        Comes back empty as soon as `due_ns` (to a few microseconds) or `tick_ns` has come. What is reported
-        by the poller's flags has not been read.
-        """
-
-    def follow(self, connection: Connection) -> None:
-        """From now on the reads of this connection's exchange, which is in mid-stream, are this reader's."""
-
-    def collect(self, connection: Connection) -> None:
-        """Bring the exchange up to date with what was read. Nothing where nobody follows the connection."""
-
-    def leave(self, connection: Connection) -> None:
-        """Collect, and follow no longer."""
-
-    def close(self) -> None: ...
-
-
-class PythonReader:
-    """Reads into the exchanges at once: there is never anything to collect."""
-
-    name = "python"
 
     def __init__(self, poller: Poller) -> None:
         self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = self.polled_ns = 0
@@ -82,7 +51,11 @@ class PythonReader:
         self._view = memoryview(bytearray(READ_BYTES))
 
     def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
-        """Every line of the inner loop costs its share of each token."""
+        """Read until somebody is needed: (file descriptor, READ or LOST or the poller's own flags).
+
+        Comes back empty as soon as `due_ns` (to a few microseconds) or `tick_ns` has come. What is reported
+        by the poller's flags has not been read. Every line of the inner loop costs its share of each token.
+        """
         poll, followed, view, pack = self._poller.poll, self._followed, self._view, ROW.pack
         buffers = [view]
         reports: list[tuple[int, int]] = []
@@ -146,13 +119,9 @@ class PythonReader:
         return 0.0
 
     def follow(self, connection: Connection) -> None:
+        """From now on the reads of this connection's exchange, which is in mid-stream, are this reader's."""
         self._followed[connection.fd] = connection
 
-    def collect(self, connection: Connection) -> None:
-        """Nothing: it is all there."""
-
     def leave(self, connection: Connection) -> None:
+        """Follow it no longer."""
         self._followed.pop(connection.fd, None)
-
-    def close(self) -> None:
-        self._followed.clear()

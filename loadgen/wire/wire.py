@@ -18,13 +18,12 @@ from typing import Any
 
 from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
-from loadgen.wire.compiled_reader import new_reader
 from loadgen.wire.dispatcher import Traffic
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.poller import IN, OUT, new_poller
 from loadgen.wire.pool import Connection, Pool
-from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES
+from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
 from loadgen.wire.tls import Channel
 
 _TICK_NS = 50_000_000
@@ -61,7 +60,7 @@ class Wire:
         self._on_ended = on_ended
         self._counters = counters
         self._poller = new_poller()
-        self.reader = new_reader(self._poller)
+        self.reader = Reader(self._poller)
         self.pool = Pool(self._poller, addresses, tls, host)
         self.traffic = Traffic(self._poller, self.reader, self.pool, deadline_s, concurrency)
         self._view = memoryview(bytearray(2 * READ_BYTES))
@@ -132,7 +131,6 @@ class Wire:
                 self.traffic.stop()
                 self._obey()
             self._hand_over()
-            self.reader.close()
             self.pool.close()
             self._poller.close()
             os.close(self._wake_in)
@@ -225,7 +223,6 @@ class Wire:
         if what != READ:
             self._attend(connection, what)
             return
-        self.reader.collect(connection)
         exchange = connection.exchange
         if exchange is not None:
             self._look(connection, exchange)
@@ -273,7 +270,6 @@ class Wire:
             n = self._decrypt(connection, tls, n)
             if n == 0:
                 return
-        self.reader.collect(connection)  # what it read of this exchange came before
         exchange.reads += ROW.pack(
             at, ancillary[0][2] if ancillary else NO_TIMESPEC, n, self.reader.polled_ns
         )

@@ -1,7 +1,7 @@
 """The wire against the floor: `python tests/bench/wire.py [--streams 1000 --tokens 128 --repeats 3]`.
 
 A server in C that knows the truth (it writes its own clock into every event) is read by the least client
-there can be, in C with epoll, and by ours with each of its readers: the same load, in turn, several times.
+there can be, in C with epoll, and by ours: the same load, in turn, several times.
 Printed are ratios to the floor, the errors against the truth, and how busy other processes kept the machine.
 """
 
@@ -32,7 +32,6 @@ from loadgen.driver.counters import Counters
 from loadgen.driver.job import DriveReport, Job
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import read_captures
-from loadgen.wire.compiled_reader import VARIABLE, reader_name
 from servers.engine import Call, Target
 from servers.registry import ENGINES
 from workloads.request import Request
@@ -113,8 +112,7 @@ def _child(job: Job, conn: object) -> None:
     drive.run(job, conn)
 
 
-def ours(reader: str, port: int, n_streams: int, body_bytes: int, concurrency: int | None = None) -> Result:
-    os.environ[VARIABLE] = reader
+def ours(port: int, n_streams: int, body_bytes: int, concurrency: int | None = None) -> Result:
     requests = tuple(Request(i, None, "x" * body_bytes, 512, 128) for i in range(n_streams))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -230,15 +228,15 @@ def show(name: str, r: Result) -> None:
     )
 
 
-def conclude(reader: str, own: list[Result], floors: list[Result]) -> None:
-    """What stands of one reader after all repeats."""
+def conclude(own: list[Result], floors: list[Result]) -> None:
+    """What stands after all repeats."""
     against = ""
     if floors:
         cpu = ratio([r.cpu_per_event for r in own], [r.cpu_per_event for r in floors])
         spread = ratio([r.spread for r in own], [r.spread for r in floors])
         against = f"of the floor's, median of pairs (least ... most): CPU {cpu}, burst spread {spread} | "
     print(
-        f"{reader:8} {against}peak RSS {max(r.rss_mb for r in own):.0f} MB",
+        f"ours     {against}peak RSS {max(r.rss_mb for r in own):.0f} MB",
         f"fully sent {min(r.late for r in own) / 1e3:.1f} ms after due at p99",
         f"longest pass {min(r.max_pass_ms for r in own):.2f} ms, resent {sum(r.n_resent for r in own)}",
         f"sustained {max(r.events_per_s for r in own):,.0f} events/s",
@@ -255,16 +253,10 @@ def main() -> None:
     parser.add_argument("--body-bytes", type=int, default=3000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--concurrency", type=int, default=None)
-    parser.add_argument("--reader", choices=("python", "compiled"), help="one of the two (both in turn)")
     parser.add_argument("--skip-floor", action="store_true")
     args = parser.parse_args()
-    if args.reader:
-        readers = [args.reader]
-    else:
-        os.environ.pop(VARIABLE, None)
-        readers = sorted({"python", reader_name()})
     floors: list[Result] = []
-    own: dict[str, list[Result]] = {reader: [] for reader in readers}
+    own: list[Result] = []
     start, busy = time.monotonic(), busy_s()
     used = os.times()
     for _ in range(args.repeats):
@@ -272,12 +264,10 @@ def main() -> None:
             if not args.skip_floor:
                 floors.append(floor(port, args.streams, args.body_bytes))
                 show("floor", floors[-1])
-            for reader in readers:
-                own[reader].append(ours(reader, port, args.streams, args.body_bytes, args.concurrency))
-                show(reader, own[reader][-1])
+            own.append(ours(port, args.streams, args.body_bytes, args.concurrency))
+            show("ours", own[-1])
     ended = os.times()
-    for reader in readers:
-        conclude(reader, own[reader], floors)
+    conclude(own, floors)
     our_s = sum(ended[:4]) - sum(used[:4])
     wall_s = time.monotonic() - start
     others = (busy_s() - busy - our_s) / wall_s / (os.cpu_count() or 1)

@@ -52,7 +52,7 @@ class Report:
 
     t0_ns = T0_NS
     cpu_s = 0.001
-    reader = "compiled"
+    reader = "python"
 
 
 def columns(*records) -> Columns:

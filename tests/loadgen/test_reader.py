@@ -1,4 +1,4 @@
-"""The two readers side by side: whatever comes in whatever pieces, both make the same exchange of it."""
+"""The reader: whatever comes in whatever pieces makes the same exchange."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.wire import compiled_reader
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.poller import IN, new_poller
 from loadgen.wire.pool import Connection
-from loadgen.wire.reader import LOST, READ, PythonReader
+from loadgen.wire.reader import LOST, READ, Reader
 from loadgen.wire.wire import Wire
-from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 
 LATER = 2**62
@@ -35,7 +33,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.poller = new_poller()
-        self.reader = compiled_reader.new_reader(self.poller)
+        self.reader = Reader(self.poller)
         self._socks: list[socket.socket] = []
 
     def follow(self, ours: socket.socket) -> Connection:
@@ -61,23 +59,19 @@ class Bench:
 
     def collected(self, connection: Connection) -> tuple[bytes, list[int]]:
         """The exchange's bytes, and how many each read brought."""
-        self.reader.collect(connection)
         assert connection.exchange is not None
         rows = ROW.iter_unpack(connection.exchange.reads)
         return bytes(connection.exchange.data), [n for _, _, n, _ in rows]
 
     def close(self) -> None:
-        self.reader.close()
         self.poller.close()
         for sock in self._socks:
             sock.close()
 
 
-@pytest.fixture(params=["python", "compiled"])
-def bench(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    use_reader(request.param, monkeypatch)
+@pytest.fixture
+def bench() -> Iterator[Bench]:
     bench = Bench()
-    assert bench.reader.name == request.param
     yield bench
     bench.close()
 
@@ -104,7 +98,6 @@ def test_what_a_read_brought_came_after_the_poll_that_is_kept_with_it(bench: Ben
         sent_ns.append(time.monotonic_ns())
         peer.send(GOES_ON)
         reader.wait(LATER, 0)
-    reader.collect(connection)
     assert connection.exchange is not None
     rows = list(ROW.iter_unpack(connection.exchange.reads))
     assert [polled <= sent <= at for (at, _, _, polled), sent in zip(rows, sent_ns, strict=True)] == [
@@ -113,10 +106,10 @@ def test_what_a_read_brought_came_after_the_poll_that_is_kept_with_it(bench: Ben
     assert all(polled > before for (*_, polled), (before, *_) in zip(rows[1:], rows, strict=False))
 
 
-def test_python_never_polls_beyond_what_is_due() -> None:
+def test_it_never_polls_beyond_what_is_due() -> None:
     """As epoll rounds: up to nanoseconds, then up to milliseconds."""
     with closing(new_poller()) as poller:
-        reader = PythonReader(poller)
+        reader = Reader(poller)
         waits_s = [reader._wait_s(0, LATER, k * 1_000_000) for k in range(1, 1000)]
     assert [math.ceil(math.ceil(s * 1e9) / 1e6) for s in waits_s] == list(range(1, 1000))
 
@@ -129,7 +122,6 @@ def test_stamps_are_taken_between_the_sending_and_the_return(bench: Bench) -> No
         peer.send(GOES_ON)
         reader.wait(LATER, 0)
         bounds.append((before, time.monotonic_ns()))
-    reader.collect(connection)
     assert connection.exchange is not None
     stamps = [at for at, *_ in ROW.iter_unpack(connection.exchange.reads)]
     assert all(low <= at <= high for at, (low, high) in zip(stamps, bounds, strict=True))
@@ -211,19 +203,16 @@ TAILS = [b"0\r\n\r\n", b"0\r\nX: 1\r\n\r\n", b"0\r\n\r\nmore", b"5\r\nab", b"zz\
     st.lists(st.integers(1, 80), max_size=40),
     st.booleans(),
 )
-def test_any_split_of_any_reply_makes_the_same_exchange_with_both(
+def test_any_split_of_any_reply_makes_the_same_exchange(
     events: list[bytes], tail: bytes, sizes: list[int], closes: bool
 ) -> None:
     reply = STREAM_HEAD + b"".join(map(chunk, events)) + tail
     cuts = [0, *accumulate(sizes), len(reply)]
     pieces = [reply[start:end] for start, end in pairwise(cuts) if reply[start:end]]
-    found = []
-    for name in ("python", "compiled"):
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            use_reader(name, monkeypatch)
-            found.append(exchanged(pieces, closes))
-    assert found[0] == found[1]
-    assert b"".join(pieces).startswith(found[0].data)
+    found, whole = exchanged(pieces, closes), exchanged([reply], closes)
+    assert found.data == whole.data[: len(found.data)]
+    assert (found.failure, found.is_closed) == (whole.failure, whole.is_closed)
+    assert reply.startswith(found.data)
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,10 @@ from loadgen.wire.exchange import Exchange
 from loadgen.wire.pool import Connection
 from loadgen.wire.transport import Transport
 from loadgen.wire.wire import Wire
-from tests.loadgen.readers import use_reader
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 
 MS = 1_000_000
 Shot = tuple[list[Capture], Transport, Scripted]
-
-
-@pytest.fixture(params=["python", "compiled"], autouse=True)
-def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The reader's name."""
-    return use_reader(request.param, monkeypatch)
 
 
 @pytest.fixture(autouse=True)
@@ -389,9 +382,8 @@ CUT_SHORT = [
 
 
 @pytest.mark.parametrize(("script", "failure"), CUT_SHORT, ids=lambda x: getattr(x, "__name__", ""))
-def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failure: str, reader: str) -> None:
+def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failure: str) -> None:
     captures, transport, _ = shoot(script, [0.0] * 3, deadline_s=0.15)
-    assert transport.wire.reader.name == reader
     assert transport.wire.reader.n_reads > 0
     for capture in captures:
         assert capture.failure == failure

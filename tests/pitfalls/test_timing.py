@@ -27,8 +27,6 @@ from loadgen.metrics.summary import Context
 from loadgen.record.manifest import EventRateLimit
 from loadgen.record.tables import record_table
 from loadgen.verdict.certificate import limit
-from loadgen.wire.compiled_reader import VARIABLE
-from loadgen.wire.reader import PythonReader
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 from tests.loadgen.making import summarized
@@ -147,7 +145,6 @@ def test_10_the_knee_is_found_where_a_slowed_reader_has_its_own(
         time.sleep(read_s)
         return at_once(sock, *args)
 
-    monkeypatch.setenv(VARIABLE, PythonReader.name)
     monkeypatch.setattr(socket.socket, "recvmsg_into", slowed)
     rungs = [(300.0 * 2**k, 20 * 2**k) for k in range(3)]
     gaps_s = tuple(12 / rate for rate, n_tok in rungs for _ in range(n_tok))
