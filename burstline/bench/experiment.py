@@ -1,4 +1,4 @@
-"""One run, told as a paragraph: choose, serve, plan, watch, fire, decode, summarise, report.
+"""One run: choose the engine, serve, plan, watch, fire, decode, summarise, report.
 
 What only a later part of a run needs is imported there: before the first request numpy alone, tables
 (pyarrow) while the drivers prepare, figures and statistics once the last token is here.
@@ -147,7 +147,7 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> Certific
 
 
 def _check_what_comes_after(settings: Settings) -> None:
-    """A tokenizer, target or device that nobody knows is a slip, and found before anything starts."""
+    """Refuse an unknown tokenizer, SLO or device before anything starts."""
     if not 0 <= settings.max_failures <= 1:
         raise WorkloadError(f"--max-failures {settings.max_failures:g}: expected a share, e.g. 0.01 or 1%")
     if settings.vocab_size is not None and settings.vocab_size < 1:

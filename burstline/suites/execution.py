@@ -1,4 +1,4 @@
-"""A suite carried out: every run a command of its own, the finished ones never twice, one report over all."""
+"""Run a suite: each run is one command, finished runs are skipped, one report covers all."""
 
 from __future__ import annotations
 
@@ -182,11 +182,11 @@ def _over_cluster(
 def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, certify: bool) -> int:
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
-    said = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
+    slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
     if finished_in(folder / slot.id) is not None:
-        print(f"{said}: done before", file=sys.stderr)
+        print(f"{slot_name}: done before", file=sys.stderr)
         return exit_codes.DONE
-    print(said, file=sys.stderr)
+    print(slot_name, file=sys.stderr)
     argv = slot.argv(Path(OUT))
     if not certify:
         argv = (argv[0], "--no-certify", *argv[1:])
@@ -194,7 +194,9 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, certify: b
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt
     if code in (exit_codes.USAGE, exit_codes.OUR_BUG):
-        raise WorkloadError(f"{said} could not be run (see above); the suite ends here. What ran is kept")
+        raise WorkloadError(
+            f"{slot_name} could not be run (see above); the suite ends here. What ran is kept"
+        )
     run = finished_in(folder / slot.id)
     print(textwrap.indent(_verdict(run) if run else f"failed with exit code {code}", "    "), file=sys.stderr)
     return code if run else exit_codes.ENGINE_FAILED

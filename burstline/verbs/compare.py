@@ -1,4 +1,4 @@
-"""`burstline compare`: runs held against each other, if they did the same work."""
+"""`burstline compare`: rank runs that did the same work."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
             "differs, and in a page (--format html) their numbers side by side, without a ranking"
         )
     comparison = comparison_of(runs, unlike, (args.out or Path()).parent)
-    said = _as(args.format, comparison)
+    shown = _as(args.format, comparison)
     if args.out is None:
-        print(said)
+        print(shown)
     else:
-        args.out.write_text(said, "utf-8")
+        args.out.write_text(shown, "utf-8")
         print(f"Written: {args.out}")
     return exit_codes.DONE if comparison.comparable else exit_codes.INCONCLUSIVE
 

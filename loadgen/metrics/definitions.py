@@ -149,7 +149,7 @@ def samples_of(metric: Metric, c: Columns) -> Samples:
 def gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
     """The gaps between successive events of each request that succeeded, and which events end one.
 
-    `counted` leaves out requests of which nobody said how many tokens they brought.
+    `counted` leaves out requests whose tokens per event are not known.
     """
     use = c.ok & ~np.isnan(c.output_tok) if counted else c.ok
     inner = np.zeros(len(c.event_s), dtype=bool)
@@ -348,7 +348,7 @@ METRICS: Final[dict[str, Metric]] = {
         "requests",
         "neither",
         "time average and maximum of requests in [w, f)",
-        "by sweep line; held against Little's law",
+        "by sweep line; checked by Little's law",
         "Little 1961, L = λW",
     ),
     "stalls": Metric(

@@ -84,7 +84,7 @@ def _chunk_gaps(c: Columns, ended: NDArray[np.bool_]) -> Floats:
 
 
 def _rates(tokens: Floats, n: int, start_s: float, end_s: float) -> tuple[float | Absent, float | Absent]:
-    """Tokens and requests per second of a tool's window; Absent where it has none or nobody counted."""
+    """Tokens and requests per second of a tool's window; Absent where it has none or without counts."""
     if not end_s > start_s:
         nothing = NO_LENGTH
         return nothing, nothing
@@ -106,7 +106,7 @@ def vllm(c: Columns) -> ToolFigures:
 
 
 def sglang(c: Columns) -> ToolFigures:
-    """As vLLM's, but where nobody counted, the length that was asked for stands in for the tokens."""
+    """As vLLM's, but where tokens were not counted, the asked length stands in for them."""
     return _like_vllm(c, np.where(np.isnan(c.output_tok), c.planned_output_tok, c.output_tok))
 
 
@@ -215,7 +215,7 @@ TOOLS: Final[tuple[tuple[Definitions, Callable[[Columns], ToolFigures]], ...]] =
             "0033168f",
             "handed to the client",
             "first event with text",
-            "(E2E − TTFT) / (N − 1); N as asked where nobody counts",
+            "(E2E − TTFT) / (N − 1); N as asked where not counted",
             "gaps between chunks, pooled",
             "last event",
             "loop start to last reply",

@@ -1,4 +1,4 @@
-"""The schedule that was asked for and the one that was kept: what the client sent, held against its plan."""
+"""Schedule fidelity: what the client sent, compared with its plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both sides of the wire: the latencies that the server's own histograms tell, held against the client's.
+"""Latencies by the server's own histograms, compared with the client's.
 
 A server's clock starts when it has taken a request in, the client's when the last byte was written; both stop
 with a token. What the client has more is the network, whatever stands between, and the server's own front end
@@ -22,7 +22,7 @@ from loadgen.verdict.verdict import Reason
 
 LATENCIES = ("ttft", "itl", "e2e")
 UNEXPLAINED = 0.05
-"""The share of a latency by which the two sides may differ before that is said."""
+"""The share of a latency by which the two sides may differ before a warning."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 class Context:
     """What a summary needs besides the records. `concurrency` is a closed loop's, None in an open one.
 
-    `certificate` says how far off a server of known truth found the client, Absent why nobody asked; None
+    `certificate` is the client's error at a server of known truth, Absent where none was measured; None
     where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
     elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
     knows: then no part of the run is taken for steady.

@@ -1,4 +1,4 @@
-"""Runs held against each other: groups of runs of one workload, what they show side by side, and the gate."""
+"""A comparison: groups of runs of one workload, their numbers, and whether they may be ranked."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ TITLES: Final = {headline.path: (headline.title, headline.better) for headline i
 class Member:
     """One run, under the name of its contender; `href` is where its own page lies, "" if nowhere.
 
-    Runs of several contenders with the same `repeat` were neighbours in time; None where nobody knows.
+    Runs of several contenders with the same `repeat` were neighbours in time; None where that is not known.
     """
 
     label: str
@@ -96,7 +96,7 @@ class ComparisonCell:
         return self._figures[key]
 
     def best(self, headline: Headline) -> str | None:
-        """Who is different from every other contender, and better; None where nobody is beyond doubt."""
+        """The contender that is significantly better than every other; None where there is none."""
 
         def beats(one: str, other: str) -> bool:
             if (other, one) in self.contrasts:
@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def comparable(self) -> bool:
-        """Whether all of it may be held against each other: contenders, or one contender at several loads."""
+        """Whether all of it may be ranked: contenders, or one contender at several loads."""
         swept = differ_in_load_alone(
             [view.manifest for cell in self.cells for views in cell.views.values() for view in views]
         )

@@ -24,10 +24,14 @@ from reports.tables import Table, table
 
 SWEEP = "SWEEP"
 SENTENCES = {
-    SWEEP: ("good", "✓", "One contender at several loads: see what more load brings, and what it costs."),
-    COMPARABLE: ("good", "✓", "The engines did the same work under the same settings: compare them."),
-    ALONE: ("warn", "!", "There is one contender only: its runs are shown, and nothing is compared."),
-    State.NOT_COMPARABLE: ("bad", "✕", "These runs cannot be held against each other: no ranking is shown."),
+    SWEEP: ("good", "✓", "One system at several loads: throughput against latency."),
+    COMPARABLE: (
+        "good",
+        "✓",
+        "The engines did the same work under the same settings: the numbers compare.",
+    ),
+    ALONE: ("warn", "!", "Only one system: its runs are shown, nothing is compared."),
+    State.NOT_COMPARABLE: ("bad", "✕", "These runs did different work: they are not ranked."),
 }
 
 

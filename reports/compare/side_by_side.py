@@ -16,7 +16,7 @@ ARROWS: Final = {"lower": "↓", "higher": "↑"}
 
 
 def findings(cell: ComparisonCell) -> list[str]:
-    """A sentence for each contender held against the first."""
+    """A sentence for each contender compared with the first."""
     return [finding(pair, c, TITLES) for pair, c in cell.contrasts.items() if pair[0] == cell.labels[0]]
 
 

@@ -1,4 +1,4 @@
-"""Contenders of one cell held against each other in its headline numbers, and what is said of it in words."""
+"""Significance of the differences between contenders, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def contrasts_of(
     """Every pair of contenders in the order of `views`: the second against the first, in JUDGED.
 
     `repeats` are the numbers of each contender's runs where runs of one number were neighbours in time,
-    empty where nobody knows.
+    empty where that is not known.
     """
     return {
         (a, b): _of_pair(views[a], views[b], interleaved=bool(repeats[a]) and repeats[a] == repeats[b])

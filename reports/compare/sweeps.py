@@ -171,7 +171,7 @@ def _each(figure: Figure, of: Callable[[float], float]) -> Figure:
 
 
 def _n_devices(view: View) -> int | None:
-    """Over how many GPUs the engine was spread; None without GPUs, or where nobody says."""
+    """Over how many GPUs the engine was spread; None without GPUs, or where that is not stated."""
     devices = view.manifest.devices
     roofline = view.summary.roofline
     on_cpu = isinstance(roofline, Reconciliation) and roofline.device.id.startswith("cpu")

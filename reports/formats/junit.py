@@ -12,15 +12,15 @@ from reports.page.page import banner
 from reports.run_view import summary_of
 
 CASE = {"fail": "failure", "inconclusive": "error"}
-"""An inconclusive target is an error: CI must not go green on what nobody can tell."""
+"""An inconclusive target is an error: CI must not pass on an inconclusive result."""
 
 
 def junit(run: Run) -> str:
     """One suite named after the run; a verdict other than VALID is an error, a target missed a failure."""
     summary = summary_of(run)
     targets = summary.targets
-    said = banner(summary)
-    valid = said.state == "VALID"
+    verdict_line = banner(summary)
+    valid = verdict_line.state == "VALID"
     missed = sum(target.result == "fail" for target in targets)
     errors = sum(target.result == "inconclusive" for target in targets) + (not valid)
     suite = ET.Element(
@@ -36,7 +36,7 @@ def junit(run: Run) -> str:
     verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
     if not valid:
         reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
-        ET.SubElement(verdict, "error", message=said.state, type=said.state).text = reasons
+        ET.SubElement(verdict, "error", message=verdict_line.state, type=verdict_line.state).text = reasons
     for target in targets:
         _target(suite, target)
     ET.indent(suite)

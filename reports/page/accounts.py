@@ -36,7 +36,7 @@ MEANING = {
     "cancelled": "Burstline gave up",
     "not_sent": "never left the client",
 }
-"""What each outcome means to a reader; `http_<code>` speaks for itself."""
+"""What each outcome means to a reader; `http_<code>` needs no explanation."""
 COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}
 """Counters whose name says too little to a reader."""
 ALL_REQUESTS = "all-requests"
@@ -98,14 +98,14 @@ def _request_table(view: View) -> Table:
 
 def _listed(shown: Shown) -> str:
     """The caption of the table of requests: which are in it, and where the others are."""
-    said = "Every planned request in the order of sending"
+    text = "Every planned request in the order of sending"
     if not shown.all:
-        said = (
+        text = (
             f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
             f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest and those named elsewhere"
             " on this page; `burstline export` writes all of them as CSV and Parquet"
         )
-    return f"{said}; ∞ stands for a failed one"
+    return f"{text}; ∞ stands for a failed one"
 
 
 def failures(view: View) -> list[Block]:
@@ -123,10 +123,10 @@ def failures(view: View) -> list[Block]:
             Cell(_words(errors[first])[:300], tone="wrap"),
         ])  # fmt: skip
     lost = n - kinds["ok"]
-    said = f"{lost:,} of {n:,} requests were not served as asked." if lost else "Nothing failed."
+    text = f"{lost:,} of {n:,} requests were not served as asked." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its words"]
     return [
-        Note(said),
+        Note(text),
         table(f"How {n:,} planned requests ended", columns, rows, text=(0, 1, 4, 5)),
     ]
 

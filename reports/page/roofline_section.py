@@ -13,7 +13,7 @@ from roofline.reconcile.reconciliation import DeviceFacts, OpRow, PhaseRow, Reco
 
 
 def is_known(view: View) -> bool:
-    """Whether the run was held against its hardware, or says why it could not be."""
+    """Whether the run was compared with its hardware, or states why it could not be."""
     return view.summary.roofline is not None
 
 

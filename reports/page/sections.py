@@ -107,7 +107,7 @@ def _evidence(view: View) -> Table:
     ]
     columns = ("Number", "n", "Interval", "Request there", "The next slower", "The line that prints it")
     return Table(
-        "Each number with its observations, its interval, the requests beside it and its command",
+        "Each number with its observations, its interval, the requests nearest to it and its command",
         tuple(Column(title, k == 1) for k, title in enumerate(columns)),
         tuple(rows),
     )
@@ -222,12 +222,12 @@ def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
     if not len(ttft_s):
         return ""
     first, last = duration(float(ttft_s.min())), duration(float(ttft_s.max()))
-    said = f"First tokens come from {first} to {last} after the burst."
+    wave = f"First tokens come from {first} to {last} after the burst."
     if slope_s is None or slope_s <= 0:
-        return said
+        return wave
     rate = number(1 / slope_s)
     return (
-        f"{said} Each place in the queue costs {duration(slope_s)}: {rate} requests are taken in per second."
+        f"{wave} Each place in the queue costs {duration(slope_s)}: {rate} requests are taken in per second."
     )
 
 

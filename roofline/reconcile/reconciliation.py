@@ -14,7 +14,6 @@ from roofline.model.step import Step
 from roofline.predict.bound import Limit
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits
-from roofline.typed_json import read
 
 Floats = npt.NDArray[np.float64]
 StepPhase = Literal["prefill", "decode"]
@@ -226,11 +225,6 @@ class Reconciliation:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @staticmethod
-    def from_json(node: Mapping[str, Any]) -> "Reconciliation":
-        """Raises TypeError or KeyError where `node` is not what `to_json` wrote."""
-        return read(Reconciliation, node)
-
 
 @dataclass(frozen=True, slots=True)
 class NotReconciled:
@@ -240,8 +234,3 @@ class NotReconciled:
 
     def to_json(self) -> dict[str, Any]:
         return {"absent": self.absent}
-
-
-def reconciliation_of(node: Mapping[str, Any]) -> Reconciliation | NotReconciled:
-    """What a summary's `roofline` holds."""
-    return NotReconciled(str(node["absent"])) if "absent" in node else Reconciliation.from_json(node)

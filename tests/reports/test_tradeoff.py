@@ -108,11 +108,11 @@ def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
 
 def test_the_targets_are_told_in_words(sweep):
     said = list(told(sweep))
-    assert said[0] == "The targets: ttft.p50<=60ms and tpot.p50<=12ms."
+    assert said[0] == "SLOs: ttft.p50<=60ms and tpot.p50<=12ms."
     assert re.search(r"vllm gives \d+ tok/s per GPU at 1 at a time", said[1])
-    assert "Within the targets 4 at a time gives most" in said[1]
-    assert "16 at a time misses" in said[1] or "16 at a time cannot be relied on" in said[1]
-    assert "It meets the targets at none of these loads" in said[2]
+    assert "Best load meeting all SLOs: 4 at a time (" in said[1]
+    assert "16 at a time misses" in said[1] or "16 at a time is not reliable" in said[1]
+    assert "meets all SLOs." in said[2]
 
 
 def test_the_knee_is_the_least_load_that_is_nearly_enough(sweep):

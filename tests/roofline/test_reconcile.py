@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from loadgen.record.typed_json import from_json
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.model.parallel import Parallel
@@ -12,7 +13,7 @@ from roofline.model.shapes import QUANTS
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
 from roofline.reconcile.reconcile import reconcile
-from roofline.reconcile.reconciliation import Run, Setup, StepSeen, reconciliation_of
+from roofline.reconcile.reconciliation import Reconciliation, Run, Setup, StepSeen
 from roofline.validate.accuracy_serving import bundled_model
 
 H100 = load_device("h100")
@@ -116,7 +117,7 @@ def test_changes_that_help_are_shorter_and_impossible_ones_say_why():
 
 def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
     found = reconcile(logged(1.3), SETUP)
-    assert reconciliation_of(json.loads(json.dumps(found.to_json()))) == found
+    assert from_json(Reconciliation, json.loads(json.dumps(found.to_json()))) == found
     assert found.sentence.startswith("Decode is ")
     assert "bound" in found.sentence
     assert found.tier == "device fit"
