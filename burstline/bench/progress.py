@@ -33,8 +33,10 @@ class Snapshot:
 
     @property
     def left_s(self) -> float | None:
-        """At the mean pace so far; None while nothing is done."""
-        return self.elapsed_s / self.done * (self.planned - self.done) if self.done else None
+        """At the mean pace so far; None until one request in twenty is done: before, it is a guess."""
+        if not self.done or self.done * 20 < self.planned:
+            return None
+        return self.elapsed_s / self.done * (self.planned - self.done)
 
 
 class Progress(Protocol):

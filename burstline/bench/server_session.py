@@ -211,6 +211,7 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
     `longest_tok` is the longest prompt and output together.
     """
     if where.url is not None:
+        _check_server(engine, where, longest_tok)
         return
     if engine.attach_only:
         raise WorkloadError(f"--engine {engine.name} needs --url URL: it is driven where it already runs")
@@ -232,6 +233,32 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
         raise WorkloadError(
             f"the longest request has {longest_tok:,} tokens (prompt and output), but the model's "
             f"config.json allows {limit:,} (max_position_embeddings); ask for fewer"
+        )
+
+
+def _check_server(engine: Engine, where: Where, longest_tok: int) -> None:
+    """Who answers at the URL and up to which length, asked by GET before anything else is done."""
+    assert where.url is not None
+    target = where.dressed(target_at(where.url, where.model or "", where.api_key))
+    get = getter(target, timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
+    answering = engine_at(get)
+    if answering is None:
+        return  # it may be starting: waiting for its first token tells
+    meant = engine.name.partition("+")[0]
+    known = ENGINES[answering].is_public and not ENGINES[answering].attach_only
+    if known and answering != meant and not engine.attach_only:
+        raise WorkloadError(
+            f"--engine {meant}: what answers at {target.url} is {ENGINES[answering].title}; leave --engine "
+            f"out, or pass --engine {answering}"
+        )
+    try:
+        limit = engine.identify(get, "").max_model_len
+    except Exception:
+        return
+    if limit is not None and longest_tok > limit:
+        raise WorkloadError(
+            f"the longest request has {longest_tok:,} tokens (prompt and output), but the server at "
+            f"{target.url} allows {limit:,}; ask for fewer, or raise its limit"
         )
 
 

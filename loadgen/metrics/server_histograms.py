@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -64,7 +65,28 @@ def agreement(c: Columns, watched: Watched) -> Agreement:
         figures[f"{name}_client_p50_s"] = client
         figures[f"{name}_server_p50_s"] = server if isinstance(server, Absent) else server.median
         figures[f"{name}_gap_s"] = _gap(client, values, weights, server)
-    return Agreement(**figures)
+    return Agreement(**figures, **_means(watched))
+
+
+MEANS_S: Final = (
+    "queue", "prefill", "decode", "inference", "validation", "token",
+    "prefill_step", "decode_step", "prefill_forward", "decode_forward",
+)  # fmt: skip
+"""Times of the server's own that have a mean, and no counterpart at the client."""
+RATIOS: Final = ("accepted", "acceptance", "accepted_a_step")
+
+
+def _means(watched: Watched) -> dict[str, Figure]:
+    """The server's own split of a request's time and of a step's: only what the engine exports."""
+    figures: dict[str, Figure] = {}
+    for name in (*MEANS_S, *RATIOS):
+        grown = watched.grown_together("engine", f"{name}_")
+        if isinstance(grown, Absent) or set(grown) != {"sum", "count"} or not grown["count"]:
+            continue
+        unit, end = ("s", "_mean_s") if name in MEANS_S else ("1", "")
+        mean = measured(grown["sum"] / grown["count"], unit, "", int(grown["count"]))
+        figures[f"server_{name}{end}"] = mean
+    return figures
 
 
 def disagreement(agreed: Agreement) -> Reason | None:

@@ -308,6 +308,19 @@ class Agreement(Section):
     e2e_client_p50_s: Figure = titled("E2E p50, from the request written")
     e2e_server_p50_s: Figure = titled("… by the server's own histogram")
     e2e_gap_s: Figure = titled("… the client has more")
+    server_queue_mean_s: Figure | None = optional("Queue, mean by the server")
+    server_prefill_mean_s: Figure | None = optional("Prefill, mean by the server")
+    server_decode_mean_s: Figure | None = optional("Decoding, mean by the server")
+    server_inference_mean_s: Figure | None = optional("Inference, mean by the server")
+    server_validation_mean_s: Figure | None = optional("Validation, mean by the server")
+    server_token_mean_s: Figure | None = optional("Time per token, mean by the server")
+    server_prefill_step_mean_s: Figure | None = optional("Prefill step, mean by the server")
+    server_prefill_forward_mean_s: Figure | None = optional("… its forward pass")
+    server_decode_step_mean_s: Figure | None = optional("Decode step, mean by the server")
+    server_decode_forward_mean_s: Figure | None = optional("… its forward pass")
+    server_accepted: Figure | None = optional("Drafted tokens accepted per draft")
+    server_acceptance: Figure | None = optional("Share of drafted tokens accepted")
+    server_accepted_a_step: Figure | None = optional("Tokens per decode step")
 
 
 class Result(StrEnum):

@@ -31,6 +31,7 @@ from servers.protocol.introspection import (
     gauges_in,
     json_at,
     logged,
+    mean_of,
     number,
     opposite,
     option_of,
@@ -57,6 +58,10 @@ _GAUGES = {
 _LATENCIES = {
     "ttft": "lightllm_request_first_token_duration",
     "e2e": "lightllm_request_inference_duration",
+}
+_MEANS = {
+    "token": mean_of("lightllm_request_mean_time_per_token_duration"),
+    "accepted_a_step": mean_of("lightllm_request_mtp_avg_token_per_step"),
 }
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
@@ -202,7 +207,7 @@ class Lightllm(Engine):
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
 
     def doomed(self, log: str) -> str | None:
         """A start that failed leaves the launcher waiting for a child for ever, without its own end.

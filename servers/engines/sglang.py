@@ -36,6 +36,7 @@ from servers.protocol.introspection import (
     gauges_in,
     json_at,
     logged,
+    mean_of,
     opposite,
     option_of,
     owned_by,
@@ -64,6 +65,7 @@ _LATENCIES = {
     "itl": "sglang:inter_token_latency_seconds",
     "e2e": "sglang:e2e_request_latency_seconds",
 }
+_MEANS = {"queue": mean_of("sglang:queue_time_seconds")}
 _CPU_FLAGS = (
     (("--device",), "cpu"),
     (("--attention-backend",), "torch_native"),
@@ -246,7 +248,7 @@ class Sglang(Engine):
         return CpuSetup(len(cores[1].split(",")), argv[0], short_dtype(identity.dtype) or "bf16")
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(_without_priorities(metrics), _GAUGES, _LATENCIES)
+        return gauges_in(_without_priorities(metrics), _GAUGES, _LATENCIES, _MEANS)
 
     def root_cause(self, log: str) -> str | None:
         found = _CAUSE.search(log)

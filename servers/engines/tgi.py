@@ -41,7 +41,7 @@ from servers.engine import (
 from servers.host.hf_ready import generate
 from servers.host.model_overlay import endless_copy
 from servers.host.process import free_ports
-from servers.protocol.introspection import gauges_in, json_at, logged, number, option_of
+from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
 from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply
 from servers.settings import Spelling, among, switch, valued
@@ -62,6 +62,16 @@ _GAUGES = {
 }
 _SERVED_DTYPES = {"float16": "float16", "fp16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 _LATENCIES = {"e2e": "tgi_request_duration"}
+_MEANS = {
+    "queue": mean_of("tgi_request_queue_duration"),
+    "inference": mean_of("tgi_request_inference_duration"),
+    "validation": mean_of("tgi_request_validation_duration"),
+    "token": mean_of("tgi_request_mean_time_per_token_duration"),
+    "prefill_step": mean_of("tgi_batch_inference_duration", method="prefill"),
+    "decode_step": mean_of("tgi_batch_inference_duration", method="decode"),
+    "prefill_forward": mean_of("tgi_batch_forward_duration", method="prefill"),
+    "decode_forward": mean_of("tgi_batch_forward_duration", method="decode"),
+}
 
 
 class Tgi(Engine):
@@ -245,7 +255,7 @@ class Tgi(Engine):
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
 
     def doomed(self, log: str) -> str | None:
         """A shard that cannot start; the launcher takes the others down before it ends itself."""

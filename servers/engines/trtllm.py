@@ -22,7 +22,7 @@ from servers.engine import (
     Sign,
     Target,
 )
-from servers.protocol.introspection import first_model, gauges_in, json_at, owned_by
+from servers.protocol.introspection import first_model, gauges_in, json_at, mean_of, owned_by
 from servers.protocol.openai import decode_completion, encode_completion
 from servers.settings import Spelling, valued
 from workloads.request import Request
@@ -34,7 +34,17 @@ _GAUGES = {
     "running": ("trtllm_num_requests_running",),
     "waiting": ("trtllm_num_requests_waiting",),
     "kv_used_fraction": ("trtllm_kv_cache_utilization",),
+    "prompt_tokens": ("trtllm_prompt_tokens_total",),
+    "generation_tokens": ("trtllm_generation_tokens_total",),
 }
+# Honoured for completions since 1.2; chat ignores it.
+_COUNT_EVERY_EVENT = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+_LATENCIES = {
+    "ttft": "trtllm_time_to_first_token_seconds",
+    "e2e": "trtllm_e2e_request_latency_seconds",
+}
+_MEANS = {"queue": mean_of("trtllm_request_queue_time_seconds")}
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)")
 
 
@@ -47,7 +57,7 @@ class TrtLlm(Engine):
         token_id_prompts=True,
         forced_output_length=True,
         prefix_cache_control=True,
-        per_event_tok="no",
+        per_event_tok="usage",
         queue_depth=True,
         graceful_overload=False,
     )
@@ -89,7 +99,7 @@ class TrtLlm(Engine):
         return self.encode(Request(0, array("I", [10, 11, 12]), None, 3, 1), target)
 
     def encode(self, request: Request, target: Target) -> Call:
-        return encode_completion(request, target)
+        return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
 
     def decode(self, reply: HttpReply) -> Reply:
         return decode_completion(reply)
@@ -105,7 +115,7 @@ class TrtLlm(Engine):
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
 
     def root_cause(self, log: str) -> str | None:
         causes = _CAUSE.findall(log)

@@ -29,11 +29,13 @@ from servers.engine import (
 from servers.host.installation import Installation, find_installation, python_of
 from servers.protocol.introspection import (
     GIB,
+    Mean,
     first_model,
     gauges_in,
     json_at,
     logged,
     logged_bytes,
+    mean_of,
     number,
     option_of,
     owned_by,
@@ -64,6 +66,16 @@ _LATENCIES = {
     "ttft": "vllm:time_to_first_token_seconds",
     "itl": "vllm:inter_token_latency_seconds",
     "e2e": "vllm:e2e_request_latency_seconds",
+}
+
+_MEANS = {
+    "queue": mean_of("vllm:request_queue_time_seconds"),
+    "prefill": mean_of("vllm:request_prefill_time_seconds"),
+    "decode": mean_of("vllm:request_decode_time_seconds"),
+    "accepted": Mean("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"),
+    "acceptance": Mean(
+        "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"
+    ),
 }
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")
@@ -207,7 +219,7 @@ class Vllm(Engine):
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES, _LATENCIES)
+        return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
 
     def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
         """Its line on its configuration names the device, one on its threads the cores."""

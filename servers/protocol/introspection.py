@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -37,8 +38,25 @@ def owned_by(owner: str) -> bytes:
     return rb'"owned_by": ?"%b"' % re.escape(owner).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Two counters whose growths make a mean, of the samples that have these labels."""
+
+    total: str
+    count: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def mean_of(histogram: str, **labels: str) -> Mean:
+    """The mean of a histogram."""
+    return Mean(f"{histogram}_sum", f"{histogram}_count", labels)
+
+
 def gauges_in(
-    metrics: str, names: Mapping[str, Sequence[str]], latencies: Mapping[str, str] | None = None
+    metrics: str,
+    names: Mapping[str, Sequence[str]],
+    latencies: Mapping[str, str] | None = None,
+    means: Mapping[str, Mean] | None = None,
 ) -> Gauges:
     """The common gauges out of Prometheus text; `names` are an engine's own, the first that is there counts.
 
@@ -54,7 +72,21 @@ def gauges_in(
         values = next((seen[name] for name in own if name in seen), None)
         if values:
             totals[gauge] = sum(values) / (len(values) if gauge in _AVERAGED else 1)
-    return Gauges(**totals, latencies=_histograms(metrics, latencies or {}) or None)
+    told = _histograms(metrics, latencies or {}) | _means(metrics, means or {})
+    return Gauges(**totals, latencies=told or None)
+
+
+def _means(metrics: str, names: Mapping[str, Mean]) -> dict[str, float]:
+    """`NAME_sum` and `NAME_count` of each mean; buckets are left out, TGI has 300 of each."""
+    wanted = sorted({own for mean in names.values() for own in (mean.total, mean.count)})
+    seen = list(samples(metrics, wanted))
+    rows: dict[str, float] = {}
+    for name, mean in names.items():
+        for end, own in (("sum", mean.total), ("count", mean.count)):
+            values = [s.value for s in seen if s.name == own and mean.labels.items() <= s.labels.items()]
+            if values:
+                rows[f"{name}_{end}"] = sum(values)
+    return rows
 
 
 def _histograms(metrics: str, names: Mapping[str, str]) -> dict[str, float]:

@@ -61,7 +61,7 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
     assert (records["beyond_tok"] < 548).all()  # hung up within 50 ms of the asked token
     e2e_s = [(row.token_ns[1499] - row.due_ns) / 1e9 for row in records.itertuples()]
     told = run.summary.to_json()["metrics"]["e2e"]["p50"]["point"]
-    assert min(e2e_s) <= told <= max(e2e_s)
+    assert abs(told - min(e2e_s)) < 0.1  # the last token that the server made comes half a second later
     stalls = run.summary.to_json()["stalls"]
     assert (stalls["count"]["point"], stalls["token"]["point"]) == (16, 1025)
     assert "Most stalls come before token" in (run.path / "report.html").read_text("utf-8")

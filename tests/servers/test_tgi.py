@@ -252,3 +252,13 @@ def error(message: str) -> str:
 )
 def test_the_root_cause_is_a_shards_exception_a_panic_or_the_first_error(log: str, cause: str | None) -> None:
     assert ENGINE.root_cause(log) == cause
+
+
+def test_its_own_split_of_a_request_and_of_a_step_is_read() -> None:
+    told = ENGINE.gauges(golden_reply("tgi/metrics.http").body.decode()).latencies or {}
+    means = {name.removesuffix("_sum") for name in told if name.endswith("_sum")}
+    assert {"queue", "inference", "validation", "token", "prefill_step", "decode_forward"} <= means
+    for name in ("queue", "inference", "prefill_step", "decode_step", "prefill_forward", "decode_forward"):
+        assert told[f"{name}_count"] > 0
+    assert told["decode_forward_sum"] <= told["decode_step_sum"]
+    assert not [name for name in told if name.startswith("queue_le")]  # 300 buckets each

@@ -20,7 +20,7 @@ def test_not_one_field_is_sent_that_its_schema_lacks() -> None:
         "max_tokens": 9,
         "temperature": 0.0,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "ignore_eos": True,
     }
 
