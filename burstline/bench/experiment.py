@@ -11,8 +11,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from burstline.bench.hints import Hints
 from burstline.bench.load_options import Load, Wish, checked, job_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
-from burstline.bench.server_session import Site, Where, check_start, check_where, choose_engine, serving
+from burstline.bench.server_session import Say, Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.telemetry_tail import Live
 from burstline.bench.vital_signs import VitalSigns
 from burstline.bench.vocabulary import ASSUMED
@@ -79,6 +79,7 @@ class Settings:
     max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
+    serve: Callable[[Engine, Where, Path, Say], AbstractContextManager[Site]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,9 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
         finally:
             progress.close()
         _note_hardware(run, fired, settings.hints, progress)
+        from burstline.bench.noise import known_for
+
+        run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
         progress.phase("Decoding what was captured, and writing the report")
         from burstline.bench.finish import conclude
 
@@ -188,7 +192,8 @@ def _measured(
 ) -> RunOutcome:
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
-    with serving(engine, where, run.path, progress.phase) as site:
+    serve = settings.serve or serving
+    with serve(engine, where, run.path, progress.phase) as site:
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 CHECKED: Final = {
     "workload": "workload",
-    "seed": "seed",
     "model": "model",
     "devices": "devices",
     "cpu": "CPU",
@@ -33,7 +32,17 @@ CHECKED: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="what `burstline run` wrote")
     parser.add_argument(
-        "--anyway", action="store_true", help="compare though workload, model or machine differ, and say so"
+        "--vary",
+        action="append",
+        default=[],
+        metavar="FACTOR",
+        help="what the runs differ in on purpose: an engine's flag such as max-num-seqs, or engine, version, "
+        "gpu, dtype, quantization, tp, model, cpu (repeatable); a single difference is recognised by itself",
+    )
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="compare though runs differ or were disturbed, and say so",
     )
     parser.add_argument(
         "--format", choices=("text", "markdown", "html", "json"), default="text", help="html: the page"
@@ -50,14 +59,10 @@ def run(args: argparse.Namespace) -> int:
     runs = [open_run(path) for path in args.runs]
     if len(runs) < 2:
         raise WorkloadError("one run cannot be compared: name two or more")
-    unlike = differences(runs)
-    if unlike and not args.anyway:
-        told = "; ".join(reason.text.rstrip(".") for reason in unlike)
-        raise WorkloadError(
-            f"these runs were not made alike: {told}. Compare like with like, or add --anyway to see what "
-            "differs, and in a page (--format html) their numbers side by side, without a ranking"
-        )
-    comparison = comparison_of(runs, unlike, (args.out or Path()).parent)
+    names = [str(run.path.resolve()) for run in runs]
+    if len(set(names)) < len(names):
+        raise WorkloadError("a run is named twice: compare different runs, such as repeats")
+    comparison = comparison_of(runs, (args.out or Path()).parent, varied=args.vary, anyway=args.anyway)
     shown = _as(args.format, comparison)
     if args.out is None:
         print(shown)
@@ -67,16 +72,81 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE if comparison.comparable else exit_codes.INCONCLUSIVE
 
 
-def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -> Comparison:
+def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """In which factors the runs differ, but for the load of a sweep."""
+    from loadgen.stats.figure import Absent
+    from loadgen.verdict.factors import SETTINGS, differing, factors_of
+    from servers.registry import ENGINES
+
+    swept = differ_in_load_alone([run.manifest for run in runs])
+    factors = []
+    for run in runs:
+        engine = ENGINES.get(run.manifest.engine)
+        own = factors_of(run.manifest, engine.start_flags | engine.load_flags if engine else ())
+        fitted = ("workload", *SETTINGS) if swept else ()  # adapters fit limits to the load
+        factors.append({name: value for name, value in own.items() if name not in fitted})
+    most = [run.summary.concurrency.max for run in runs if run.summary is not None]
+    known = [figure.point for figure in most if not isinstance(figure, Absent)]
+    return differing(factors, max(known) if len(known) == len(runs) else None)
+
+
+def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """The factors that are compared: those asked for, else the engine, else the one that differs."""
+    from loadgen.verdict.factors import canonical
+    from workloads.request import WorkloadError
+
+    names = tuple(map(canonical, asked))
+    for name in names:
+        if name not in found:
+            known = ", ".join(found) or "nothing"
+            raise WorkloadError(f"--vary {name}: these runs do not differ in it; they differ in {known}")
+    if names:
+        return names
+    if "engine" in found:
+        return ("engine",)
+    own = [name for name in found if name not in CHECKED]
+    return tuple(own) if len(own) == 1 == len(found) else ()
+
+
+def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
+    """A factor that must not differ, with the command that would make the last run like the first."""
+    from loadgen.verdict.verdict import Reason
+
+    told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
+    odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])
+    if name in CHECKED or name in ("placement", "version"):
+        advice = f"Make the runs alike in this, or add --vary {name}."
+    else:
+        advice = f"Restart {odd.manifest.engine} with --{name} {values[0]}, or add --vary {name}."
+    return Reason(name, f"The {CHECKED.get(name, name)} differs: {told}.", advice)
+
+
+def comparison_of(
+    runs: Sequence[Run], beside: Path, *, varied: Sequence[str] = (), anyway: bool = False
+) -> Comparison:
     """Any runs, the same engine with the same command line being repeats of one contender.
+
+    `varied` are the factors that were asked for; what else differs is a reason to rank nothing.
 
     Runs of one workload at several loads are a sweep, with a cell for each load.
     """
+    from loadgen.verdict.factors import SETTINGS
     from reports.compare.comparison import Comparison, Member, cell_of
 
     manifests = [run.manifest for run in runs]
     swept = differ_in_load_alone(manifests)
-    labels = labels_of(manifests, swept=swept)
+    found = differing_factors(runs)
+    varied = _varied(varied, found)
+    several = "engine" in found
+    unlike = [
+        _unlike(name, values, runs)
+        for name, values in found.items()
+        if name not in varied and not (several and name in SETTINGS)
+    ]
+    settled = {SETTINGS[name] for name in found if name in SETTINGS and (name in varied or not several)}
+    if "max-num-seqs" not in found:
+        settled.add(SETTINGS["max-num-seqs"])
+    labels = labels_of(manifests, swept=swept, varied=varied)
     groups: dict[SweepLoad | None, list[Member]] = {}
     for label, run in zip(labels, runs, strict=True):
         href = os.path.relpath(run.path / "report.html", beside)
@@ -84,9 +154,13 @@ def comparison_of(runs: Sequence[Run], unlike: Sequence[Reason], beside: Path) -
     loads = sorted(load for load in groups if load is not None)
     what = " and ".join(dict.fromkeys(m.title or m.workload for m in manifests))
     told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
-    cells = tuple(cell_of(str(load or ""), groups[load], unlike) for load in (loads if swept else [None]))
+    cells = tuple(
+        cell_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
+        for load in (loads if swept else [None])
+    )
     title = f"{' against '.join(dict.fromkeys(labels))}: {told}"
-    return Comparison(title, cells, (f"{len(runs)} runs",))
+    told = f"varied: {', '.join(varied)}" if varied and varied != ("engine",) else ""
+    return Comparison(title, cells, tuple(filter(None, (f"{len(runs)} runs", told))))
 
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
@@ -140,29 +214,11 @@ def _as(shape: str, comparison: Comparison) -> str:
     return {"markdown": markdown, "text": text}[shape](digest(comparison))
 
 
-def differences(runs: Sequence[Run]) -> list[Reason]:
-    """In which of the checked metadata the runs differ."""
-    from loadgen.verdict.verdict import Reason
-
-    found = [checked_metadata(run.manifest) for run in runs]
-    swept = differ_in_load_alone([run.manifest for run in runs])
-    reasons = []
-    for key, name in CHECKED.items():
-        if key == "workload" and swept:
-            continue
-        values = {run.name: facts[key] for run, facts in zip(runs, found, strict=True)}
-        if len(set(values.values())) > 1:
-            told = ", ".join(f"{value} in {run}" for run, value in values.items())
-            reasons.append(Reason(key, f"The {name} differs: {told}.", "Make the runs alike in this."))
-    return reasons
-
-
 def checked_metadata(manifest: Manifest) -> dict[str, str]:
     """What the manifest says of everything in CHECKED."""
     devices = Counter(device.name for device in manifest.devices)
     return {
         "workload": manifest.title or manifest.workload,
-        "seed": str(manifest.seed),
         "model": manifest.server.model_name if manifest.server else "unnamed",
         "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
         "cpu": str(manifest.host.cpu),
@@ -170,7 +226,7 @@ def checked_metadata(manifest: Manifest) -> dict[str, str]:
     }
 
 
-def labels_of(manifests: Sequence[Manifest], *, swept: bool = False) -> list[str]:
+def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Sequence[str] = ()) -> list[str]:
     """A name for each run's contender: its engine, with a letter only where that is needed.
 
     What must be equal makes another contender where it is not, for no run repeats one of other work or on
@@ -181,6 +237,10 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False) -> list[str
         (engine, *_what(manifest, swept), *_how(manifest, swept=swept))
         for engine, manifest in zip(engines, manifests, strict=True)
     ]
+    if len(set(engines)) == 1 and len(varied) == 1:
+        from loadgen.verdict.factors import factors_of
+
+        return [f"{m.engine} {varied[0]} {factors_of(m).get(varied[0], 'not said')}" for m in manifests]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))

@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_targets(parser.add_argument_group("what it must reach"))
     add_hints(parser.add_argument_group("how far from the metal"))
     add_cluster(parser.add_argument_group("from many machines"))
+    again = parser.add_argument_group("how often")
+    again.add_argument(
+        "--repeats", type=int, metavar="N", help="run N times; 3 and more give intervals between runs"
+    )
+    again.add_argument("--restart", action="store_true", help="restart the server between repeats")
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
@@ -241,23 +246,28 @@ def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProce
 
 def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None") -> int:
     from burstline.bench.experiment import Settings, run_experiment
+    from workloads.request import WorkloadError
 
-    return run_experiment(
-        Settings(
-            where_of(args),
-            wish_of(args),
-            args.tokenizer,
-            args.vocab_size,
-            args.out,
-            args.quiet,
-            certify=not args.no_certify,
-            hints=hints_of(args),
-            targets=tuple(args.slo),
-            ray=_ray_of(args),
-            max_failures=args.max_failures,
-        ),
-        drivers,
+    settings = Settings(
+        where_of(args),
+        wish_of(args),
+        args.tokenizer,
+        args.vocab_size,
+        args.out,
+        args.quiet,
+        certify=not args.no_certify,
+        hints=hints_of(args),
+        targets=tuple(args.slo),
+        ray=_ray_of(args),
+        max_failures=args.max_failures,
     )
+    if args.repeats is not None:
+        from burstline.bench.repeats import run_repeats
+
+        return run_repeats(settings, args.repeats, restart=args.restart)
+    if args.restart:
+        raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
+    return run_experiment(settings, drivers)
 
 
 def _ray_of(args: argparse.Namespace) -> "RayOptions | None":

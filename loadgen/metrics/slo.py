@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record.columns import Columns
+from loadgen.record.manifest import RunNoise
+from loadgen.stats.across_runs import Noise
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
 from loadgen.verdict.grades import Grade
 from loadgen.verdict.verdict import State
@@ -137,9 +140,13 @@ def attainment(met: NDArray[np.bool_]) -> Figure:
 NO_CRITERION: Final = Absent("no per-request SLO was given (such as --slo 'ttft<=2s')", "no-criterion")
 
 
-def judge_goals(goals: Sequence[Goal], summary: Summary, c: Columns) -> tuple[TargetResult, ...]:
-    """Every target among `goals` with what was measured."""
-    return tuple(_judge(goal, _figure(goal, summary), c, summary) for goal in goals if not goal.per_request)
+def judge_goals(
+    goals: Sequence[Goal], summary: Summary, c: Columns, noise: Mapping[str, RunNoise] = MappingProxyType({})
+) -> tuple[TargetResult, ...]:
+    """Every target among `goals` with what was measured; `noise` is that between runs, by number."""
+    return tuple(
+        _judge(goal, _figure(goal, summary), c, summary, noise) for goal in goals if not goal.per_request
+    )
 
 
 def _figure(goal: Goal, summary: Summary) -> Figure:
@@ -149,8 +156,11 @@ def _figure(goal: Goal, summary: Summary) -> Figure:
     return summary.figure("metrics", goal.metric, str(goal.statistic))
 
 
-def _judge(goal: Goal, figure: Figure, c: Columns, summary: Summary) -> TargetResult:
-    result, reason = _held_against(goal, figure, c)
+def _judge(
+    goal: Goal, figure: Figure, c: Columns, summary: Summary, noise: Mapping[str, RunNoise]
+) -> TargetResult:
+    known = noise.get(f"{goal.metric}.{goal.statistic}" if goal.statistic else goal.metric)
+    result, reason = _held_against(goal, figure, c, known)
     doubt = None if result == Result.INCONCLUSIVE else _doubt(goal, result, figure, summary)
     return TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
 
@@ -174,14 +184,14 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     return None
 
 
-def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:
+def _held_against(goal: Goal, figure: Figure, c: Columns, noise: RunNoise | None) -> tuple[Result, str]:
     if isinstance(figure, Absent):
         if _lies_among_failures(goal, c):
             n_failed = len(c) - int(c.ok.sum())
             return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason
     if figure.level is None:
-        return _by_margin(goal, figure.point)
+        return _by_margin(goal, figure.point, noise)
     near, far = (figure.high, figure.low) if goal.op == "<=" else (figure.low, figure.high)
     sign = 1 if goal.op == "<=" else -1
     if near is not None and sign * near <= sign * goal.bound:
@@ -193,8 +203,8 @@ def _held_against(goal: Goal, figure: Figure, c: Columns) -> tuple[Result, str]:
     return Result.INCONCLUSIVE, "the interval reaches over it: more requests would tell"
 
 
-def _by_margin(goal: Goal, reading: float) -> tuple[Result, str]:
-    """One run is one observation: it decides where it meets or misses by more than runs of one system differ.
+def _by_margin(goal: Goal, reading: float, noise: RunNoise | None) -> tuple[Result, str]:
+    """One run is one observation: it decides where its margin exceeds how far runs of one system differ.
 
     Without a known noise that is a factor of two: identical bursts have differed by a quarter. Of a share the
     rest to 1 counts.
@@ -205,14 +215,18 @@ def _by_margin(goal: Goal, reading: float) -> tuple[Result, str]:
         return result, "a plain reading, without an interval"
     ends = (1 - reading, 1 - goal.bound) if goal.metric == "attainment" else (reading, goal.bound)
     low, high = min(ends), max(ends)
-    if high >= UNKNOWN_NOISE * low and low < high:
-        margin = f"by a factor of {high / low:.3g}" if low > 0 else "entirely"
-        return result, f"1 run: the reading {'meets' if met else 'misses'} it {margin}"
-    margin = f"by {high / low - 1:.0%}" if low > 0 else "barely"
-    return Result.INCONCLUSIVE, (
-        f"1 run: the reading {'meets' if met else 'misses'} it {margin}, and how far runs of this system "
-        "differ is unknown; --repeats 3 measures that"
-    )
+    needed = UNKNOWN_NOISE if noise is None else 1 + Noise(noise.spread, noise.n_runs).apart
+    margin = f"by {high / low - 1:.0%}" if low > 0 else "entirely"
+    told = f"1 run: the reading {'meets' if met else 'misses'} it {margin}"
+    if noise is not None:
+        told += (
+            f"; two runs of this system differ by up to {needed - 1:.0%} (A/A noise of {noise.n_runs} runs)"
+        )
+    if high >= needed * low and low < high:
+        return result, told
+    if noise is None:
+        told += ", and how far runs of this system differ is unknown; --repeats 3 measures that"
+    return Result.INCONCLUSIVE, told
 
 
 def _lies_among_failures(goal: Goal, c: Columns) -> bool:

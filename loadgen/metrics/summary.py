@@ -30,7 +30,7 @@ from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate
+from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, RunNoise
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
@@ -70,6 +70,7 @@ class Context:
     status: str = "complete"
     concurrency: int | None = None
     server_here: bool = False
+    noise: Mapping[str, RunNoise] = field(default_factory=dict)
     certificate: Certificate | Absent | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
@@ -87,6 +88,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         identity=manifest.identity,
         status=run.status,
         concurrency=manifest.concurrency,
+        noise=manifest.noise,
         server_here=manifest.server is not None and not manifest.server.attached,
         certificate=manifest.certificate,
         not_comparable=not_comparable,
@@ -140,7 +142,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     warnings = caveats(unjudged, context.certificate, status=context.status, server_here=context.server_here)
     verdict = judge(_evidence(unjudged, whole, context, steady), warnings)
     summary = replace(unjudged, verdict=verdict)
-    return replace(summary, targets=judge_goals(context.goals, summary, c))
+    return replace(summary, targets=judge_goals(context.goals, summary, c, context.noise))
 
 
 def _goodput(c: Columns, steady: Steady | None, context: Context) -> Goodput:

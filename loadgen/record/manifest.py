@@ -196,6 +196,14 @@ class Certificate:
         return not self.n_unmatched and all(error.p99_s <= _NO_LATER for error in self.errors.values())
 
 
+@dataclass(frozen=True, slots=True)
+class RunNoise:
+    """How far identical runs of a system scattered: the standard deviation of the logarithm over `n_runs`."""
+
+    spread: float
+    n_runs: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What was asked, of whom, where and with what. Sections that a run has not reached yet are None.
@@ -235,6 +243,7 @@ class Manifest:
     step_log: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)
     error: str | None = field(default=None, metadata=OPTIONAL)
+    noise: Mapping[str, RunNoise] = field(default_factory=dict)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -6,12 +6,13 @@ what can be said of the requests that did match is in `loadgen.verdict.equal_len
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from loadgen.record.columns import Columns
 from loadgen.verdict.served_work import Work
 from loadgen.verdict.verdict import Reason, State, state_of, worst
 
@@ -57,19 +58,36 @@ class Comparability:
         return self.state == COMPARABLE
 
 
-def comparability(works: Sequence[Work], unlike: Sequence[Reason] = ()) -> Comparability:
-    """The gate over all runs of all contenders; `unlike` are differences that were found elsewhere."""
+def comparability(
+    works: Sequence[Work],
+    unlike: Sequence[Reason] = (),
+    *,
+    varied: Collection[str] = (),
+    anyway: bool = False,
+) -> Comparability:
+    """The gate over all runs of all contenders; `unlike` are differences that were found elsewhere.
+
+    `varied` are settings that differ on purpose. With `anyway` differences and disturbed runs are warnings.
+    """
     numbers = [_judge_number(number, works) for number in _NUMBERS]
-    settings = [_judge_setting(setting, works) for setting in _SETTINGS]
+    settings = [_judge_setting(setting, works) for setting in _SETTINGS if setting.key not in varied]
     facts = tuple(fact for fact, _ in [*numbers, *settings])
     differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
     reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
     warnings = (*_unchecked(facts), *_unforced(works))
     unbelievable = _unbelievable(works)
+    if anyway:
+        warnings = (*reasons, *unbelievable, *warnings)
+        reasons = unbelievable = ()
     if reasons:
         return Comparability(State.NOT_COMPARABLE, (*reasons, *unbelievable), warnings, facts)
     if unbelievable:
-        return Comparability(str(worst(work.verdict for work in works)), unbelievable, warnings, facts)
+        return Comparability(
+            str(worst(w.verdict for w in works if state_of(w.verdict) in UNUSABLE)),
+            unbelievable,
+            warnings,
+            facts,
+        )
     alone = len({work.label for work in works}) < 2
     return Comparability(ALONE if alone else COMPARABLE, (), warnings, facts)
 
@@ -205,6 +223,9 @@ def _workload(works: Sequence[Work]) -> list[Reason]:
     first = works[0].columns
     for work in works[1:]:
         c = work.columns
+        same_size = len(c) == len(first)
+        if same_size and work.seed != works[0].seed and _alike(c, first):
+            continue  # another seed draws other lengths and times from the same laws
         if len(c) != len(first):
             what = f"{len(first):,} requests were planned for {works[0].label}, {len(c):,} for {work.label}"
         elif not np.array_equal(c.planned_prompt_tok, first.planned_prompt_tok) or not np.array_equal(
@@ -217,6 +238,17 @@ def _workload(works: Sequence[Work]) -> list[Reason]:
             continue
         return [Reason("workload", f"{what}.", "Give every engine the same load with the same seed.")]
     return []
+
+
+def _alike(a: Columns, b: Columns) -> bool:
+    """Whether two loads of different seeds agree in their means, to within what their sizes allow."""
+    pairs = (
+        (a.planned_prompt_tok.mean(), b.planned_prompt_tok.mean()),
+        (a.planned_output_tok.mean(), b.planned_output_tok.mean()),
+        (float(np.ptp(a.due_s)), float(np.ptp(b.due_s))),
+    )
+    allowed = 4 / np.sqrt(len(a))
+    return all(abs(x - y) <= allowed * max(x, y, 1e-9) for x, y in pairs)
 
 
 def _cache_truth(works: Sequence[Work]) -> list[Reason]:

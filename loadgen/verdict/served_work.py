@@ -46,6 +46,7 @@ class Work:
     settings: Mapping[str, str | None]
     lengths_forced: bool = True
     verdict_reason: str = ""
+    seed: int | None = None
 
     @property
     def opened(self) -> bool:
@@ -105,6 +106,7 @@ def work_of(run: Run, label: str) -> Work:
             "concurrency": str(manifest.concurrency or OPEN),
             **settings_of(identity, server.argv, requests),
         },
+        seed=manifest.seed,
         lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -131,7 +131,14 @@ class Comparison:
         return all(cell.gate.comparable for cell in self.cells)
 
 
-def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ()) -> ComparisonCell:
+def cell_of(
+    name: str,
+    members: Sequence[Member],
+    unlike: Sequence[Reason] = (),
+    *,
+    varied: Collection[str] = (),
+    anyway: bool = False,
+) -> ComparisonCell:
     """The runs of one workload, judged; the same runs give the same cell."""
     all_works = [work_of(member.run, member.label) for member in members]
     works, left_out = admitted(all_works)
@@ -140,7 +147,7 @@ def cell_of(name: str, members: Sequence[Member], unlike: Sequence[Reason] = ())
     of = {label: sorted((m for m in kept if m.label == label), key=_in_time) for label in labels}
     views = {label: tuple(view_of(member.run) for member in own) for label, own in of.items()}
     repeats = {label: [m.repeat for m in own if m.repeat is not None] for label, own in of.items()}
-    gate = comparability(works, unlike)
+    gate = comparability(works, unlike, varied=varied, anyway=anyway)
     gate = replace(gate, warnings=(*left_out, *gate.warnings))
     return ComparisonCell(
         name=name,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from loadgen.stats.across_runs import LEAST_RUNS
+from loadgen.stats.across_runs import LEAST_RUNS, Noise
 from loadgen.stats.estimates import Absent
 from loadgen.stats.significance import (
     MARGIN,
@@ -19,6 +19,7 @@ from loadgen.stats.significance import (
     Difference,
     between_runs,
     judged,
+    with_noise,
 )
 from loadgen.verdict.grades import Grade
 from reports.compare.pooled_figures import Path, figure_of, points
@@ -76,7 +77,18 @@ def _difference(
     if isinstance(shown_a, Absent) or isinstance(shown_b, Absent) or not shown_a.point or not shown_b.point:
         return Absent("a ratio needs values above 0", "not-positive")
     point = math.log(shown_b.point / shown_a.point)
-    return between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
+    found = between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
+    noise = _stored_noise((*a, *b), path)
+    if isinstance(found, Difference) and found.error is None and noise is not None:
+        return with_noise(found, noise)
+    return found
+
+
+def _stored_noise(views: Sequence[View], path: Path) -> Noise | None:
+    """The largest A/A noise that all runs' systems have stored for the number; None where one has none."""
+    stored = [view.manifest.noise.get(".".join(path[1:])) for view in views]
+    known = [Noise(each.spread, each.n_runs) for each in stored if each is not None]
+    return max(known, key=lambda noise: noise.apart) if len(known) == len(views) else None
 
 
 def grade_of(view: View, path: Path) -> Grade:
@@ -97,30 +109,35 @@ def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
 def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> str:
     """One sentence on the second against the first; `titles` are each number's title and better direction."""
     a, b = pair
-    groups: dict[str, list[str]] = {
-        "better in": [],
-        "worse in": [],
-        "the same in": [],
-        "inconclusive in": [],
-    }
+    groups: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "inconclusive": []}
     for path, contrast in contrasts.items():
         if isinstance(contrast, Contrast):
             title, which = titles[path]
-            said, words = _said(title, contrast, better(contrast, which))
-            groups[said].append(words)
-    parts = [f"{said} {', '.join(words)}" for said, words in groups.items() if words]
-    if not parts:
+            is_better = better(contrast, which)
+            if is_better is not None:
+                groups["better" if is_better else "worse"].append(_times(title, which, contrast))
+            else:
+                groups["same" if contrast.answer == Answer.SAME else "inconclusive"].append(title)
+    if not any(groups.values()):
         return f"{b} against {a}: nothing can be compared."
-    return f"{b} against {a}: {'; '.join(parts)}."
+    told = [f"{b} is {', '.join((*groups['better'], *groups['worse']))} than {a}"]
+    told = told if groups["better"] or groups["worse"] else [f"{b} against {a}"]
+    told += [f"the same within {MARGIN:.0%}: {', '.join(groups['same'])}"] * bool(groups["same"])
+    told += [f"inconclusive: {', '.join(groups['inconclusive'])}"] * bool(groups["inconclusive"])
+    return f"{'; '.join(told)}."
 
 
-def _said(title: str, contrast: Contrast, is_better: bool | None) -> tuple[str, str]:
-    times = f"{title} ({number(contrast.ratio.point)}×)"
-    if contrast.answer == Answer.SAME:
-        return "the same in", title
-    if is_better is None:
-        return "inconclusive in", title
-    return ("better in" if is_better else "worse in"), times
+def _times(title: str, which: str, contrast: Contrast) -> str:
+    """A ratio as a person says it: `1.48x faster (E2E p50), 95% CI [1.29, 1.69]`."""
+    ratio, low, high = contrast.ratio.point, contrast.ratio.low, contrast.ratio.high
+    is_time = which == "lower" and "emory" not in title
+    word = ("faster" if ratio < 1 else "slower") if is_time else ("higher" if ratio > 1 else "lower")
+    turn = (is_time and ratio < 1) or (not is_time and ratio < 1)
+    times = number(1 / ratio if turn else ratio)
+    if low is None or high is None:
+        return f"{times}x {word} ({title})"
+    ends = (1 / high, 1 / low) if turn else (low, high)
+    return f"{times}x {word} ({title}), 95% CI [{number(ends[0])}, {number(ends[1])}]"
 
 
 def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:

@@ -19,6 +19,7 @@ from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
+from servers.engine import Identity
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.router import House
 from servers.truth.script import Script
@@ -59,33 +60,86 @@ def test_equal_work_is_ranked_and_equal_numbers_are_not(two_runs, capsys):
     ("facts", "words"),
     [
         ({"title": "another load"}, "The workload differs"),
-        ({"seed": 7}, "The seed differs"),
         ({"server": ServerFacts(model="/models/other")}, "The model differs"),
         ({"devices": (GpuFacts("H100"),)}, "1 x H100 in second"),
         ({"host": HostFacts(cpu="another")}, "The CPU differs"),
     ],
 )
-def test_runs_that_were_not_made_alike_are_refused_until_told_otherwise(two_runs, capsys, facts, words):
+def test_runs_that_were_not_made_alike_are_ranked_only_when_told(two_runs, capsys, facts, words):
     folders, change = two_runs
     change(1, **facts)
-    code, _, err = compare(capsys, folders)
-    assert code == 2
-    assert words in err
-    assert "--anyway" in err
-    code, out, _ = compare(capsys, folders, "--anyway")
+    code, out, _ = compare(capsys, folders)
     assert code == 4
     assert "NOT-COMPARABLE" in out
     assert words in out
+    assert "--vary" in out
+    assert "TTFT p50" in out, "a refused comparison still shows the numbers"
+    code, out, _ = compare(capsys, folders, "--anyway")
+    assert code == 0
+    assert words in out
+
+
+def test_seeds_may_differ(two_runs, capsys):
+    folders, change = two_runs
+    change(1, seed=7, engine="reference")
+    assert compare(capsys, folders)[0] == 0
+
+
+def limited(change, which: int, limit: int, *more: str) -> None:
+    argv = ("python", "--max-num-seqs", str(limit), *more)
+    change(which, server=ServerFacts(argv=argv, model="m"), identity=Identity("vllm", max_num_seqs=limit))
+
+
+def test_one_setting_that_differs_is_recognised_and_compared(two_runs, capsys):
+    folders, change = two_runs
+    limited(change, 0, 8)
+    limited(change, 1, 16)
+    code, out, _ = compare(capsys, folders)
+    assert code == 0
+    assert "vllm max-num-seqs 8 against vllm max-num-seqs 16" in out
+
+
+def test_a_second_difference_is_named_and_refused_with_the_command_that_mends_it(two_runs, capsys):
+    folders, change = two_runs
+    limited(change, 0, 8)
+    limited(change, 1, 16, "--block-size", "32")
+    code, out, _ = compare(capsys, folders, "--vary", "max_num_seqs")
+    assert code == 4
+    assert "The block-size differs" in out
+    assert "or add --vary block-size" in out
+    assert compare(capsys, folders, "--vary", "max-num-seqs", "--vary", "block-size")[0] == 0
+
+
+def test_a_limit_that_no_run_reached_is_no_difference(two_runs, capsys):
+    folders, change = two_runs
+    limited(change, 0, 256)
+    limited(change, 1, 512)
+    change(1, engine="reference")
+    assert "batch" not in compare(capsys, folders)[1]
+
+
+def test_a_factor_that_does_not_differ_is_refused(two_runs, capsys):
+    folders, change = two_runs
+    limited(change, 0, 8)
+    limited(change, 1, 16)
+    code, _, err = compare(capsys, folders, "--vary", "dtype")
+    assert code == 2
+    assert "they differ in max-num-seqs" in err
+
+
+def test_a_run_is_not_compared_with_itself(two_runs, capsys):
+    folders, _ = two_runs
+    assert compare(capsys, [folders[0], folders[0]])[0] == 2
 
 
 def test_a_reader_who_leaves_does_not_make_an_inconclusive_comparison_a_clean_one(two_runs, monkeypatch):
     folders, change = two_runs
-    change(1, seed=7)
+    change(1, title="another load")
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", buffering=1) as gone:  # noqa: PTH123
         monkeypatch.setattr(sys, "stdout", gone)
-        assert cli.main(["compare", *map(str, folders), "--anyway"]) == 4
+        assert cli.main(["compare", *map(str, folders)]) == 4
 
 
 def test_one_run_alone_is_refused(two_runs, capsys):
@@ -190,14 +244,14 @@ def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
 def test_one_run_each_is_inconclusive_and_says_how_to_decide(repeated, capsys):
     code, out, _ = compare(capsys, [repeated["vllm"][0], repeated["tgi"][0]])
     assert code == 0
-    assert "tgi against vllm: inconclusive in TTFT p50" in out
+    assert "tgi against vllm; inconclusive: TTFT p50" in out
     assert "--repeats 3" in out
     assert "A/A noise" not in out
 
 
 def test_it_is_said_in_one_sentence_and_one_table(repeated, capsys):
     _, out, _ = compare(capsys, [*repeated["vllm"], *repeated["tgi"]], "--format", "markdown")
-    assert "- tgi against vllm: worse in TTFT p50 (1.2" in out
+    assert "- tgi is 1.2" in out
     assert "| vllm | tgi | tgi / vllm | A/A noise |" in out
     assert " different [1." in out
 

@@ -5,6 +5,7 @@ from loadgen.metrics.slo import good, judge_goals, parse_goal
 from loadgen.metrics.summary import Context
 from loadgen.metrics.summary_types import MetricFigures, Result, Summary, TargetResult, Throughput
 from loadgen.record.columns import columns_of
+from loadgen.record.manifest import RunNoise
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.verdict.grades import Grade, PercentileGrade
@@ -55,14 +56,14 @@ def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
         parse_goal(text)
 
 
-def result_of(text, figure, c=None, verdict=VALID, graded=None):
+def result_of(text, figure, c=None, verdict=VALID, graded=None, noise=None):
     goal = parse_goal(text)
     metrics = {goal.metric: MetricFigures(**{goal.statistic: figure})} if goal.statistic else {}
     whole = {goal.metric: figure} if goal.statistic is None else {}
     summary = Summary(
         counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole), grades=graded or {}
     )
-    (judged,) = judge_goals([goal], summary, c if c is not None else COLUMNS)
+    (judged,) = judge_goals([goal], summary, c if c is not None else COLUMNS, noise or {})
     return judged.result
 
 
@@ -156,6 +157,12 @@ def test_a_target_follows_the_grade_of_its_own_percentile(grade, as_sent_s, resu
 
 def reading(point):
     return Estimate(point, None, None, None, 100, "s", "1 run")
+
+
+def test_stored_noise_decides_a_single_run_by_its_margin():
+    noise = {"ttft.p50": RunNoise(0.03, 5)}  # two runs differ by up to 12.5%
+    found = {x: result_of("ttft.p50<=1s", reading(x), noise=noise) for x in (0.8, 0.95, 1.05, 1.2)}
+    assert found == {0.8: "pass", 0.95: "inconclusive", 1.05: "inconclusive", 1.2: "fail"}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.verbs.compare import comparison_of, differences
+from burstline.verbs.compare import comparison_of, differing_factors
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import Run
 from reports.compare.comparison import Comparison
@@ -37,7 +37,7 @@ def runs(tmp_path_factory) -> list[Run]:
 
 @pytest.fixture(scope="module")
 def comparison(runs) -> Comparison:
-    return comparison_of(runs, differences(runs), runs[0].path.parent)
+    return comparison_of(runs, runs[0].path.parent)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def sweep(comparison):
 
 
 def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(runs, comparison):
-    assert differences(runs) == []
+    assert list(differing_factors(runs)) == ["engine"]
     assert [cell.name for cell in comparison.cells] == ["1 at a time", "4 at a time", "16 at a time"]
     assert comparison.title == "vllm against tgi: 3 loads from 1 to 16 at a time"
 
@@ -148,7 +148,7 @@ def test_a_sweep_is_told_in_text_and_for_machines(comparison):
 
 def test_one_engine_at_several_loads_is_no_failed_comparison(runs):
     mine = [run for run in runs if run.manifest.engine == "vllm"]
-    alone = comparison_of(mine, differences(mine), mine[0].path.parent)
+    alone = comparison_of(mine, mine[0].path.parent)
     assert alone.comparable
     assert banner(alone).state == "SWEEP"
     assert "NOTHING TO COMPARE" not in text(digest(alone)) + markdown(digest(alone))

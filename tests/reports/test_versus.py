@@ -109,7 +109,8 @@ def test_a_pair_is_told_in_one_sentence():
     found = {(n,): contrast(1.25, answer)[PATH] for n, answer in zip(names, answers, strict=True)}
     titles = {(n,): (n, "lower" if n == "t" else "higher") for n in names}
     assert finding(("A", "B"), found, titles) == (
-        "B against A: better in g (1.25×); worse in t (1.25×); the same in same; inconclusive in f."
+        "B is 1.25x higher (g), 95% CI [1.19, 1.31], 1.25x slower (t), 95% CI [1.19, 1.31] than A; "
+        "the same within 3%: same; inconclusive: f."
     )
     assert "nothing can be compared" in finding(("A", "B"), {("t",): Absent("")}, titles)
 

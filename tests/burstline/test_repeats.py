@@ -1,0 +1,60 @@
+"""`burstline run --repeats`: one page over the runs, intervals between them, noise for later runs."""
+
+import json
+
+import pytest
+
+from burstline.bench import noise
+from burstline.cli import main
+from loadgen.record.rundir import open_run
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+
+LOAD = ("--requests", "12", "--prompt-tokens", "8", "--output-tokens", "4", "--no-certify", "-q")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def run(url, out, *flags):
+    return main(["run", "--engine", "truth", "--url", url, "--out", str(out), *LOAD, *flags])
+
+
+def test_three_repeats_give_intervals_between_runs_and_noise_for_a_later_single_run(tmp_path, capsys):
+    with truth_server(Script(ttft_s=0.1, gaps_s=(0.01,))) as server:
+        run(server.url, tmp_path / "runs", "--repeats", "3", "--slo", "ttft.p50<=60s")
+        said = capsys.readouterr().out
+        run(server.url, tmp_path / "single", "--slo", "ttft.p50<=130ms")
+    assert "Report over 3 repeats" in said
+    folders = sorted(path for path in (tmp_path / "runs").iterdir() if not path.name.endswith("-repeats"))
+    runs = [open_run(path) for path in folders]
+    assert len({each.manifest.salt for each in runs}) == 3, "no repeat shares a prefix with another"
+    (over,) = (tmp_path / "runs").glob("*-repeats")
+    (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
+    p50 = cell["numbers"]["TTFT p50"]["truth"]
+    assert p50["low"] < p50["point"] < p50["high"]
+    assert "between runs" in p50["note"]
+    (single,) = (tmp_path / "single").iterdir()
+    alone = open_run(single)
+    assert alone.manifest.noise == noise.known_for(alone.manifest)
+    assert alone.manifest.noise["ttft.p50"].n_runs == 3
+    assert "A/A noise of 3 runs" in alone.summary.targets[0].reason
+
+
+def test_two_repeats_are_pooled_without_an_interval_and_leave_no_noise(tmp_path, capsys):
+    with truth_server(Script(ttft_s=0.05, gaps_s=(0.01,))) as server:
+        run(server.url, tmp_path / "runs", "--repeats", "2")
+    (over,) = (tmp_path / "runs").glob("*-repeats")
+    (cell,) = json.loads((over / "comparison.json").read_text())["cells"]
+    assert cell["numbers"]["TTFT p50"]["truth"]["low"] is None
+    assert not (tmp_path / "cache" / "burstline" / "noise").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"), [(("--repeats", "1"), "2 or more"), (("--restart",), "--repeats N")]
+)
+def test_repeats_that_make_no_sense_are_refused(flags, words, tmp_path, capsys):
+    assert run("http://127.0.0.1:9", tmp_path / "runs", *flags) == 2
+    assert words in capsys.readouterr().err
