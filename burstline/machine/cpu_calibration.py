@@ -6,10 +6,16 @@ What was measured while others used the machine counts for one run only, with th
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
+import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,22 +28,77 @@ from loadgen.record.files import write_bytes
 from loadgen.record.manifest import Manifest
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
+from roofline.errors import RooflineError
 from servers.engine import CpuSetup, Identity
 from servers.registry import ENGINES
 
 DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MOST_OTHERS: Final = 0.05
-"""The share of the machine that others may use while it is measured for later runs."""
+"""The share of the machine that other processes may use while it is measured for later runs."""
 
 Say = Callable[[str], None]
 
 
-def cpu_of(manifest: Manifest, log: str) -> CpuSetup | None:
-    """How the engine computes on this machine's CPU, where it says that it does."""
+def cpu_of(manifest: Manifest, log: str, dtype: str, *, named: bool = False) -> CpuSetup | None:
+    """How the engine computes on this machine's CPU; None where it does not, or nothing says so.
+
+    A server that was started here on a machine without a GPU computes on the CPU, in the dtype that it
+    states, else in the checkpoint's (`dtype`). So does an attached one where the user has `named` the CPU,
+    on one core as far as is known.
+    """
     server, engine = manifest.server, ENGINES.get(manifest.engine)
-    if engine is None or server is None or server.attached or server.image:
+    identity = manifest.identity or Identity(manifest.engine)
+    started = server is not None and not server.attached
+    argv = (server.argv or ()) if server and started else ()
+    if engine is not None and started and server and not server.image:
+        setup = engine.cpu_setup(identity, argv, log)
+        if setup is not None:
+            return setup
+    if not named and not (started and not manifest.devices):
         return None
-    return engine.cpu_setup(manifest.identity or Identity(engine.name), server.argv or (), log)
+    computes = DTYPES.get(str(identity.dtype), dtype)
+    threads = len(os.sched_getaffinity(0)) if started and hasattr(os, "sched_getaffinity") else 1
+    if computes not in ("bf16", "fp16"):
+        return CpuSetup(threads, None, "fp32")
+    return CpuSetup(threads, torch_python(argv), computes)
+
+
+def torch_python(argv: Sequence[str]) -> str:
+    """The interpreter of an engine's command, else the first of this one's that has torch.
+
+    Raises RooflineError where none has: numpy computes in fp32 only.
+    """
+    for python in (*_interpreters(argv), sys.executable):
+        if torch_version(python) is not None:
+            return python
+    raise RooflineError(
+        "numpy cannot measure 16-bit products on this CPU, and no torch is at hand: run `burstline calibrate"
+        " --python PATH` with the engine's interpreter, and pass the file it writes with --device"
+    )
+
+
+def _interpreters(argv: Sequence[str]) -> list[str]:
+    """The command itself, or what a script's first line names."""
+    if not argv:
+        return []
+    if Path(argv[0]).name.startswith("python"):
+        return [argv[0]]
+    with suppress(OSError):
+        with Path(shutil.which(argv[0]) or argv[0]).open("rb") as script:
+            first = script.readline().decode("utf-8", "replace")
+        if first.startswith("#!") and "python" in first:
+            return [first[2:].split()[0]]
+    return []
+
+
+@cache
+def torch_version(python: str) -> str | None:
+    """The version of torch that an interpreter has; None where it has none."""
+    code = "import importlib.metadata as m; print(m.version('torch'))"
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.strip() or None
+    return None
 
 
 def kept(cpu: CpuSetup, config: Mapping[str, Any]) -> str | None:
@@ -72,7 +133,7 @@ def measured(cpu: CpuSetup, config: Mapping[str, Any], say: Say) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, text.encode())
     else:
-        say(f"Others used {others:.0%} of this machine meanwhile: what was measured counts for this run only")
+        say(f"Other processes used {others:.0%} of this machine meanwhile: measured for this run only")
     return text
 
 
@@ -111,11 +172,12 @@ class _CpuTime:
 
 
 def _kept_at(cpu: CpuSetup, config: Mapping[str, Any]) -> Path:
-    """One file a model, a way to compute, a machine and a version of ours."""
+    """One file for a model, a way to compute, a version of torch, a machine and a version of ours."""
     from roofline.calibrate.calibrate import cached_file
 
     host = host_facts.host()
-    key = [config, cpu.torch_python, cpu.host, host.cpu, host.cores, host.memory_bytes, __version__]
+    library = torch_version(cpu.torch_python) if cpu.torch_python else None
+    key = [config, cpu.torch_python, library, cpu.host, host.cpu, host.cores, host.memory_bytes, __version__]
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
     kind = f"torch-{cpu.dtype}" if cpu.torch_python else "numpy"
     return cached_file(digest, f"cpu-{kind}", cpu.threads, quick=True)

@@ -23,8 +23,9 @@ from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_config, bundled_models
+from roofline.model.families import quant_of
 from roofline.model.shapes import ELEMENT_BYTES, QUANTS
-from servers.engine import CpuSetup, Identity
+from servers.engine import Identity
 from servers.registry import ENGINES
 
 DEVICE_FILE: Final = "device.toml"
@@ -143,16 +144,15 @@ def _device(
     """The text of the device's file, and how the device is known."""
     if hints.device not in (None, "cpu"):
         return _file_of(str(hints.device)), f"--device {hints.device}"
-    cpu = cpu_of(manifest, log.read_text("utf-8", errors="replace") if log.exists() else "")
-    if hints.device == "cpu" and cpu is None:
-        cpu = CpuSetup(1, None, "fp32")
+    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    cpu = cpu_of(manifest, text, quant_of(config).activations, named=hints.device == "cpu")
     if cpu is not None:
-        text = kept(cpu, config)
-        if text is None and not hints.calibrate:
+        known = kept(cpu, config)
+        if known is None and not hints.calibrate:
             raise UnknownHardwareError(
                 "this CPU has not been measured for this model: leave out --no-calibrate"
             )
-        return text or measured(cpu, config, say), "having been measured for this model"
+        return known or measured(cpu, config, say), "having been measured for this model"
     server = manifest.server
     if server is not None and server.attached and urlsplit(str(server.url)).hostname not in LOOPBACK:
         raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")

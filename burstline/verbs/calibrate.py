@@ -18,6 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="whose products to measure: a bundled name, a folder, a config.json",
     )
     parser.add_argument("--threads", type=int, default=1, help="cores to compute on, as the engine will (1)")
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="an engine's interpreter: measure its torch on the CPU, in --dtype, instead of numpy in fp32",
+    )
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), help="with --python; default bf16")
     parser.add_argument("--quick", action="store_true", help="20 seconds instead of 2 minutes")
     parser.add_argument("--out", type=Path, help="the file to write (default: in the user's cache)")
 
@@ -28,17 +34,45 @@ def run(args: argparse.Namespace) -> int:
     from roofline.calibrate.calibrate import cached_file, calibrate_pinned
     from roofline.model.shapes import ModelShape
 
-    if args.threads < 1:
-        raise RooflineError(f"--threads must be at least 1, not {args.threads}")
+    _check(args)
     config = model_config(args.model)
-    out = args.out or cached_file(args.model, args.device, args.threads, quick=args.quick)
-    print(f"Measuring {args.device}, {args.threads} core(s), the products of {args.model} ...", flush=True)
-    calibrate_pinned(config, out, device=args.device, threads=args.threads, quick=args.quick)
-    if args.device == "cpu":
+    dtype = args.dtype or "bf16"
+    kind = f"{args.device}-torch-{dtype}" if args.python else args.device
+    out = args.out or cached_file(args.model, kind, args.threads, quick=args.quick)
+    how = f" in {dtype} by the torch of {args.python}" if args.python else ""
+    print(
+        f"Measuring {args.device}, {args.threads} core(s), the products of {args.model}{how} ...", flush=True
+    )
+    calibrate_pinned(
+        config,
+        out,
+        device=args.device,
+        threads=args.threads,
+        quick=args.quick,
+        torch_python=args.python,
+        dtype=dtype,
+    )
+    if args.device == "cpu" and not args.python:
         add_host(out, ModelShape.from_config(json.loads(config.read_text("utf-8"))).vocab, args.threads)
     _show(out)
     print(f"Written to {out}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise RooflineError for flags that cannot be met."""
+    from burstline.machine.cpu_calibration import torch_version
+
+    if args.threads < 1:
+        raise RooflineError(f"--threads {args.threads}: expected at least 1")
+    if args.python is None:
+        if args.dtype is not None:
+            raise RooflineError(f"--dtype {args.dtype} needs --python PATH: numpy measures in fp32")
+        return
+    if args.device != "cpu":
+        raise RooflineError(f"--python measures the CPU: leave out --device {args.device}")
+    if torch_version(args.python) is None:
+        raise RooflineError(f"--python {args.python}: expected an interpreter that has torch")
 
 
 def model_config(model: str) -> Path:

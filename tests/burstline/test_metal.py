@@ -1,6 +1,8 @@
 """A run's folder held against its hardware: what is found out, what is missing, what is suspect."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 
 import pyarrow as pa
@@ -8,6 +10,7 @@ import pytest
 
 from burstline.bench.finish import write_report
 from burstline.bench.hints import Hints, Stated
+from burstline.cli import main
 from burstline.machine import cpu_calibration, hardware, host_overhead
 from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
 from burstline.machine.roofline_input import reconciled, seen_in
@@ -222,9 +225,49 @@ def test_vllm_on_a_cpu_is_measured_by_its_own_torch_on_as_many_cores(run):
     log = "... device_config=cpu_calibration, ...\nlocal_rank=0, core ids=[0, 1, 2]\n"
     identity = Identity("vllm", dtype="float16")
     manifest = Manifest(engine="vllm", workload="burst", server=STARTED, identity=identity)
-    assert cpu_calibration.cpu_of(manifest, log) == CpuSetup(3, "python", "fp16")
-    assert cpu_calibration.cpu_of(manifest, log.replace("cpu_calibration,", "cuda,")) is None
-    assert cpu_calibration.cpu_of(replace(manifest, server=LOCAL), log) is None
+    assert cpu_calibration.cpu_of(manifest, log, "bf16") == CpuSetup(3, "python", "fp16")
+    on_gpu = replace(manifest, devices=(GpuFacts("NVIDIA H100 80GB HBM3"),))
+    assert cpu_calibration.cpu_of(on_gpu, log.replace("cpu_calibration,", "cuda,"), "bf16") is None
+    assert cpu_calibration.cpu_of(replace(manifest, server=LOCAL), log, "bf16") is None
+
+
+def test_a_server_started_without_a_gpu_is_measured_in_the_precision_that_it_runs_in(monkeypatch):
+    """TGI has no line about CPUs in its log; it serves bfloat16 on one."""
+    monkeypatch.setattr(
+        cpu_calibration, "torch_version", lambda python: "2.13" if "engine" in python else None
+    )
+    server = replace(STARTED, argv=("/opt/engine/bin/python3", "serve.py"))
+    manifest = Manifest(engine="tgi", workload="burst", server=server, identity=Identity("tgi"))
+    setup = cpu_calibration.cpu_of(manifest, "", "bf16")
+    assert (setup.torch_python, setup.dtype) == ("/opt/engine/bin/python3", "bf16")
+    assert setup.threads == len(os.sched_getaffinity(0))
+    stated = replace(manifest, identity=Identity("tgi", dtype="float32"))
+    assert cpu_calibration.cpu_of(stated, "", "bf16").dtype == "fp32"
+
+
+def test_the_interpreter_behind_a_script_is_asked_for_its_torch(monkeypatch, tmp_path):
+    script = tmp_path / "serve"
+    script.write_text("#!/opt/engine/bin/python3\n")
+    monkeypatch.setattr(
+        cpu_calibration, "torch_version", lambda python: "2.13" if "engine" in python else None
+    )
+    assert cpu_calibration.torch_python([str(script)]) == "/opt/engine/bin/python3"
+    with pytest.raises(RooflineError, match="--python PATH"):
+        cpu_calibration.torch_python(["/bin/true"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--python", "/bin/false"], "expected an interpreter that has torch"),
+        (["--dtype", "bf16"], "needs --python"),
+        (["--python", sys.executable, "--device", "cuda:0"], "leave out --device"),
+        (["--threads", "0"], "--threads 0"),
+    ],
+)
+def test_a_calibration_that_cannot_be_made_is_refused_in_one_line(capsys, argv, says):
+    assert main(["calibrate", *argv]) == 2
+    assert says in capsys.readouterr().err
 
 
 def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):

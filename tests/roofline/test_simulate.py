@@ -6,7 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roofline.errors import RooflineError
-from roofline.predict.simulate import Asked, Limits, simulate
+from roofline.predict.scheduler import Batch
+from roofline.predict.simulate import Asked, Limits, Speculation, simulate, simulate_disaggregated
+from servers.reference.kv import BlockPool
+from servers.reference.scheduler import Scheduler, Sequence
 
 
 def tick(step):
@@ -108,3 +111,135 @@ def test_an_idle_engine_waits_for_the_next_arrival():
 def test_what_could_never_run_is_refused(requests, bounds, says):
     with pytest.raises(RooflineError, match=says):
         simulate(requests, bounds, tick)
+
+
+def test_a_closed_loop_sends_the_next_request_when_one_ends():
+    result = simulate([Asked(0, 10, 5)] * 6, Limits(8, 1000, 10_000), lambda step: 1.0, concurrency=2)
+    assert result.due_s.tolist() == [0, 0, 5, 5, 10, 10]
+    assert result.ttft_s.tolist() == [1] * 6
+    assert result.makespan_s == 15
+    assert (result.steps.n_running <= 2).all()
+
+
+def test_an_open_loop_below_the_rate_of_service_never_queues():
+    arrivals = [Asked(10.0 * i, 10, 5) for i in range(5)]
+    result = simulate(arrivals, Limits(8, 1000, 10_000), lambda step: 1.0)
+    assert result.e2e_s.tolist() == [5] * 5
+
+
+def test_a_cached_prefix_is_not_computed_but_takes_its_blocks():
+    asked = [Asked(0, 100, 2, cached_tok=96), Asked(0, 100, 2)]
+    result = simulate(asked, Limits(8, 1000, 10_000), tick)
+    assert result.steps.prefill_tok.tolist() == [104, 0]
+    assert result.steps.kv_tok[0] == 2 * 112
+    assert simulate([Asked(0, 16, 1, cached_tok=16)], Limits(1, 100, 100), tick).steps.prefill_tok.sum() == 1
+
+
+def test_whole_prompts_may_be_computed_beside_decodes():
+    result = simulate(
+        [Asked(0, 30, 9), Asked(0.5, 35, 2)], Limits(8, 40, 1000, chunked_prefill=False), lambda step: 1.0
+    )
+    assert 35 in result.steps.prefill_tok.tolist()
+    assert ((result.steps.prefill_tok == 35) & (result.steps.decode_tok == 1)).any()
+
+
+def test_prompts_apart_from_decodes_go_first_in_chunks():
+    result = simulate(
+        [Asked(0, 4, 9), Asked(1.5, 100, 2)], Limits(8, 40, 1000, mixed_steps=False), lambda step: 1.0
+    )
+    steps = result.steps
+    assert not ((steps.prefill_tok > 0) & (steps.decode_tok > 0)).any()
+    assert steps.prefill_tok[steps.prefill_tok > 0].tolist() == [4, 40, 40, 20]
+
+
+def test_drafts_that_are_all_kept_divide_the_steps_and_none_kept_changes_nothing():
+    requests = [Asked(0, 16, 33)] * 4
+
+    def run(acceptance, draft_s=0.0):
+        speculation = Speculation(3, acceptance, draft_s)
+        return simulate(requests, Limits(8, 1000, 10_000), lambda step: 1.0, speculation=speculation)
+
+    assert run(1.0).makespan_s == 1 + 32 / 4
+    assert run(0.0).makespan_s == 33
+    assert run(0.0, 0.5).makespan_s == 33 * 1.5
+    half = run(0.5)
+    tok_a_step = 32 * 4 / (half.steps.decode_tok.sum() / 4)
+    assert tok_a_step == pytest.approx(Speculation(3, 0.5).tok_a_step, rel=0.25)
+    assert Speculation(3, 0.5).tok_a_step == pytest.approx(1.875)
+    assert half.e2e_s.max() == half.makespan_s
+
+
+def test_every_token_of_a_speculating_engine_is_counted_once():
+    requests = [Asked(0, 20, n) for n in (1, 2, 3, 7, 20)]
+    result = simulate(requests, Limits(3, 64, 400), tick, speculation=Speculation(4, 0.7))
+    assert np.isfinite(result.e2e_s).all()
+    assert (result.steps.kv_tok <= 400).all()
+
+
+def test_two_stages_hold_two_micro_batches_and_one_request_gains_nothing():
+    alone = simulate([Asked(0, 10, 9)], Limits(8, 1000, 10_000), lambda step: 1.0, stages=2)
+    assert alone.makespan_s == 9
+    pair = [Asked(0, 10, 9), Asked(0.5, 10, 9)]
+    piped = simulate(pair, Limits(8, 1000, 10_000), lambda step: 1.0, stages=2)
+    assert piped.e2e_s.tolist() == [9, 9]
+    assert piped.makespan_s == 9.5
+    assert simulate(pair, Limits(8, 1000, 10_000), lambda step: 1.0).makespan_s == 10
+
+
+def test_replicas_share_a_burst():
+    one, two = (
+        simulate([Asked(0, 10, 5)] * 8, Limits(4, 1000, 10_000), lambda step: 1.0, replicas=n).makespan_s
+        for n in (1, 2)
+    )
+    assert (one, two) == (10, 5)
+
+
+def test_disaggregated_pools_make_the_first_token_here_and_the_rest_there():
+    limits = Limits(8, 1000, 10_000)
+    result = simulate_disaggregated(
+        [Asked(0, 100, 5), Asked(0, 100, 1)],
+        (limits, lambda step: 2.0, 1),
+        (limits, lambda step: 1.0, 1),
+        lambda prompt_tok: prompt_tok / 100,
+    )
+    assert result.ttft_s.tolist() == [2, 2]
+    assert result.e2e_s.tolist() == [2 + 1 + 4, 2]
+    decodes = result.steps.decode_tok.sum()
+    assert decodes == 4
+    assert result.steps.prefill_tok.sum() == 200
+
+
+def test_a_closed_loop_through_two_pools_keeps_its_streams():
+    limits = Limits(8, 1000, 10_000)
+    pools = (limits, lambda step: 1.0, 1), (limits, lambda step: 1.0, 2)
+    result = simulate_disaggregated([Asked(0, 10, 4)] * 6, *pools, lambda _: 0.0, concurrency=2)
+    assert result.due_s.tolist() == [0, 0, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize(("n_blocks", "budget"), [(400, 64), (400, 48), (40, 64), (24, 200)])
+def test_the_embedded_engines_scheduler_gives_the_same_steps(n_blocks, budget):
+    """Step by step: who computes how many tokens. With little cache both evict the same requests."""
+    rng = np.random.default_rng(3)
+    requests = [Asked(0.0, int(p), int(o)) for p, o in zip(*rng.integers(4, 40, (2, 24)), strict=True)]
+    ours = Batch(requests, Limits(6, budget, n_blocks * 16))
+    theirs = Scheduler(BlockPool(n_blocks, caches=False), 16, 6, budget)
+    sequences = [Sequence(list(range(r.prompt_tok)), r.output_tok) for r in requests]
+    for i, sequence in enumerate(sequences):
+        ours.arrive(i)
+        theirs.add(sequence)
+    n_steps = 0
+    while ours.running or ours.waiting:
+        work, shares = ours.schedule(), theirs.schedule()
+        assert work is not None
+        expected = [(sequences.index(share.sequence), share.n) for share in shares]
+        assert list(zip(work.ids.tolist(), work.step.new_tok.tolist(), strict=True)) == expected
+        ours.finish(work)
+        for share in shares:
+            share.sequence.n_computed += share.n
+            if share.samples:
+                share.sequence.ids.append(0)
+                if share.sequence.n_output == share.sequence.max_tokens:
+                    theirs.remove(share.sequence)
+        n_steps += 1
+    assert not theirs.running
+    assert n_steps > 24
