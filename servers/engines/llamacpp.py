@@ -96,10 +96,13 @@ class LlamaCpp(Engine):
     settings: Mapping[str, Spelling] = {
         "max_num_seqs": valued("-np", "--parallel"),
         "max_num_batched_tokens": valued("-b", "--batch-size"),
+        "max_model_len": valued("--kv-unified-per-slot", "-c", "--ctx-size"),
+        # The file has its data type: nothing is sent, and what the server says is compared with it.
+        "dtype": Spelling((), lambda _: ()),
         "kv_cache_dtype": Spelling(
-            ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"),
-            lambda kind: ("-ctk", str(kind), "-ctv", str(kind)) if str(kind) in _KV_TYPES else None,
+            ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v"), lambda kind: _kv(kind)
         ),
+        "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
         "prefix_cache": switch(("--cache-prompt",), ()),
     }
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
@@ -146,7 +149,6 @@ class LlamaCpp(Engine):
             "n_predict": request.n_output_tok,
             "ignore_eos": request.ignore_eos,
             "temperature": sampling.temperature,
-            "cache_prompt": False,
             "return_tokens": True,
             "stream": True,
         }
@@ -234,6 +236,11 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if wanted is not None and not option_of(extra, "--threads-http"):
         flags += ["--threads-http", str(min(wanted, _MAX_HTTP_THREADS) + 4)]
     return tuple(flags), tuple(notes)
+
+
+def _kv(kind: object) -> tuple[str, ...] | None:
+    word = next((own for own, name in _CACHE_TYPES.items() if name == kind), str(kind))
+    return ("-ctk", word, "-ctv", word) if word in _KV_TYPES else None
 
 
 def _fixed(name: str, argv: Sequence[str]) -> Identity:

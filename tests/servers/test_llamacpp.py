@@ -9,8 +9,9 @@ import pytest
 from servers.engine import EngineError, HttpReply, Identity, Kind, LaunchOptions, Target
 from servers.engines import llamacpp
 from servers.engines.llamacpp import LlamaCpp
+from servers.settings import Settings, spell
 from tests.servers.golden import golden_reply
-from workloads.request import Request
+from workloads.request import Request, WorkloadError
 
 ENGINE = LlamaCpp()
 LOG = """load_tensors:   CPU_Mapped model buffer size =  1024.00 MiB
@@ -30,7 +31,7 @@ def options(model: str, *extra_args: str) -> LaunchOptions:
     return LaunchOptions(model, "127.0.0.1", 8001, "m", Path(), extra_args=extra_args)
 
 
-def test_a_request_asks_for_token_ids_and_never_for_the_cache() -> None:
+def test_a_request_asks_for_token_ids_and_leaves_the_cache_to_the_server() -> None:
     call = ENGINE.encode(Request(0, (5, 6), None, 2, 9), Target("http://h:1", "m"))
     assert call.path == "/completion"
     assert orjson.loads(call.body) == {
@@ -38,7 +39,6 @@ def test_a_request_asks_for_token_ids_and_never_for_the_cache() -> None:
         "n_predict": 9,
         "ignore_eos": True,
         "temperature": 0.0,
-        "cache_prompt": False,
         "return_tokens": True,
         "stream": True,
     }
@@ -108,6 +108,25 @@ def test_slots_context_and_connections_are_sized_to_the_load() -> None:
     assert room(8, "--parallel", "4") == ("-c", str(4 * 768), "--threads-http", "12", "--parallel", "4")
     asked = replace(options("m.gguf"), n_concurrent=1000, n_request_tok=576)
     assert "744 of 1000 requests at a time wait for a slot" in ENGINE.launch(asked).notes[1]
+
+
+def test_settings_are_spelled_in_its_own_flags() -> None:
+    asked = Settings(
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        max_model_len=1024,
+        dtype="bfloat16",
+        kv_cache_dtype="bfloat16",
+        tensor_parallel_size=1,
+        prefix_cache=False,
+    )
+    sent = spell("llama.cpp", ENGINE.settings, asked, ())
+    assert sent.arguments == (
+        *("-np", "8", "-b", "512", "--kv-unified-per-slot", "1024", "-ctk", "bf16", "-ctv", "bf16"),
+    )
+    for refused in (Settings(kv_cache_dtype="fp8"), Settings(tensor_parallel_size=2)):
+        with pytest.raises(WorkloadError, match=r"llama\.cpp"):
+            spell("llama.cpp", ENGINE.settings, refused, ())
 
 
 @pytest.mark.usefixtures("installed")
