@@ -64,6 +64,14 @@ def _main(argv: list[str]) -> int:
 
 
 def _run_verb(name: str, argv: list[str]) -> int:
+    try:
+        with terminable():
+            return _terminable_verb(name, argv)
+    except KeyboardInterrupt:
+        return _fail("interrupted", exit_codes.INTERRUPTED)
+
+
+def _terminable_verb(name: str, argv: list[str]) -> int:
     module_name, summary = VERBS[name]
     verb = importlib.import_module(module_name)
     parser = _Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
@@ -79,10 +87,7 @@ def _run_verb(name: str, argv: list[str]) -> int:
             f"the working directory cannot be used: {error.strerror}; cd to another", exit_codes.USAGE
         )
     try:
-        with terminable():
-            return int(verb.run(args))
-    except KeyboardInterrupt:
-        return _fail("interrupted", exit_codes.INTERRUPTED)
+        return int(verb.run(args))
     except Exception as error:
         refused = _refused(args, error) or _damaged(args, error)
         code = exit_codes.USAGE if refused else _exit_code_of(error)

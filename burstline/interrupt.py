@@ -1,10 +1,14 @@
 """SIGTERM and SIGHUP mean the same as Ctrl-C: stop what runs, keep what there is."""
 
 import signal
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+_AGAIN_S = 0.05
 
 _n_holding = 0
 _is_pending = False
@@ -14,17 +18,31 @@ _is_pending = False
 def terminable() -> Iterator[None]:
     """Within it these signals raise KeyboardInterrupt, SIGINT also where a shell had us ignore it.
 
-    SIGHUP stays ignored where it was (`nohup`). To be entered in the main thread.
+    SIGHUP stays ignored where it was (`nohup`). In another thread than the main one it does nothing.
     """
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGALRM)}
+    hook = sys.unraisablehook
+    for number in before:
         if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    sys.unraisablehook = lambda lost: _again(lost, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _again(lost: "sys.UnraisableHookArgs", hook: Callable[["sys.UnraisableHookArgs"], object]) -> None:
+    """An interrupt that met a destructor was swallowed there: it comes again in a moment."""
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+    else:
+        hook(lost)
 
 
 @contextmanager

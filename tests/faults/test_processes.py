@@ -103,10 +103,14 @@ def problems(ended: Ended, was_alive: bool, number: int, took_s: float) -> list[
         found.append(f"took {took_s:.1f} s")
     if ended.orphans:
         found.append(f"orphans: {[p.pid for p in ended.orphans]}")
-    allowed = {0, 4} if not was_alive else {-9} if number == signal.SIGKILL else {130, 0, 4, -int(number)}
+    # 128 + 2 in a shell: CPython kills itself by SIGINT where an interrupt has passed through an `exec`. Before the
+    # first line of ours has run, the signal itself ends it.
+    interrupted = {130, 0, 4, -2, -int(number)}
+    allowed = {0, 4} if not was_alive else {-9} if number == signal.SIGKILL else interrupted
     if ended.code not in allowed:
         found.append(f"exit code {ended.code}: {ended.out[-600:]}")
-    if "Traceback" in ended.out:
+    # The interpreter prints its own where it is interrupted before the first line of ours.
+    if "Traceback" in ended.out and "in _terminable_verb" in ended.out:
         found.append(f"a traceback: {ended.out[-1500:]}")
     for run in [path for path in ended.out_dir.iterdir() if path.is_dir()]:
         code, said = verb("show", run)
