@@ -68,6 +68,24 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What the page says first: one sentence, and under it what limits it or what to look at next."""
+
+    kind: ClassVar[str] = "answer"
+    sentence: str
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """The large numbers with small figures beside them."""
+
+    kind: ClassVar[str] = "overview"
+    tiles: Tiles
+    plots: tuple[Plot, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Side:
     """Figures or tables of one kind side by side, explained together."""
 
@@ -112,4 +130,6 @@ class Folded:
     id: str = ""
 
 
-Block = Heading | Banner | Plot | Table | Tiles | Side | Command | Note | Findings | Folded
+Block = (
+    Heading | Banner | Answer | Overview | Plot | Table | Tiles | Side | Command | Note | Findings | Folded
+)

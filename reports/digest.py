@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from loadgen.metrics.summary_types import Section, Summary
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Estimate
+from reports.answer import answer
 from reports.blocks import Banner, Block, Command, Heading, Note
 from reports.estimate_tables import HEADLINE, group_table, latency_table
 from reports.number_format import with_interval
 from reports.page.page import banner, facts, title
-from reports.run_view import summary_of, view_of
+from reports.run_view import View, view_of
 from reports.tables import table
 from roofline.reconcile.reconciliation import NotReconciled
 
@@ -27,14 +28,16 @@ TOTALS = (
 
 
 def headline(run: Run) -> list[Block]:
-    """The verdict and the few numbers people ask for first."""
-    summary = summary_of(run)
-    return [banner(summary), *_latencies(summary), _outcomes(summary)]
+    """What was served and how fast, the percentiles, the verdict."""
+    view = view_of(run)
+    summary = view.summary
+    return [answer(view), *_latencies(summary), _outcomes(summary), banner(summary)]
 
 
 def overview(run: Run) -> list[Block]:
     """The verdict, every headline number with its interval, memory, outcomes."""
-    summary = summary_of(run)
+    view = view_of(run)
+    summary = view.summary
     groups: tuple[tuple[str, Section], ...] = (
         ("Throughput", summary.throughput),
         ("Memory", summary.memory),
@@ -43,6 +46,7 @@ def overview(run: Run) -> list[Block]:
     )
     return [
         Heading(run.name),
+        answer(view),
         banner(summary),
         *_latencies(summary),
         *_hardware(summary),
@@ -51,9 +55,8 @@ def overview(run: Run) -> list[Block]:
     ]
 
 
-def pull_request(run: Run) -> list[Block]:
-    """Verdict, SLOs, numbers, and the command that repeats the run."""
-    view = view_of(run)
+def pull_request(view: View) -> list[Block]:
+    """The answer, verdict, SLOs, numbers, and the command that repeats the run."""
     summary, repeat = view.summary, view.manifest.repeat
     figures = [(name, summary.figure(section, name), section) for section, name in TOTALS]
     rows = [
@@ -65,6 +68,7 @@ def pull_request(run: Run) -> list[Block]:
     ]
     return [
         Heading(title(view), level=3),
+        answer(view),
         banner(summary),
         Note(" · ".join(facts(view))),
         *_latencies(summary),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -96,10 +96,11 @@ def _value(figure: Figure, scale: Scale, notes: list[str], href: str = "") -> Ce
     return Cell("–", note=notes.index(figure.reason) + 1)
 
 
-def group_table(caption: str, section: Section) -> Table:
-    """A section of the summary, one figure a row."""
+def group_table(caption: str, section: Section, only: Collection[str] | None = None) -> Table:
+    """A section of the summary, one figure a row; of the figures in `only` where that is given."""
     notes: list[str] = []
-    rows = tuple(Row(tuple(_group_cells(row, notes))) for row in section.rows())
+    shown = [row for row in section.rows() if only is None or row.name in only]
+    rows = tuple(Row(tuple(_group_cells(row, notes))) for row in shown)
     columns = (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False))
     return Table(caption, columns, rows, notes=tuple(notes))
 

@@ -20,10 +20,16 @@ from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
 from reports.request_sample import Shown, shown_of
 
+LOG_LINES = 12
+"""How many of the last lines of the server's log a page may show."""
+
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows."""
+    """What every section reads: `summary` is made where none was written, `telemetry` may have no rows.
+
+    `log_tail` are the last lines of the server's log, empty where Burstline did not start it.
+    """
 
     name: str
     status: str
@@ -31,6 +37,12 @@ class View:
     summary: Summary
     telemetry: Telemetry
     columns: Columns
+    log_tail: tuple[str, ...] = ()
+
+    @property
+    def has_served(self) -> bool:
+        """Whether any request succeeded."""
+        return bool(self.columns.ok.any())
 
     def words(self, column: str) -> list[str | None]:
         """A column of text of the records, one entry per request."""
@@ -83,4 +95,5 @@ def view_of(run: Run) -> View:
         summary=summary_of(run),
         telemetry=run.watched,
         columns=run.columns,
+        log_tail=tuple(run.server_log.splitlines()[-LOG_LINES:]),
     )

@@ -158,7 +158,7 @@ def comparison_of(
         cell_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
         for load in (loads if swept else [None])
     )
-    title = f"{' against '.join(dict.fromkeys(labels))}: {told}"
+    title = f"{' vs '.join(dict.fromkeys(labels))}: {told}"
     told = f"varied: {', '.join(varied)}" if varied and varied != ("engine",) else ""
     return Comparison(title, cells, tuple(filter(None, (f"{len(runs)} runs", told))))
 

@@ -58,8 +58,9 @@ def _csv(run: "Run") -> dict[str, bytes]:
 def _markdown(run: "Run") -> dict[str, bytes]:
     from reports.digest import pull_request
     from reports.formats.markdown import markdown
+    from reports.run_view import view_of
 
-    return {"summary.md": markdown(pull_request(run)).encode()}
+    return {"summary.md": markdown(pull_request(view_of(run))).encode()}
 
 
 def _junit(run: "Run") -> dict[str, bytes]:

@@ -8,6 +8,7 @@ from loadgen.stats.figure import Absent
 from loadgen.verdict.comparable import ALONE
 from loadgen.verdict.verdict import State
 from reports.blocks import Banner, Block, Findings, Heading, Note
+from reports.compare.answer import comparison_answer
 from reports.compare.comparison import Comparison, ComparisonCell
 from reports.compare.page import tone_of
 from reports.compare.side_by_side import findings, side_by_side
@@ -18,7 +19,7 @@ from reports.compare.tradeoff import numbers, remarks
 
 def digest(comparison: Comparison) -> list[Block]:
     """Every cell: its state, why, and its numbers; where it is refused without ratios and ranking."""
-    blocks: list[Block] = [Heading(comparison.title)]
+    blocks: list[Block] = [Heading(comparison.title), comparison_answer(comparison)]
     swept = sweeps_in(comparison.cells)
     for sweep, _ in swept:
         blocks += [Findings((*told(sweep), *remarks(sweep))), numbers(sweep, {})]

@@ -12,6 +12,7 @@ from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
 from loadgen.verdict.verdict import State
 from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
+from reports.compare.answer import comparison_answer, forests, grid
 from reports.compare.comparison import HEADLINES, TITLES, Comparison, ComparisonCell
 from reports.compare.side_by_side import findings, side_by_side
 from reports.compare.significance_text import to_json as contrast_json
@@ -50,8 +51,18 @@ def render(comparison: Comparison) -> str:
     if comparison.missing:
         notes = [Note(f"No finished run: {what}.") for what in comparison.missing]
         shown.append(PageSection("missing", "Missing", "What is missing?", notes))
+    anchors = {id(cell): f"{ids[id(cell)]}numbers" for cell in alone}
+    whole = grid(comparison, anchors) if not swept else None
+    if whole is not None:
+        shown.insert(0, PageSection("cells", "All cells", "Every cell", [whole]))
     return document(
-        comparison.title, comparison.facts, banner(comparison), shown, to_json(comparison), "these runs"
+        comparison.title,
+        comparison.facts,
+        comparison_answer(comparison),
+        banner(comparison),
+        shown,
+        to_json(comparison),
+        "these runs",
     )
 
 
@@ -87,7 +98,7 @@ def _sections(cell: ComparisonCell, prefix: str) -> Iterator[PageSection]:
     of = f"{cell.name}: " if prefix and cell.name else ""
     titles = {
         "numbers": ("Numbers", "Which is faster?" if cell.gate.comparable else "What can be said?", _numbers),
-        "differences": ("Differences", "What was equal, and what was not?", _differences),
+        "differences": ("Differences", "What was equal, what differs?", _differences),
         "shape": ("Shape", "How do the latencies differ?", _shape),
         "runs": ("Runs", "Which runs are these?", _runs),
     }
@@ -116,9 +127,9 @@ def _of_sweep(
     yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}How is it at each load?", folds)
 
 
-def _numbers(cell: ComparisonCell, _: str) -> list[Block]:
+def _numbers(cell: ComparisonCell, prefix: str) -> list[Block]:
     if cell.gate.comparable or cell.gate.state == ALONE:
-        return [*_findings(cell), side_by_side(cell)]
+        return [*forests(cell, prefix), side_by_side(cell), *_findings(cell)]
     own = side_by_side(cell)
     if cell.gate.state != State.NOT_COMPARABLE:
         return [Note(f"Not all runs are valid ({cell.gate.state}): nothing is ranked."), own]

@@ -13,8 +13,30 @@ KNEE: Final = 0.9
 """The share of peak throughput that counts as reaching it."""
 
 
+def best_loads(sweep: Sweep) -> str:
+    """`Best load meeting all SLOs: vllm 8 req/s (1,200 tok/s); tgi none.`, or who gives most."""
+    if not sweep.goals:
+        most = [(max(known, key=lambda at: at.output_point), label)
+                for label in sweep.labels
+                if (known := [at for at in sweep.of(label) if isinstance(at.output, Estimate)])]  # fmt: skip
+        parts = [f"{label} {number(at.output_point)} {sweep.output_unit} at {at.load}" for at, label in most]
+        return f"Highest output: {'; '.join(parts)}." if parts else ""
+    parts = []
+    for label in sweep.labels:
+        best = best_within(sweep.of(label))
+        load = f"{best.load} ({number(best.output_point)} {sweep.output_unit})" if best else "none"
+        parts.append(f"{label} {load}")
+    return f"Best load meeting all SLOs: {'; '.join(parts)}."
+
+
+def best_within(points: Sequence[Point]) -> Point | None:
+    """The point of highest output that meets every SLO for certain."""
+    good = [at for at in points if at.result == "pass" and not at.doubts]
+    return max(good, key=lambda at: at.output_point) if good else None
+
+
 def told(sweep: Sweep) -> Iterator[str]:
-    """One sentence or two a contender: what more load brings it, and how far it goes within the targets."""
+    """One sentence or two a contender: what more load brings it, and how far it goes within the SLOs."""
     if sweep.goals:
         yield f"SLOs: {' and '.join(goal.text for goal in sweep.goals)}."
     for label in sweep.labels:
@@ -47,14 +69,17 @@ def _gain(label: str, points: Sequence[Point], unit: str) -> str:
 
 
 def _within(points: Sequence[Point], unit: str) -> str:
-    good = [at for at in points if at.result == "pass" and not at.doubts]
-    if not good:
+    best = best_within(points)
+    if best is None:
         open_still = any(at.result != "fail" for at in points)
         return f"No load {'surely ' if open_still else ''}meets all SLOs."
-    best = max(good, key=lambda at: at.output_point)
-    beyond = next((at for at in points if at.load > best.load and at not in good), None)
+    beyond = next((at for at in points if at.load > best.load and not _is_good(at)), None)
     why = f"; {beyond.load} {_why_not(beyond)}" if beyond else ""
     return f"Best load meeting all SLOs: {best.load} ({number(best.output_point)} {unit}){why}."
+
+
+def _is_good(at: Point) -> bool:
+    return at.result == "pass" and not at.doubts
 
 
 def _why_not(at: Point) -> str:

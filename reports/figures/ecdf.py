@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 MOST_STEPS = 1500
 EXPLAINED = (
     "Read across from a share to the curve, then down: that share of all planned requests was at least "
-    "that fast, and the vertical axis is stretched towards 100 % so that the tail can be seen. The curve "
+    "that fast, and the vertical axis is stretched towards 100% so that the tail can be seen. The curve "
     "ends below the top where requests failed; nothing here says when in the run a request came, and the "
     "band holds for each height by itself."
 )
@@ -87,7 +88,7 @@ def tail_axis(panel: Axes, top: float) -> None:
     panel.set_ylim(0, top)
     panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))
     panel.yaxis.set_minor_locator(NullLocator())
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda _, k: f"{ticks[k or 0] * 100:g} %"))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda _, k: f"{ticks[k or 0] * 100:g}%"))
 
 
 def fit_x(panel: Axes, x: Floats) -> None:
@@ -143,9 +144,10 @@ def _table(name: str, label: str, values: Floats, n_ok: int, scale: Scale) -> Ta
         [number(values[k - 1] / scale.divisor), _percent(k / n), _percent(a), _percent(b)]
         for k, a, b in zip(ranks, low, high, strict=True)
     ]
-    columns = [f"{label} ({scale.unit})", "Requests at or below", "95 % low", "95 % high"]
-    return table(f"{name}: share of {n:,} requests at or below", columns, rows, text=())
+    columns = [f"{label} ({scale.unit})", "Requests at or below", "95% low", "95% high"]
+    made = table(f"{name}: share of {n:,} requests at or below", columns, rows, text=())
+    return replace(made, id=f"ecdf-{label.lower()}-numbers")
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.1f} %"
+    return f"{share * 100:.1f}%"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
+from itertools import cycle, pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from loadgen.record.columns import Columns, Floats, Ints
 from reports.figures.drawing import (
@@ -140,7 +140,99 @@ def _timeline_table(edges: Floats, panels: Sequence[Panel], scales: Sequence[Sca
         [f"{edges[k]:g}", *(_level(line.values[k] / scale.divisor) for _, line, scale in shown)]
         for k in range(len(edges) - 1)
     ]
-    return table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
+    made = table(f"The timeline in bins of {edges[1] - edges[0]:g} s", ["From (s)", *titles], rows, text=())
+    return replace(made, id="timeline-numbers")
+
+
+def pulse(edges: Floats, in_flight: Floats, tok_per_s: Floats) -> Plot:
+    """Requests in flight and output rate over the run, small; the timeline has the numbers."""
+    figure, panels = canvas(310, 290, 2)
+    for panel, title, values in zip(
+        panels, ("Requests in flight", "Output tokens per second"), (in_flight, tok_per_s), strict=True
+    ):
+        panel.stairs(values, edges, baseline=None, color=SERIES[0], linewidth=1.8)
+        panel.stairs(values, edges, fill=True, color=SERIES[0], alpha=0.12, linewidth=0)
+        panel.set_ylim(0, _greatest(values) * 1.08 or 1)
+        head(panel, title, named=False)
+    panels[-1].set_xlim(edges[0], edges[-1])
+    panels[-1].set_xlabel("time (s)", loc="right")
+    margins(figure, top=26, bottom=44, left=48, right=12)
+    figure.subplots_adjust(hspace=0.5)
+    drawing = replace(drawn(figure, "small-pulse", panels[-1]), hover=None)
+    found = f"Load and output over {duration(float(edges[-1]))}."
+    return Plot("small-pulse", "Over the run", found, "", (drawing,), "timeline-numbers")
+
+
+GAP_LEVELS = 6
+LONG_GAP = 5.0
+"""A gap is long beyond so many times the median."""
+
+
+def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
+    """Gaps between the tokens of one reply, by time and length; None where there are too few to show.
+
+    `event_s` are arrivals, s, ascending within each `owner`.
+    """
+    same = owner[1:] == owner[:-1]
+    gaps_s, at_s = np.diff(event_s)[same], event_s[1:][same]
+    gaps_s, at_s = gaps_s[gaps_s > 0], at_s[gaps_s > 0]
+    if len(gaps_s) < 200:
+        return None
+    scale = scale_for("s", [float(np.median(gaps_s))])
+    n_rows = 28
+    low, high = np.quantile(gaps_s, [0.001, 1.0]) / scale.divisor
+    heights = np.geomspace(low * 0.9, high * 1.1, n_rows + 1)
+    times = np.linspace(edges[0], edges[-1], min(len(edges), 121))
+    cells = np.histogram2d(at_s, gaps_s / scale.divisor, (times, heights))[0]
+    levels = np.ceil(GAP_LEVELS * np.log1p(cells) / np.log1p(cells.max())).astype(int)
+    median_s = float(np.median(gaps_s))
+    is_long = gaps_s > LONG_GAP * median_s
+    worst = int(np.argmax(np.histogram(at_s[is_long], times)[0])) if is_long.any() else 0
+    finding = f"Half of {len(gaps_s):,} gaps are within {duration(median_s)}"
+    if is_long.any():
+        finding += (
+            f"; {number(float(is_long.mean()) * 100)}% are longer than {LONG_GAP:g} times that, most of them "
+            f"{duration(float(times[worst]))} to {duration(float(times[worst + 1]))} after the start"
+        )
+
+    def draw(name: str, width: float) -> Drawing:
+        height = 300.0
+        figure, (panel,) = canvas(width, height)
+        margins(figure, top=head_room(width), bottom=FOOT)
+        panel.set_yscale("log")
+        panel.set_ylim(heights[0], heights[-1])
+        panel.set_xlim(times[0], times[-1])
+        thick = (height - head_room(width) - FOOT) / n_rows * 1.04
+        middles = np.sqrt(heights[1:] * heights[:-1])
+        for level in range(1, GAP_LEVELS + 1):
+            column, row = np.nonzero(levels == level)
+            panel.plot(
+                *_segments(times[column], times[column + 1], middles[row]), color=SERIES[0], linewidth=thick,
+                alpha=level / GAP_LEVELS, solid_capstyle="butt",
+            )  # fmt: skip
+        panel.yaxis.set_minor_locator(NullLocator())
+        panel.set_xlabel("time since the run's start (s)", loc="right")
+        head(panel, f"Gap between tokens ({scale.unit}, log scale)", named=False)
+        return replace(drawn(figure, name, panel), hover=None)
+
+    coarse = np.linspace(edges[0], edges[-1], 13)
+    rows = []
+    for start_s, end_s in pairwise(coarse):
+        inside = gaps_s[(at_s >= start_s) & (at_s < end_s)] / scale.divisor
+        if len(inside):
+            some = [number(float(q)) for q in np.quantile(inside, [0.5, 0.9, 0.99, 1.0])]
+            rows.append([f"{start_s:.3g}", count(len(inside)), *some])
+    columns = ["From (s)", "Gaps", *(f"{p} ({scale.unit})" for p in ("p50", "p90", "p99", "max"))]
+    return Plot(
+        "gaps",
+        "Gaps between tokens over time",
+        f"{finding}.",
+        "Each cell counts gaps that ended then and had that length; darker is more, on a logarithmic scale. "
+        "A dark band is the engine's step; what lies far above it, at the same time in many replies, is "
+        "mostly prefill of other requests, preemption or a pause of the server.",
+        in_both_widths("gaps", draw),
+        table("Gaps between tokens in twelfths of the run", columns, rows, text=()),
+    )
 
 
 def drain(

@@ -14,7 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from reports.blocks import Block, Folded, Side
+from reports.blocks import Block, Folded, Overview, Side
 from reports.figures.drawing import VARIABLES, Drawing, Plot, witness
 from reports.page.page import SECTIONS
 from reports.run_view import View
@@ -45,6 +45,8 @@ def plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
     for block in blocks:
         if isinstance(block, Plot):
             yield block
+        elif isinstance(block, Overview):
+            yield from block.plots
         elif isinstance(block, Side | Folded):
             yield from plots_in(block.blocks)
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from reports.blocks import Banner, Block, Command, Findings, Folded, Heading, Note, Side, Tiles
+from reports.blocks import (
+    Answer,
+    Banner,
+    Block,
+    Command,
+    Findings,
+    Folded,
+    Heading,
+    Note,
+    Overview,
+    Side,
+    Tiles,
+)
 from reports.figures.drawing import Plot
 from reports.page.slo_lines import MARKS
 from reports.tables import Cell, Table
@@ -34,6 +46,11 @@ def _parts(block: Block) -> Iterator[str]:
             ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
             fence = f"{ticks}sh\n{block.text}\n{ticks}"
             yield f"<details><summary>{_plain(block.caption)}</summary>\n\n{fence}\n\n</details>"
+        case Answer():
+            yield f"**{_plain(block.sentence)}**"
+            yield from map(_plain, block.details)
+        case Overview():
+            yield from _parts(block.tiles)
         case Tiles():
             yield "\n".join(f"- {t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from reports.blocks import Banner, Block, Command, Findings, Folded, Heading, Note, Side, Tiles
+from reports.blocks import (
+    Answer,
+    Banner,
+    Block,
+    Command,
+    Findings,
+    Folded,
+    Heading,
+    Note,
+    Overview,
+    Side,
+    Tiles,
+)
 from reports.figures.drawing import Plot
 from reports.tables import Cell, Table
 
@@ -30,6 +42,10 @@ def _block(block: Block) -> str:
             return "\n".join(block.sentences)
         case Command():
             return f"{block.caption}:\n{block.text}"
+        case Answer():
+            return "\n".join((block.sentence, *block.details))
+        case Overview():
+            return _block(block.tiles)
         case Tiles():
             return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():

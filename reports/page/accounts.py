@@ -108,6 +108,14 @@ def _listed(shown: Shown) -> str:
     return f"{text}; ∞ stands for a failed one"
 
 
+def nothing(view: View) -> list[Block]:
+    """The cause, how requests ended, the server's last words."""
+    blocks = failures(view) if len(view.columns) else []
+    if view.log_tail:
+        blocks.append(Command("The last lines of the server's log", "\n".join(view.log_tail), aligned=True))
+    return blocks
+
+
 def failures(view: View) -> list[Block]:
     """Every outcome with its count and its first example."""
     outcomes, errors = [str(outcome) for outcome in view.words("outcome")], view.words("error")

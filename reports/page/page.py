@@ -17,7 +17,8 @@ from markupsafe import Markup
 from loadgen.metrics.summary_types import Instrument, Summary
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Absent, Estimate
-from reports.blocks import Banner, Block
+from reports.answer import answer
+from reports.blocks import Answer, Banner, Block
 from reports.number_format import duration
 from reports.page import accounts, other_tools, roofline_section, sections
 from reports.page.slo_lines import target_lines
@@ -50,18 +51,39 @@ class PageSection:
     blocks: Sequence[Block]
 
 
+def _served(view: View) -> bool:
+    return view.has_served
+
+
+def _failed(view: View) -> bool:
+    return view.has_served and not bool(view.columns.ok.all())
+
+
 SECTIONS: tuple[Section, ...] = (
-    Section("numbers", "Numbers", "How fast is it?", sections.numbers),
-    Section("metal", "Metal", "How far from the metal?", roofline_section.metal, roofline_section.is_known),
-    Section("shape", "Shape", "What shape do the latencies have?", sections.shape),
-    Section("when", "Timeline", "What happened when?", sections.when),
-    Section("drain-of-the-burst", "Burst", "How does the burst drain?", sections.burst, sections.is_burst),
+    Section("nothing", "Cause", "Why was nothing served?", accounts.nothing, lambda v: not v.has_served),
+    Section("numbers", "Numbers", "How fast is it?", sections.numbers, _served),
+    Section("shape", "Latency", "How are the latencies distributed?", sections.shape, _served),
+    Section("when", "Timeline", "What happened when?", sections.when, _served),
+    Section(
+        "drain-of-the-burst",
+        "Burst",
+        "How does the burst drain?",
+        sections.burst,
+        lambda v: v.has_served and sections.is_burst(v),
+    ),
     Section("requests", "Requests", "What became of each request?", accounts.requests),
-    Section("failures", "Failures", "What failed?", accounts.failures),
-    Section("served", "Lengths", "Was it served as asked?", accounts.served),
-    Section("instrument", "Instrument", "How far can the instrument be trusted?", sections.trust),
-    Section("other-tools", "Other tools", "What would other tools print?", other_tools.section),
-    Section("again", "Again", "How is it done again?", accounts.again),
+    Section("failures", "Failures", "What failed?", accounts.failures, _failed),
+    Section(
+        "hardware",
+        "Hardware",
+        "How much of the hardware is used?",
+        roofline_section.metal,
+        lambda v: v.has_served and roofline_section.is_known(v),
+    ),
+    Section("served", "Lengths", "Were all tokens served?", accounts.served, _served),
+    Section("instrument", "Instrument", "How accurate is the measurement?", sections.trust, _served),
+    Section("other-tools", "Other tools", "What would other tools print?", other_tools.section, _served),
+    Section("again", "Reproduce", "Reproduce this run", accounts.again),
     Section("glossary", "Glossary", "What does each number mean?", accounts.glossary),
 )
 
@@ -82,28 +104,44 @@ STATES: dict[str, tuple[str, str, str]] = {
 
 def render(run: Run) -> str:
     """The whole page as one HTML document; the same run gives the same bytes."""
+    from reports.digest import pull_request  # which shows this page's banner
+    from reports.formats.markdown import markdown
+
     view = view_of(run)
     shown = [PageSection(s.id, s.short, s.question, s.blocks(view)) for s in SECTIONS if s.applies(view)]
-    return document(title(view), facts(view), banner(view.summary), shown, view.summary.to_json(), "this run")
+    return document(
+        title(view),
+        facts(view),
+        answer(view),
+        banner(view.summary),
+        shown,
+        view.summary.to_json(),
+        "this run",
+        markdown(pull_request(view)),
+    )
 
 
 def document(
     title: str,
     facts: Sequence[str],
+    answer: Answer,
     verdict: Banner,
     sections: Sequence[PageSection],
     data: object,
     made_from: str,
+    markdown: str = "",
 ) -> str:
-    """A page; `data` goes along as JSON."""
+    """A page; `data` goes along as JSON, `markdown` is what a button copies for a pull request."""
     template = _environment().get_template("page.html.j2")
     return template.render(
         title=title,
         facts=facts,
+        answer=answer,
         verdict=verdict,
         sections=sections,
         summary_json=Markup(json_in_html(data)),  # noqa: S704
         made_from=made_from,
+        markdown_json=Markup(json_in_html(markdown)) if markdown else "",  # noqa: S704
     )
 
 

@@ -11,7 +11,7 @@ from loadgen.metrics.summary_types import Quantiles, Section, Survival
 from loadgen.metrics.survival import NONE_CUT_OFF
 from loadgen.record.columns import Floats
 from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
+from reports.blocks import Block, Folded, Note, Overview, Side, Tile, Tiles
 from reports.estimate_tables import (
     HEADLINE,
     QUANTILES,
@@ -22,6 +22,7 @@ from reports.estimate_tables import (
     title_of,
 )
 from reports.figures import ecdf, run_figures, series
+from reports.figures.drawing import Plot
 from reports.figures.run_figures import Line, Panel
 from reports.number_format import count, duration, interval, number, point, scale_of
 from reports.run_view import View
@@ -33,22 +34,22 @@ MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 
 
 def numbers(view: View) -> list[Block]:
-    """Headline numbers: tiles, latency, throughput, memory, and what stands behind each."""
+    """Headline numbers with small figures beside them, then latency, throughput and memory as tables."""
     summary = view.summary
     headline = {key: row for key, row in summary.metrics.items() if key in HEADLINE}
     others = {key: row for key, row in summary.metrics.items() if key not in HEADLINE}
-    groups: list[tuple[str, Section]] = [
-        ("Throughput", summary.throughput),
-        ("Concurrency", summary.concurrency),
-        ("Stalls", summary.stalls),
-        ("Memory, each kind apart", summary.memory),
-    ]
+    groups: list[tuple[str, Section]] = [("Throughput", summary.throughput), ("Memory", summary.memory)]
     if summary.goodput.criteria:
         groups.insert(1, (f"Goodput: {' and '.join(summary.goodput.criteria)}", summary.goodput))
+    details: list[tuple[str, Section]] = [("Concurrency", summary.concurrency), ("Stalls", summary.stalls)]
     blocks: list[Block] = [
-        Tiles(tuple(_tiles(view))),
-        latency_table("Latency of all planned requests; 95% intervals in brackets", headline),
+        Overview(Tiles(tuple(_tiles(view))), tuple(_small_figures(view))),
+        latency_table("Latency of all planned requests", headline),
         Side(tuple(group_table(caption, section) for caption, section in groups)),
+        Folded(
+            "Concurrency and stalls",
+            (Side(tuple(group_table(caption, section) for caption, section in details)),),
+        ),
     ]
     if others:
         blocks.append(Folded("Other latencies, and what other tools call by the same names",
@@ -60,15 +61,22 @@ def numbers(view: View) -> list[Block]:
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
 
+def _small_figures(view: View) -> Iterator[Plot]:
+    """The distribution of the end-to-end latency and the pulse of the run; their numbers stand below."""
+    whole = ecdf.ecdf("small-e2e", "End to end", "E2E", view.counted("e2e"))
+    if whole is not None:
+        yield replace(whole, table="ecdf-e2e-numbers", finding="Share of requests within each latency.")
+    if (edges := _edges(view)) is not None:
+        yield run_figures.pulse(
+            edges, series.in_flight(view.columns, edges), series.tokens_per_s(view.columns, edges)
+        )
+
+
 def _tiles(view: View) -> Iterator[Tile]:
-    for key, p in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50")):
-        yield _tile(f"{title_of(key)} {p}", view.summary.figure("metrics", key, p))
     for key in ("output_tok_per_s", "requests_per_s"):
         yield _tile(title_of(key), view.summary.figure("throughput", key))
-    n, n_ok = len(view.columns), int(view.columns.ok.sum())
-    yield Tile(
-        "Served as asked", count(n_ok), f"of {n:,}", f"{n - n_ok:,} failed" if n_ok < n else "none failed"
-    )
+    for key, p in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("e2e", "p99")):
+        yield _tile(f"{title_of(key)} {p}", view.summary.figure("metrics", key, p))
 
 
 def _tile(label: str, figure: Figure) -> Tile:
@@ -149,10 +157,10 @@ def shape(view: View) -> list[Block]:
 def when(view: View) -> list[Block]:
     """Queue, tokens per second, memory and KV cache on the shared time axis."""
     c = view.columns
-    end_s = float(np.nanmax(np.concatenate([c.last_s, c.closed_s, [0.0]])))
-    if end_s <= 0:
+    edges = _edges(view)
+    if edges is None:
         return [Note("Nothing was sent: there is no time axis to draw.")]
-    edges = series.bin_edges(end_s)
+    end_s = _end_s(view)
     panels = _panels(view, edges)
     shown = [panel for panel in panels if panel.lines]
     missing = [panel.title for panel in panels if not panel.lines]
@@ -164,9 +172,32 @@ def when(view: View) -> list[Block]:
         f"ends {duration(end_s)} after the start."
     )
     blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
+    gaps = run_figures.gap_map(c.event_s, c.owner.astype(np.int64), edges)
+    if gaps is not None:
+        blocks.append(gaps)
     if missing:
         blocks.append(Note(f"Not provided by the engine, or not watched on this run: {', '.join(missing)}."))
     return blocks
+
+
+def _end_s(view: View) -> float:
+    c = view.columns
+    return float(np.nanmax(np.concatenate([c.last_s, c.closed_s, [0.0]])))
+
+
+def _edges(view: View) -> Floats | None:
+    """Bins of the time axis, none shorter than three steps of the engine; None where nothing was sent.
+
+    A step is about the median gap between tokens. Shorter bins would show the beat between bins and steps
+    as stalls and peaks of the server.
+    """
+    end_s = _end_s(view)
+    if end_s <= 0:
+        return None
+    gap = view.summary.figure("metrics", "itl", "p50")
+    step_s = gap.point if isinstance(gap, Estimate) and np.isfinite(gap.point) else 0.0
+    most = 200 if step_s <= 0 else int(np.clip(end_s / (3 * step_s), 8, 200))
+    return series.bin_edges(end_s, most)
 
 
 def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
@@ -231,18 +262,34 @@ def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
     )
 
 
+INSTRUMENT = (
+    "send_lag_p99_s",
+    "read_error_p99_s",
+    "kernel_stamps",
+    "peak_events_per_s",
+    "client_cpu_s",
+    "others_cpu_fraction",
+)
+"""The six figures that say most about how accurate the measurement is; the others fold."""
+
+
 def trust(view: View) -> list[Block]:
     """The instrument's own error, and what the verdict rests on."""
     summary = view.summary
     groups: list[tuple[str, Section]] = [
-        ("The instrument's own error on this run", summary.instrument),
         ("Tokens, counted twice", summary.conservation),
         ("Latencies, by the server's own clock too", summary.agreement),
     ]
+    details: list[tuple[str, Section]] = [("Everything about the client", summary.instrument)]
     if not is_burst(view):
-        groups += [
+        details += [
             ("The planned schedule and the achieved one", summary.schedule),
             ("The window that counts", summary.window),
             ("Did it stay level?", summary.stationarity),
         ]
-    return [Side(tuple(group_table(caption, section) for caption, section in groups))]
+    first = group_table("The instrument's error on this run", summary.instrument, only=INSTRUMENT)
+    whole = Side(tuple(group_table(caption, section) for caption, section in details))
+    return [
+        Side((first, *(group_table(caption, section) for caption, section in groups))),
+        Folded("All figures on the client, the schedule and the window", (whole,)),
+    ]

@@ -52,7 +52,7 @@ def test_equal_work_is_ranked_and_equal_numbers_are_not(two_runs, capsys):
     change(1, engine="reference")
     code, out, _ = compare(capsys, folders)
     assert code == 0
-    assert "COMPARABLE: The engines did the same work" in out
+    assert "COMPARABLE: All runs did the same work" in out
     assert "★" not in out
 
 

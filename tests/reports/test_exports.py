@@ -84,7 +84,7 @@ def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):
 
 
 def test_markdown_says_verdict_targets_and_numbers(targeted):
-    text = markdown(pull_request(targeted))
+    text = markdown(pull_request(view_of(targeted)))
     assert "**✓ VALID**" in text
     assert "| ✕ fail | `ttft.p50<=1ms` |" in text
     assert "| ? inconclusive | `ttft.mean<=1000s` |" in text
@@ -99,7 +99,7 @@ def test_markdown_says_verdict_targets_and_numbers(targeted):
     ("name", "words"), [("hopeless", "**✕ FAILED**"), ("single", "even a median needs 11")]
 )
 def test_markdown_of_runs_with_next_to_nothing_still_says_the_verdict(name, words, request):
-    assert words in markdown(pull_request(request.getfixturevalue(name)))
+    assert words in markdown(pull_request(view_of(request.getfixturevalue(name))))
 
 
 @pytest.mark.slow

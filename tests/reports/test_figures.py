@@ -17,14 +17,14 @@ def values_of(plot) -> list[list[str]]:
 def test_the_ecdf_table_holds_the_order_statistics():
     plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 101.0))
     by_share = {row[1]: row[0] for row in values_of(plot)}
-    assert by_share["50.0 %"] == "50.0"
-    assert by_share["99.0 %"] == "99.0"
+    assert by_share["50.0%"] == "50.0"
+    assert by_share["99.0%"] == "99.0"
     assert "half within 50.0 s" in plot.finding
 
 
 def test_failures_are_the_gap_below_one():
     plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)])
-    assert values_of(plot)[-1][1] == "90.0 %"
+    assert values_of(plot)[-1][1] == "90.0%"
     assert "10 of 100 failed" in plot.finding
     assert "10 failed" in plot.drawings[0].body
 

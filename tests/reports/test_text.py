@@ -32,7 +32,8 @@ def test_a_reason_that_several_numbers_share_is_said_once(lossy):
 
 def test_the_headline_is_short_and_names_the_verdict(burst):
     shown = text(headline(burst))
-    assert shown.startswith("VALID: ")
+    assert shown.startswith("Served ")
+    assert "\nVALID: " in shown
     assert len(shown.splitlines()) < 15
 
 

@@ -54,7 +54,7 @@ def sweep(comparison):
 def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(runs, comparison):
     assert list(differing_factors(runs)) == ["engine"]
     assert [cell.name for cell in comparison.cells] == ["1 at a time", "4 at a time", "16 at a time"]
-    assert comparison.title == "vllm against tgi: 3 loads from 1 to 16 at a time"
+    assert comparison.title == "vllm vs tgi: 3 loads from 1 to 16 at a time"
 
 
 def manifest(**facts) -> Manifest:

@@ -1,0 +1,74 @@
+"""What a page or a terminal says first of one run: how much was served and how fast, or why nothing was."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from loadgen.metrics.summary_types import Summary
+from loadgen.stats.figure import Estimate, Figure
+from reports.blocks import Answer
+from reports.number_format import duration, number
+from reports.run_view import View
+
+
+def answer(view: View) -> Answer:
+    """The sentence, and under it the failures, the slow tail and the roofline's word where they are known."""
+    summary = view.summary
+    if not summary.counts.get("ok"):
+        return Answer(f"Nothing was served: {cause(view)}")
+    details = [part for part in (_failures(view), _tail(summary)) if part]
+    return Answer(sentence(summary), tuple(details))
+
+
+def sentence(summary: Summary) -> str:
+    """`Served 34.0 req/s, 2,170 output tok/s; median first token 13.7 s, then 115 ms per token.`"""
+    rate = _of(summary.figure("throughput", "requests_per_s"))
+    tokens = _of(summary.figure("throughput", "output_tok_per_s"))
+    first, each = (_of(summary.figure("metrics", name, "p50")) for name in ("ttft", "tpot"))
+    served = [f"{number(rate)} req/s" if rate else "", f"{number(tokens)} output tok/s" if tokens else ""]
+    waits = [
+        f"median first token {duration(first)}" if first else "",
+        f"then {duration(each)} per token" if each else "",
+    ]
+    parts = (", ".join(filter(None, group)) for group in (served, waits))
+    said = "; ".join(filter(None, parts))
+    return f"Served {said}." if served[0] else f"{said[:1].upper()}{said[1:]}."
+
+
+def cause(view: View) -> str:
+    """Why nothing was served: what the run's own error says, else the most frequent failure's words."""
+    if view.manifest.error:
+        return view.manifest.error
+    outcomes = Counter(str(outcome) for outcome in view.words("outcome"))
+    if not outcomes:
+        return "the plan has no requests."
+    kind, n = outcomes.most_common(1)[0]
+    errors = Counter(
+        error for o, error in zip(view.words("outcome"), view.words("error"), strict=True) if o == kind
+    )
+    words = next((error for error, _ in errors.most_common() if error), "")
+    return f"{n:,} of {len(view.columns):,} requests ended as {kind}{f': {words}' if words else ''}."
+
+
+def _failures(view: View) -> str:
+    n, n_ok = len(view.columns), int(view.columns.ok.sum())
+    if n_ok == n:
+        return ""
+    outcomes = Counter(str(outcome) for outcome in view.words("outcome"))
+    del outcomes["ok"]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in outcomes.most_common(3))
+    return f"{n - n_ok:,} of {n:,} requests failed ({kinds}); they count as infinitely late."
+
+
+def _tail(summary: Summary) -> str:
+    """Where the slowest requests stand out: p99 at least three times the median."""
+    median, tail = (_of(summary.figure("metrics", "e2e", p)) for p in ("p50", "p99"))
+    if not median or not tail or tail < 3 * median:
+        return ""
+    return (
+        f"The slowest 1% take {number(tail / median)} times as long as the median request ({duration(tail)})."
+    )
+
+
+def _of(figure: Figure) -> float | None:
+    return figure.point if isinstance(figure, Estimate) and figure.point < float("inf") else None
