@@ -104,6 +104,8 @@ def _faster(a: str, b: str, contrast: Contrast | Absent | None) -> str:
     ends = f", 95% CI [{number(low)}, {number(high)}]" if low and high else ""
     if contrast.answer == Decided.SAME:
         return f"{a} and {b} are equally fast (E2E p50 within {number((times - 1) * 100)}%{ends})"
+    if times < 1.005:
+        return f"{a} and {b} take equally long (E2E p50){ends}"
     said = f"{quick} is {number(times)}x faster than {slow} (E2E p50){ends}"
     if contrast.answer == Decided.DIFFERENT:
         return said

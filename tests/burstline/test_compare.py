@@ -52,7 +52,7 @@ def test_equal_work_is_ranked_and_equal_numbers_are_not(two_runs, capsys):
     change(1, engine="reference")
     code, out, _ = compare(capsys, folders)
     assert code == 0
-    assert "COMPARABLE: All runs did the same work" in out
+    assert "COMPARABLE: The engines did the same work" in out
     assert "★" not in out
 
 
@@ -96,7 +96,7 @@ def test_one_setting_that_differs_is_recognised_and_compared(two_runs, capsys):
     limited(change, 1, 16)
     code, out, _ = compare(capsys, folders)
     assert code == 0
-    assert "vllm max-num-seqs 8 against vllm max-num-seqs 16" in out
+    assert "vllm max-num-seqs 8 vs vllm max-num-seqs 16" in out
 
 
 def test_a_second_difference_is_named_and_refused_with_the_command_that_mends_it(two_runs, capsys):
