@@ -78,24 +78,36 @@ class Endpoint(Engine):
         )
 
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:
-        """Tries each extra by itself; a reply that is an error, or does not do it, is a no."""
+        """Tries each extra, all at once; a reply that is an error, or does not do it, is a no.
+
+        Usage goes along with the others, for it says whether they were done; prompts of ids are tried without
+        it, too.
+        """
+        from concurrent.futures import ThreadPoolExecutor  # here: drivers import this module
+
         text = Request(0, None, "Hello", 1, N_FORCED_TOK, ignore_eos=True)
         ids = Request(0, array("I", [10, 11, 12]), None, 3, 1, ignore_eos=False)
-        forced: Callable[[Reply], bool] = lambda reply: reply.n_output_usage == N_FORCED_TOK  # noqa: E731
-        trials: tuple[tuple[str, Request, Callable[[Reply], bool]], ...] = (
-            (USAGE, text, lambda reply: reply.n_output_usage is not None),
-            (USAGE_EACH, text, lambda reply: bool(reply.events) and reply.events[0].n_tok is not None),
-            (IGNORE_EOS, text, forced),
-            (IDS, ids, lambda reply: reply.n_prompt_tok in (None, 3)),
-        )
-        for extra, request, does_it in trials:
-            if extra == IDS and self._style == "chat":
-                continue
-            trial = replace(target, takes=(*target.takes, extra))
-            raw = ask(self.encode(request, trial))
+        trials: dict[tuple[str, ...], tuple[Request, Callable[[Reply], bool]]] = {
+            (USAGE,): (text, lambda reply: reply.n_output_usage is not None),
+            (USAGE, USAGE_EACH): (text, lambda reply: any(e.n_tok is not None for e in reply.events[:1])),
+            (USAGE, IGNORE_EOS): (text, lambda reply: reply.n_output_usage == N_FORCED_TOK),
+        }
+        if self._style == "completions":
+            trials |= dict.fromkeys(
+                ((IDS,), (USAGE, IDS)), (ids, lambda reply: reply.n_prompt_tok in (None, 3))
+            )
+
+        def works(takes: tuple[str, ...]) -> bool:
+            request, does_it = trials[takes]
+            raw = ask(self.encode(request, replace(target, takes=takes)))
             reply = self.decode(raw)
-            if raw.status == 200 and reply.error is None and does_it(reply):
-                target = trial
+            return raw.status == 200 and reply.error is None and does_it(reply)
+
+        with ThreadPoolExecutor(len(trials)) as threads:
+            done = {takes for takes, worked in zip(trials, threads.map(works, trials), strict=True) if worked}
+        usage = (USAGE,) if (USAGE,) in done else ()
+        extras = [extra for extra in (USAGE_EACH, IGNORE_EOS, IDS) if (*usage, extra) in done]
+        target = replace(target, takes=(*target.takes, *usage, *extras))
         lacks = [extra for extra in (IDS, IGNORE_EOS, USAGE) if extra not in target.takes]
         return target, (f"{target.url} does not take: {', '.join(lacks)}",) if lacks else ()
 
