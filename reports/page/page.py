@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from loadgen.metrics.summary_types import Instrument, Summary
 from loadgen.record.rundir import Run
@@ -23,6 +23,7 @@ from reports.number_format import duration
 from reports.page import accounts, other_tools, roofline_section, sections
 from reports.page.slo_lines import target_lines
 from reports.run_view import View, view_of
+from reports.tables import Column, Row
 from servers.engine import Identity
 from servers.registry import ENGINES
 
@@ -146,13 +147,32 @@ def document(
 
 
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=PackageLoader("reports.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["cells"] = cells
+    return environment
+
+
+def cells(row: Row, columns: Sequence[Column]) -> Markup:
+    """The cells of a table's row. Here, for there are thousands, and a macro takes ten times as long."""
+    parts = []
+    for k, (cell, column) in enumerate(zip(row.cells, columns, strict=False)):
+        tag, scope = ("td", "") if k else ("th", ' scope="row"')
+        names = " ".join(filter(None, ("n" if column.numeric else "", escape(cell.tone))))
+        text = escape(cell.text)
+        parts += [
+            f'<{tag}{scope} class="{names}">' if names else f"<{tag}{scope}>",
+            f'<a href="{escape(cell.href)}">{text}</a>' if cell.href else text,
+            f"<sup>{cell.note}</sup>" if cell.note else "",
+            f"<small>{escape(cell.detail)}</small>" if cell.detail else "",
+            f"</{tag}>",
+        ]
+    return Markup("".join(parts))  # noqa: S704 every text above is escaped
 
 
 def title(view: View) -> str:

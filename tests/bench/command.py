@@ -135,10 +135,10 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
     rows.add(f"{tool}: spread of the burst", truth.spread_ms, "ms")
 
 
-def ended(args: argparse.Namespace, title: str, argv: Sequence[str], rows: Rows, code: int = 0) -> None:
+def ended(args: argparse.Namespace, title: str, argv: Sequence[str], rows: Rows, *codes: int) -> None:
     """How long a command takes that fires nothing."""
     start_ns = time.monotonic_ns()
-    end_ns, cpu_s = waited(started(args, argv, args.log), args.log, (code,))
+    end_ns, cpu_s = waited(started(args, argv, args.log), args.log, codes or (0,))
     rows.add(title, (end_ns - start_ns) / 1e9)
     rows.add(f"{title}: CPU", cpu_s)
 
@@ -159,7 +159,7 @@ def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Cal
             made += map(str, (out / "runs").iterdir())
         ended(args, "burstline report", [*ours, "report", made[0]], rows)
         words = ["compare", *made, "--anyway", "--format", "html", "--out", str(folder / "compare.html")]
-        ended(args, "burstline compare", [*ours, *words], rows, 4)
+        ended(args, "burstline compare", [*ours, *words], rows, 0, 4)
         ended(args, "burstline --help", [*ours, "--help"], rows)
         ended(args, "burstline run --help", [*ours, "run", "--help"], rows)
         ended(args, "a usage error (--requests 0)", [*ours, "run", "--requests", "0"], rows, 2)
