@@ -35,7 +35,7 @@ from loadgen.verdict.certificate import certificate, limit
 from servers.engine import Target
 from servers.host.ready import send
 from servers.registry import ENGINES
-from servers.truth.journal import Served
+from servers.truth.exchanges import Served
 from servers.truth.rig import TruthRig, truth_server
 from workloads.plan import Plan
 

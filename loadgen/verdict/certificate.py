@@ -15,7 +15,7 @@ from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from workloads import achieved
 
 if TYPE_CHECKING:
-    from servers.truth.journal import Served
+    from servers.truth.exchanges import Served
 
 METRICS: Final = ("ttft", "itl", "tpot", "e2e")
 TOLERATED: Final = 0.05

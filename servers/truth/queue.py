@@ -1,4 +1,4 @@
-"""A queue with a textbook answer: first come, first served, by c servers."""
+"""What replies wait for: a queue with a textbook answer, and a prefix cache that remembers every prompt."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,6 +7,7 @@ from heapq import heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from servers.truth.dialects import Prompt
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 
@@ -76,3 +77,32 @@ class Queue:
         departure_ns = start_ns + round(next(self._services_s) * 1e9)
         heapreplace(self._free_ns, departure_ns)
         return start_ns, departure_ns
+
+
+BLOCK_TOK = 16
+
+
+@dataclass(slots=True)
+class PrefixCache:
+    """Remembers every whole block of 16 tokens (or words of a text) with all that stood before it.
+
+    Like a real one (vLLM hashes blocks so) it never serves a whole prompt: some of it stays to be computed.
+    """
+
+    _seen: set[int] = field(default_factory=set)
+
+    def reset(self) -> None:
+        self._seen.clear()
+
+    def look_up(self, prompt: Prompt) -> int:
+        """How many of the prompt's first tokens were seen before, a multiple of 16; then remembers it all."""
+        tokens = prompt.split() if isinstance(prompt, str) else prompt
+        n_cached_tok = 0
+        hit = True
+        chain = 0
+        for begin in range(0, len(tokens) - BLOCK_TOK, BLOCK_TOK):
+            chain = hash((chain, tuple(tokens[begin : begin + BLOCK_TOK])))
+            hit = hit and chain in self._seen
+            n_cached_tok += BLOCK_TOK * hit
+            self._seen.add(chain)
+        return n_cached_tok

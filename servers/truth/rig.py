@@ -13,7 +13,7 @@ import orjson
 
 from servers.engine import EngineError
 from servers.host import child
-from servers.truth.journal import Served, from_jsonl
+from servers.truth.exchanges import Served, from_jsonl
 from servers.truth.router import House
 from servers.truth.script import Script
 from servers.truth.serve import serving_in_thread

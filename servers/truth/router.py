@@ -12,11 +12,9 @@ from typing import Any
 
 import orjson
 
-from servers.truth.ask import Ask
-from servers.truth.dialects import ROUTES, read_request
+from servers.truth.dialects import ROUTES, Ask, read_request
 from servers.truth.http_requests import Call
-from servers.truth.prefix import PrefixCache
-from servers.truth.queue import Queue
+from servers.truth.queue import PrefixCache, Queue
 from servers.truth.script import Script, script_from_header
 from servers.truth.timed_reply import Pace, Scene, Scenes, error_reply, plain_reply
 from workloads.request import WorkloadError

@@ -16,9 +16,8 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 
 from servers.engine import EngineError
-from servers.truth.exchange import Connection, Exchange
+from servers.truth.exchanges import Connection, Exchange, served, to_jsonl
 from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
-from servers.truth.journal import served, to_jsonl
 from servers.truth.router import Desk, House, Tally
 from servers.truth.timed_reply import Scene, plain_reply
 from servers.truth.writes import STAMP

@@ -8,14 +8,13 @@ from itertools import accumulate
 
 import orjson
 
-from servers.truth.ask import Ask, Json, Portion
-from servers.truth.dialects import DIALECTS
+from servers.truth.dialects import DIALECTS, Ask, Json, Portion
 from servers.truth.script import Script
-from servers.truth.write_faults import arranged
 from servers.truth.writes import (
     NOTHING,
     Mark,
     Write,
+    arranged,
     data_event,
     end_of_body,
     head,

@@ -14,7 +14,7 @@ from loadgen.record.tables import record_table
 from loadgen.record.typed_json import from_json, to_json
 from loadgen.stats.estimates import Absent
 from loadgen.verdict.certificate import certificate, certified, errors_of, limit
-from servers.truth.journal import Served
+from servers.truth.exchanges import Served
 from tests.loadgen.making import failed, ok, summarized
 
 MS = 1_000_000

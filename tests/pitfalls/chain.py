@@ -32,7 +32,7 @@ from servers.engine import Call, Target
 from servers.engines.truth import Truth
 from servers.protocol.openai import encode_completion
 from servers.registry import ENGINES
-from servers.truth.journal import Served
+from servers.truth.exchanges import Served
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script
 from tests.loadgen.making import summarized

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from servers.engine import HttpReply
 from servers.protocol import sse
 from servers.protocol.openai import decode_completion
-from servers.truth.ask import Ask
-from servers.truth.dialects import DIALECTS
+from servers.truth.dialects import DIALECTS, Ask
 from servers.truth.script import Script
 from servers.truth.timed_reply import Scene, Scenes
 from servers.truth.writes import STAMP

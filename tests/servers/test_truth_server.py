@@ -14,10 +14,9 @@ from servers.engine import EngineError, HttpReply, Target
 from servers.engines.truth import Truth
 from servers.protocol import sse
 from servers.registry import ENGINES
+from servers.truth.exchanges import Served
 from servers.truth.http_requests import take_call
-from servers.truth.journal import Served
-from servers.truth.prefix import PrefixCache
-from servers.truth.queue import Queue
+from servers.truth.queue import PrefixCache, Queue
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.router import House
 from servers.truth.script import Script
