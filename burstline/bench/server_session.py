@@ -228,11 +228,12 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
             f"--model {where.model} holds no weights ({kinds}), and {engine.title} does not start without; "
             f"`burstline make-model {flag}` writes some"
         )
-    limit = context_limit(folder)
+    limit = where.settings.max_model_len or context_limit(folder)
     if limit is not None and longest_tok > limit and not where.engine_args:
         raise WorkloadError(
-            f"the longest request has {longest_tok:,} tokens (prompt and output), but the model's "
-            f"config.json allows {limit:,} (max_position_embeddings); ask for fewer"
+            f"the longest request has {longest_tok:,} tokens (prompt and output), but "
+            f"{'--max-model-len' if where.settings.max_model_len else 'the config.json of its model'} allows "
+            f"{limit:,}; ask for fewer"
         )
 
 

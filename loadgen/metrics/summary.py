@@ -68,6 +68,7 @@ class Context:
     reports: Sequence[DriveReport] = ()
     identity: Identity | None = None
     status: str = "complete"
+    death: str = ""
     concurrency: int | None = None
     server_here: bool = False
     noise: Mapping[str, RunNoise] = field(default_factory=dict)
@@ -87,6 +88,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         reports=manifest.drivers,
         identity=manifest.identity,
         status=run.status,
+        death=(manifest.error or "") if run.status == "failed" else "",
         concurrency=manifest.concurrency,
         noise=manifest.noise,
         server_here=manifest.server is not None and not manifest.server.attached,
@@ -206,6 +208,7 @@ def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | N
         headline={name: {row.name: row.figure for row in summary.metrics[name].rows()} for name in HEADLINE},
         grades=summary.grades,
         cause=_cause(c, summary.counts),
+        death=context.death,
         instrument_error_s=errors_of(context.certificate),
         waited_fraction=share(client.client_cpu_wait_fraction),
         throttled_fraction=share(client.throttled_fraction),

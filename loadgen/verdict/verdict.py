@@ -71,19 +71,20 @@ class Verdict:
 class Evidence:
     """What a verdict rests on.
 
-    `counts` are requests by outcome with `planned` and `ok`, `cause` is what the first request that failed in
-    the most frequent way said. `headline` holds the percentiles that people read first, `grades` how far the
-    client moved them, `instrument_error_s` how far off it was at a server of known truth. Shares are of the
-    run's time or the machine's CPU, None where unknown: `waited_fraction` the client waited for a CPU,
-    `throttled_fraction` a quota of its own stopped it, `others_cpu_fraction` what neither client nor server
-    used; `server_here` says that the server ran on this machine and is none of those. `max_failures` is the
-    share of planned requests that may fail.
+    `counts` are requests by outcome with `planned` and `ok`, `death` says that the server died, `cause` is
+    what the first request that failed in the most frequent way said. `headline` holds the percentiles that
+    people read first, `grades` how far the client moved them, `instrument_error_s` how far off it was at a
+    server of known truth. Shares are of the run's time or the machine's CPU, None where unknown:
+    `waited_fraction` the client waited for a CPU, `throttled_fraction` a quota of its own stopped it,
+    `others_cpu_fraction` what neither client nor server used; `server_here` says that the server ran on this
+    machine and is none of those. `max_failures` is the share of planned requests that may fail.
     """
 
     counts: Mapping[str, int]
     headline: Mapping[str, Mapping[str, Figure]]
     grades: Grades = field(default_factory=dict)
     cause: str = ""
+    death: str = ""
     instrument_error_s: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
     waited_fraction: float | None = None
     throttled_fraction: float | None = None
@@ -112,6 +113,9 @@ def _failed(evidence: Evidence) -> list[Reason]:
     """Nothing or too little was served, because requests failed."""
     counts = evidence.counts
     ok, planned = counts["ok"], counts["planned"]
+    if evidence.death:
+        text = f"{evidence.death.rstrip('.')}. {ok:,} of {planned:,} requests had succeeded."
+        return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     few = ok < early_stopping_floor(0.5)
     if planned == ok or (not few and planned - ok <= evidence.max_failures * planned):
         return [] if planned else [Reason("no-request", "Nothing was planned.", "Ask for a load.")]

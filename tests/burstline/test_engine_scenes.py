@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from burstline import cli
 from loadgen.record.rundir import Run, open_run
 from servers.truth.queue import Queue
 from servers.truth.rig import truth_server
@@ -118,3 +120,44 @@ def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_
     with truth_server(house=house) as truth:
         _, stderr, _ = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
     assert "LightLLM has 8 slots: of 60 requests at once up to 52 wait in a queue that none of its" in stderr
+
+
+def test_a_server_that_dies_in_the_load_is_what_the_run_found(tmp_path: Path) -> None:
+    out = tmp_path / "runs"
+    load = ("--requests", "40", "--prompt-tokens", "32", "--output-tokens", "400")
+    argv = [sys.executable, "-m", "burstline", "run", "--no-certify", "--no-calibrate", "--out", str(out)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with subprocess.Popen(
+        [*argv, "--engine", "truth", *load], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if b"sent," in line and b" 0/40" not in line:
+                break
+        for child in psutil.Process(process.pid).children(recursive=True):
+            if "servers.truth" in child.cmdline():
+                child.kill()
+        stdout, _ = process.communicate(timeout=100)
+    assert process.returncode == 5
+    (folder,) = out.iterdir()
+    verdict = json.loads((folder / "summary.json").read_text())["verdict"]
+    assert verdict["state"] == "FAILED"
+    assert verdict["reasons"][0]["code"] == "died"
+    assert "Known-truth server died" in verdict["reasons"][0]["text"]
+    assert "Known-truth server died" in stdout.decode()
+
+
+def test_lengths_beyond_a_limit_that_was_set_are_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 300, "max_position_embeddings": 512}')
+    out = ("--out", str(tmp_path / "runs"))
+    where = ("run", "--engine", "reference", "--model", str(tmp_path / "model"), *out)
+    assert cli.main([*where, "--prompt-tokens", "500"]) == 2
+    assert "has 564 tokens (prompt and output), but the config.json of its model allows 512" in (
+        capsys.readouterr().err
+    )
+    assert cli.main([*where, "--prompt-tokens", "100", "--max-model-len", "128"]) == 2
+    assert "has 164 tokens (prompt and output), but --max-model-len allows 128" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

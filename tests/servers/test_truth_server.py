@@ -444,7 +444,8 @@ def test_the_launch_line_starts_this_server(tmp_path):
     options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--prefix-cache",))
     argv = Truth().launch(options).argv
     assert argv[1:] == (
-        *("-m", "servers.truth", "--host", "127.0.0.1", "--port", "8123", "--model", "m", "--prefix-cache"),
+        *("-P", "-m", "servers.truth", "--host", "127.0.0.1", "--port", "8123", "--model", "m"),
+        "--prefix-cache",
     )
     assert Truth().root_cause("fine\nOSError: [Errno 98] Address already in use\n").startswith("OSError")
     assert Truth().root_cause("fine") is None
