@@ -169,13 +169,15 @@ class LlamaCpp(Engine):
         meta = model.get("meta") or {}
         n_slots = props.get("total_slots")
         n_ctx = (props.get("default_generation_settings") or {}).get("n_ctx")
+        file_type = props.get("model_ftype")
         pools = {"true": 1, "false": n_slots}.get(logged(log, r"kv_unified = '(\w+)'") or "")
         return Identity(
             engine=self.name,
             version=props.get("build_info"),
             model=props.get("model_path") or model.get("id"),
             max_model_len=n_ctx,
-            dtype=_DTYPES.get(props.get("model_ftype", ""), props.get("model_ftype")),
+            dtype=_DTYPES.get(file_type or ""),
+            quantization=None if file_type in _DTYPES else file_type,
             kv_tok=pools * n_ctx if pools and n_ctx else None,
             kv_bytes=logged_bytes(log, r"KV buffer size = +([\d.]+) MiB", MIB),
             weight_bytes=meta.get("size") or logged_bytes(log, r"model buffer size = +([\d.]+) MiB", MIB),

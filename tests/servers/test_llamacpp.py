@@ -184,6 +184,15 @@ def test_it_identifies_a_recorded_server() -> None:
     }
 
 
+def test_a_quantized_file_is_named_by_its_type_and_has_no_data_type() -> None:
+    def quantized(path: str) -> HttpReply:
+        raw = recorded(path)
+        return replace(raw, body=raw.body.replace(b'"model_ftype":"BF16"', b'"model_ftype":"Q4_K - Medium"'))
+
+    identity = ENGINE.identify(quantized, "")
+    assert (identity.dtype, identity.quantization) == (None, "Q4_K - Medium")
+
+
 def test_gauges_that_it_gives_and_those_it_does_not() -> None:
     gauges = asdict(ENGINE.gauges(recorded("metrics").body.decode()))
     told = {name: value for name, value in gauges.items() if value is not None}
