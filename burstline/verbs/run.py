@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sources(parser.add_argument_group("where requests come from"))
     add_arrivals(parser.add_argument_group("when requests are due"))
     add_targets(parser.add_argument_group("what it must reach"))
-    add_hints(parser.add_argument_group("how far from the metal"))
+    add_hints(parser.add_argument_group("the hardware (roofline)"))
     add_cluster(parser.add_argument_group("from many machines"))
     again = parser.add_argument_group("how often")
     again.add_argument(

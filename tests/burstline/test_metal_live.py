@@ -102,6 +102,43 @@ def test_the_simulator_knows_when_the_burst_ends_and_first_tokens_come(quiet_run
     assert abs(ttft) <= 0.15
 
 
+@pytest.mark.parametrize("streams", [4, 16, 64])
+def test_a_closed_loop_is_simulated_within_ten_ten_and_twenty_percent(tmp_path, streams):
+    load = ("--concurrency", str(streams), "--requests", str(8 * streams), "--output-tokens", "48")
+    judged(fired(tmp_path, *load), streams)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_an_open_loop_is_simulated_within_ten_ten_and_twenty_percent(tmp_path, quiet_run, share):
+    """At a share of the rate at which the embedded engine served the burst."""
+    burst = seen_in(quiet_run, [])
+    rate = share * len(burst.requests) / burst.makespan_s
+    load = ("--arrival", "poisson", "--rate", f"{rate:.3g}", "--requests", "150", "--output-tokens", "48")
+    judged(fired(tmp_path, *load), None)
+
+
+def judged(run: Run, streams: int | None) -> None:
+    """Makespan, mean TPOT and mean TTFT of the simulated load against the measured ones."""
+    if others_in(run) > QUIET:
+        pytest.skip(f"others used {others_in(run):.0%} of this machine")
+    setup, assumed = setup_of(run)
+    seen = seen_in(run, assumed)
+    asked = seen.requests if streams is None else [replace(each, due_s=0.0) for each in seen.requests]
+    found = simulate(asked, seen.limits, setup.clock(), concurrency=streams)
+    due = np.array([request.due_s for request in seen.requests])
+    outputs = np.array([request.output_tok for request in seen.requests])
+    measured = {
+        "makespan": seen.makespan_s,
+        "TPOT": float(((seen.last_s - seen.first_s) / (outputs - 1)).mean()),
+        "TTFT": float((seen.first_s - due).mean()),
+    }
+    simulated = (found.makespan_s, float(found.tpot_s.mean()), float(found.ttft_s.mean()))
+    errors = {name: got / measured[name] - 1 for name, got in zip(measured, simulated, strict=True)}
+    print({name: f"{error:+.1%}" for name, error in errors.items()})
+    for name, limit in (("makespan", 0.1), ("TPOT", 0.1), ("TTFT", 0.2)):
+        assert abs(errors[name]) <= limit, errors
+
+
 def test_the_wire_shows_the_steps_that_the_engine_logged(quiet_run):
     by_log = seen_in(quiet_run, [])
     (quiet_run.path / "steps.parquet").rename(quiet_run.path / "steps.kept")
