@@ -127,7 +127,7 @@ def _records(run: Run, records: pa.Table) -> Check:
         return Check(what, _why(error))
     if len(kept) != len(records):
         return Check(what, f"records.parquet has {len(kept):,} rows, the plan {len(records):,} requests")
-    if kept.schema.names != records.schema.names:
+    if set(kept.schema.names) != set(records.schema.names):
         names = sorted(set(kept.schema.names) ^ set(records.schema.names))
         return Check(what, f"records.parquet has other columns ({', '.join(names[:5])})")
     differ = [name for name in records.schema.names if kept.column(name) != records.column(name)]

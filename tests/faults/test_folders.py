@@ -27,7 +27,7 @@ Damage = Callable[[Path], None]
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose summary and page are this version's own."""
     run = shutil.copytree(GOLDEN, tmp_path_factory.mktemp("golden") / "run")
-    assert main(["report", str(run)]) == 0
+    assert main(["report", "--decode", str(run)]) == 0
     return run
 
 
