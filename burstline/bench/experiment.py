@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from burstline.bench.vital_signs import VitalSigns
 from burstline.bench.vocabulary import ASSUMED
 from burstline.interrupt import terminable, uninterrupted
 from burstline.machine import host_facts
+from loadgen.driver.canary import canary
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool
@@ -75,6 +76,7 @@ class Settings:
     out: Path = Path("runs")
     quiet: bool = False
     certify: bool = True
+    canary: bool = True
     targets: tuple[str, ...] = ()
     max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
@@ -206,8 +208,9 @@ def _measured(
         begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
         run.save_manifest(begun)
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
-        with _drivers(settings.ray, site, progress, early) as drivers:
-            fired = _watched(run, site, plan, load, vocabulary, progress, drivers)
+        truth = canary() if settings.canary and settings.ray is None else nullcontext()
+        with _drivers(settings.ray, site, progress, early) as drivers, truth as bird:
+            fired = _watched(run, site, plan, load, vocabulary, progress, drivers, bird)
         from burstline.bench.retokenize import recount
 
         recount(
@@ -247,6 +250,7 @@ def _watched(
     vocabulary: Vocabulary,
     progress: Progress,
     drivers: Drivers | None,
+    bird: tuple[int, int] | None,
 ) -> RunOutcome:
     telemetry = run.path / "telemetry.jsonl"
     live, signs = Live(telemetry), VitalSigns(site, progress.phase)
@@ -264,6 +268,7 @@ def _watched(
         vocabulary=vocabulary,
         captures=run.captures,
         counters=run.path / "counters",
+        canary_port=bird[0] if bird else None,
     )
     if site.engine.metrics_path is not None and site.engine.counters_settle_s > LATE_S:
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
@@ -274,7 +279,7 @@ def _watched(
         def while_drivers_prepare(pids: list[int]) -> None:
             from loadgen.record.arrow import keep_pandas_out
 
-            watcher.add_clients(pids)
+            watcher.add_clients([*pids, *(bird[1:] if bird else ())])
             keep_pandas_out()
             run.save_plan(plan)
             run.save_manifest(_with_software_and_devices(run.manifest))

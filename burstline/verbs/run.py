@@ -44,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out.add_argument(
         "--no-certify", action="store_true", help="do not measure the instrument's own error first"
     )
+    out.add_argument(
+        "--no-canary", action="store_true", help="do not measure the instrument's own error during the run"
+    )
     out.add_argument("-q", "--quiet", action="store_true", help="no progress, only the result")
     parser.set_defaults(engine_args=())
 
@@ -256,6 +259,7 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         args.out,
         args.quiet,
         certify=not args.no_certify,
+        canary=not args.no_canary,
         hints=hints_of(args),
         targets=tuple(args.slo),
         ray=_ray_of(args),

@@ -36,6 +36,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from loadgen.driver import canary
+from loadgen.driver.canary import CanaryReport
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import Histogram
 from loadgen.driver.job import DriveReport, Job
@@ -103,6 +105,7 @@ class _Drive:
         self._t0_ns: int | None = None
         self._stopped = False
         self._n_prepared = self._n_ended = 0
+        self._canary = Exchange(canary.INDEX)
         self._failures: Counter[str] = Counter()
         self._late, self._lag = Histogram(), Histogram()
 
@@ -122,6 +125,9 @@ class _Drive:
             )
             self._spool = Spool(job.captures, job.worker, on_error=self._stop)
             wire.start()
+            if job.canary_port is not None:
+                self._canary.payload = canary.REQUEST
+                wire.watch_canary(self._canary, job.canary_port)
             try:
                 with quiet():
                     before = self._fire()
@@ -290,6 +296,13 @@ class _Drive:
         self._lag.add((reads.at_ns - reads.kernel_ns)[reads.kernel_ns != NO_STAMP])
         return capture
 
+    def _canary_report(self) -> CanaryReport | None:
+        """How far off the canary's events were reported; None where there was no canary."""
+        if self._job.canary_port is None or self._t0_ns is None or not self._canary.data:
+            return None
+        capture = self._canary.capture(self._t0_ns, self._wire.offsets)
+        return canary.report_of(capture, self._t0_ns)
+
     def _report(self, before: Usage) -> DriveReport:
         wire, used = self._wire, Usage.now() - before
         connect = Histogram()
@@ -316,6 +329,7 @@ class _Drive:
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
+            canary=self._canary_report(),
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from loadgen.driver.canary import CanaryReport
 from loadgen.driver.clock_offset import ClockMap
 from loadgen.driver.duration_histogram import Spread
 from servers.engine import Target
@@ -35,6 +36,7 @@ class Job:
     concurrency: int | None = None
     max_rate_per_s: float | None = None
     worker: int = 0
+    canary_port: int | None = None
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def split(self, n_workers: int) -> list[Job]:
@@ -49,6 +51,7 @@ class Job:
                 concurrency=self.concurrency and max(1, len(range(k, self.concurrency, n_workers))),
                 max_rate_per_s=self.max_rate_per_s and self.max_rate_per_s / n_workers,
                 worker=k,
+                canary_port=self.canary_port if k == 0 else None,
                 target=replace(self.target, url=urls[k % len(urls)]),
             )
             for k in shares
@@ -93,5 +96,6 @@ class DriveReport:
     n_involuntary_switches: int
     reader: str = "python"
     cpu_wait_s: float | None = None
+    canary: CanaryReport | None = None
     host: str | None = None
     clock: ClockMap | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -58,7 +59,23 @@ def instrument(
         cpu_waiting_fraction=watched.time_fraction("pressure", "cpu_waiting_s"),
         throttled_fraction=watched.throttled_fraction(),
         client_cpu_wait_fraction=_cpu_wait(reports),
+        **_canary(reports),
     )
+
+
+def _canary(reports: Sequence[DriveReport]) -> dict[str, Figure]:
+    """The error of the instrument in this very run, at a truth process that streamed meanwhile."""
+    report = next((each for each in reports if each.canary is not None), None)
+    canary = report.canary if report else None
+    if report is None or canary is None:
+        none = Absent("no canary ran, or the run was too short for ten of its events", "no-canary")
+        return dict.fromkeys(("canary_p50_s", "canary_p99_s", "canary_cpu_fraction"), none)
+    share = canary.cpu_s / report.wall_s / (os.cpu_count() or 1) if report.wall_s else None
+    return {
+        "canary_p50_s": measured(canary.p50_ns / 1e9, "s", "", canary.n),
+        "canary_p99_s": measured(canary.p99_ns / 1e9, "s", "", canary.n),
+        "canary_cpu_fraction": measured(share, "1", "the run has no length"),
+    }
 
 
 def _cpu_wait(reports: Sequence[DriveReport]) -> Figure:

@@ -173,7 +173,7 @@ class Traffic:
         except EngineError as error:
             self.fail(exchange, "truncated", str(error))
             return
-        self.n_begun += exchange.begun and not begun
+        self.n_begun += exchange.begun and not begun and exchange.index >= 0
         if whole:
             self._finish(connection, exchange, exchange.last_read_ns)
         elif exchange.mid_stream and connection.tls is None:
@@ -266,6 +266,9 @@ class Traffic:
         """The connection has ended: in order (`error` None) or not."""
         exchange = connection.exchange
         self._part(connection)
+        if exchange is not None and exchange.index < 0:  # the canary's: no request of the plan
+            self._pool.drop(connection)
+            return
         self._pool.drop(connection)
         if exchange is None:
             self._pool.note_unused(connection)

@@ -94,6 +94,18 @@ class Pool:
         self.n_stillborn = 0
         self._pause_until_ns = 0
 
+    def adopt(self, sock: socket.socket) -> Connection:
+        """A connection that stands already, read like any other and never idle: the canary's."""
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if KERNEL_STAMPS:
+            sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        connection = Connection(sock, 0)
+        connection.connected_ns = now()
+        self.by_fd[connection.fd] = connection
+        self._poller.register(connection.fd, IN)
+        return connection
+
     def take(self) -> Connection | None:
         """The connection used last, now the caller's; None where none is free."""
         return self.idle.popitem()[0] if self.idle else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import ssl
 import threading
 import time
@@ -57,6 +58,7 @@ class Wire:
         self.error: BaseException | None = None
         self.max_pass_ns = self.n_reads = self.n_bytes = 0
         self.cpu_wait_s: float | None = None
+        self._canary: Connection | None = None
         self._on_ended = on_ended
         self._counters = counters
         self._poller = new_poller()
@@ -96,6 +98,10 @@ class Wire:
         """Call back, in the wire's thread, when all that is due in the first second has its connection."""
         self._ask(lambda: self._when_open.append(callback))
 
+    def watch_canary(self, exchange: Exchange, port: int) -> None:
+        """Read the canary's events into `exchange` over a connection of its own, on the loopback."""
+        self._ask(lambda: self._open_canary(exchange, port))
+
     def release(self, t0_ns: int) -> None:
         """Let the run begin at `t0_ns` (monotonic)."""
         self._ask(lambda: self.traffic.release(t0_ns))
@@ -130,6 +136,8 @@ class Wire:
             with suppress(Exception):
                 self.traffic.stop()
                 self._obey()
+                if self._canary is not None and self._canary.is_open:
+                    self.reader.leave(self._canary)
             self._hand_over()
             self.pool.close()
             self._poller.close()
@@ -208,6 +216,12 @@ class Wire:
 
     def _close(self) -> None:
         self._closed = True
+
+    def _open_canary(self, exchange: Exchange, port: int) -> None:
+        connection = self.pool.adopt(socket.create_connection(("127.0.0.1", port), timeout=1.0))
+        connection.exchange, self._canary = exchange, connection
+        connection.sock.send(exchange.payload)
+        exchange.sent_ns = now()
 
     # What comes back.
 

@@ -216,7 +216,19 @@ def _instrument_error(instrument: Instrument) -> str:
         return ""
     known = f"to {duration(error.point)}" if error.point > 0 else "by the kernel's own stamp"
     left = f"99% of requests left within {duration(late.point)} of when they were due"
-    return f"The instrument: {left}, and 99% of arrivals are known {known}.{_certified(instrument)}"
+    told = f"The instrument: {left}, and 99% of arrivals are known {known}."
+    return f"{told}{_canary(instrument)}{_certified(instrument)}"
+
+
+def _canary(instrument: Instrument) -> str:
+    """The instrument's error in this very run, in a sentence; "" where there was no canary."""
+    p50, p99 = instrument.canary_p50_s, instrument.canary_p99_s
+    if isinstance(p50, Absent) or isinstance(p99, Absent):
+        return ""
+    return (
+        f" During the run a truth process streamed {p99.n:,} stamped events: they were reported "
+        f"{duration(p50.point)} (p50) and {duration(p99.point)} (p99) from the truth."
+    )
 
 
 def _certified(instrument: Instrument) -> str:

@@ -16,8 +16,8 @@ from types import FunctionType
 
 import pytest
 
-from loadgen.driver import drive
-from loadgen.metrics import definitions, server_histograms, steady_state, telemetry_query, throughput
+from loadgen.driver import canary, drive
+from loadgen.metrics import definitions, server_histograms, slo, steady_state, telemetry_query, throughput
 from loadgen.record import columns, record
 from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
 from loadgen.verdict import grades, verdict
@@ -270,6 +270,20 @@ MUTATIONS = (
         "arrivals.body_ends[read] <= np.asarray(ends)",
         "read >= 0",
         LOADGEN + "test_record.test_an_event_that_is_not_the_last_of_its_read_may_have_come_earlier",
+    ),
+    Mutation(
+        "the canary's lateness counts from its first event",
+        canary.report_of,
+        "true_ns = said[:, 0] - t0_ns",
+        "true_ns = reported_ns",
+        LOADGEN + "test_canary.test_the_error_is_reported_minus_true_over_the_run",
+    ),
+    Mutation(
+        "a margin of one run is enough whatever runs differ by",
+        slo._by_margin,
+        "high >= needed * low and low < high",
+        "low < high",
+        LOADGEN + "test_goals.test_stored_noise_decides_a_single_run_by_its_margin",
     ),
     Mutation(
         "other work on the machine is no matter",

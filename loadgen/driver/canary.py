@@ -1,0 +1,114 @@
+"""The in-run canary: a truth process streams stamped events to the driver for the whole run.
+
+What the driver reports of them minus what was true is the instrument's error under this load, on this
+machine, now. Run as `python -m loadgen.driver.canary` by `canary`; it ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from servers.host import child
+
+if TYPE_CHECKING:
+    from loadgen.record.capture import Capture
+
+PERIOD_S: Final = 0.05
+"""20 events a second; each comes up to half a period early, so that no timer of a server is in step."""
+REQUEST: Final = b"GET /canary HTTP/1.1\r\nhost: canary\r\n\r\n"
+INDEX: Final = -1
+"""The index of the canary's exchange, which is none of the plan's requests."""
+_HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_GOLDEN: Final = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryReport:
+    """Reported minus true arrival of `n` events, ns: percentiles of the absolute error.
+
+    `cpu_s` is what the truth process used.
+    """
+
+    n: int
+    p50_ns: int
+    p99_ns: int
+    max_ns: int
+    cpu_s: float
+
+
+@contextlib.contextmanager
+def canary() -> Iterator[tuple[int, int]]:
+    """A truth process: its port on the loopback and its process id."""
+    process = child.spawn("loadgen.driver.canary", {})
+    assert process.stdout is not None
+    assert process.stdin is not None
+    try:
+        yield int(process.stdout.readline()), process.pid
+    finally:
+        process.stdin.close()
+        process.stdout.close()
+        with contextlib.suppress(Exception):
+            process.wait(2.0)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
+    """The error of every event from the run's start on; None where fewer than ten came."""
+    from loadgen.record.capture import NO_STAMP, Reads
+    from loadgen.wire import http1
+
+    parsed = http1.parse(capture.reads)
+    if parsed is None:
+        return None
+    http, arrivals = parsed
+    reads, lines = Reads.of(capture.reads), http.body.split(b"\n\n")[:-1]
+    if not lines:
+        return None
+    ends = np.cumsum([len(line) + 2 for line in lines])
+    said = np.array([[int(word) for word in line.split()[1:3]] for line in lines], dtype=np.int64)
+    read = arrivals.read_of(ends)
+    reported_ns = np.where(reads.kernel_ns[read] != NO_STAMP, reads.kernel_ns[read], reads.at_ns[read])
+    true_ns = said[:, 0] - t0_ns
+    error_ns = np.abs(reported_ns - true_ns)[true_ns >= 0]
+    if len(error_ns) < 10:
+        return None
+    p50, p99 = np.quantile(error_ns, [0.5, 0.99])
+    return CanaryReport(len(error_ns), int(p50), int(p99), int(error_ns.max()), float(said[-1, 1]) / 1e9)
+
+
+def main() -> None:
+    """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far."""
+    child.next_line(sys.stdin.fileno())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        print(server.getsockname()[1], flush=True)  # noqa: T201 to whoever started us
+        ready, _, _ = select.select([server, sys.stdin], [], [])
+        if server not in ready:
+            return
+        connection, _ = server.accept()
+    with connection, contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.recv(4096)
+        connection.sendall(_HEAD)
+        begin_s, began_cpu_ns, k = time.monotonic(), time.process_time_ns(), 0
+        while True:
+            k += 1
+            due_s = begin_s + PERIOD_S * (k - 0.5 * (k * _GOLDEN % 1.0))
+            if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
+                return
+            event = b"data: %d %d\n\n" % (time.monotonic_ns(), time.process_time_ns() - began_cpu_ns)
+            connection.sendall(b"%x\r\n%s\r\n" % (len(event), event))
+
+
+if __name__ == "__main__":
+    main()

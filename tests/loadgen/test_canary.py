@@ -1,0 +1,86 @@
+"""The in-run canary: the instrument's error in this very run, at events whose sending is known."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from loadgen.driver.canary import INDEX, REQUEST, CanaryReport, canary, report_of
+from loadgen.metrics.summary import Context
+from loadgen.record.capture import NO_STAMP, Capture, Reads
+from loadgen.record.tables import record_table
+from loadgen.wire.exchange import Exchange
+from loadgen.wire.wire import Wire
+from servers.engine import Read
+from servers.truth.script import Script
+from tests.loadgen.making import HEAD, MS, chunk, ok, summarized
+from tests.pitfalls.chain import play
+
+
+def streamed(late_ns):
+    """Events sent every 50 ms from 1 s on, each reported so much later; the run began at 1 s."""
+    sent = [1_000_000_000 + 50 * MS * k for k in range(len(late_ns))]
+    parts = [chunk(b"data: %d %d\n\n" % (at, k * 1000)) for k, at in enumerate(sent)]
+    parts[0] = HEAD + parts[0]
+    reads = [
+        Read(at + late - 1_000_000_000, None, part)
+        for at, late, part in zip(sent, late_ns, parts, strict=True)
+    ]
+    return Capture(INDEX, 0, 0, None, 0, None, Reads.of(reads))
+
+
+def test_the_error_is_reported_minus_true_over_the_run():
+    late = [30_000] * 98 + [5 * MS, 9 * MS]
+    found = report_of(streamed(late), 1_000_000_000)
+    assert (found.n, found.p50_ns, found.max_ns) == (100, 30_000, 9 * MS)
+    assert 4 * MS < found.p99_ns < 9 * MS
+    assert found.cpu_s == pytest.approx(99e-6)
+
+
+def test_events_before_the_run_and_a_run_too_short_say_nothing():
+    assert report_of(streamed([1000] * 9), 1_000_000_000) is None
+    assert report_of(replace(streamed([1000] * 100), reads=()), 0) is None
+
+
+def test_a_kernels_stamp_takes_the_drivers_own_lag_out():
+    late = streamed([40 * MS] * 20)
+    stamps = late.reads.at_ns - 40 * MS + 10_000
+    stamped = replace(late, reads=replace(late.reads, kernel_ns=stamps))
+    assert report_of(stamped, 1_000_000_000).p99_ns == 10_000
+    assert (late.reads.kernel_ns == NO_STAMP).all()
+
+
+def test_the_wire_reads_a_truth_process_beside_its_load():
+    ended = []
+    wire = Wire([], ended.extend)
+    exchange = Exchange(INDEX)
+    exchange.payload = REQUEST
+    wire.start()
+    with canary() as (port, pid):
+        assert pid > 0
+        t0_ns = time.monotonic_ns()
+        wire.watch_canary(exchange, port)
+        limit_s = time.monotonic() + 20
+        while len(exchange.data) < 1200 and time.monotonic() < limit_s:
+            time.sleep(0.1)
+            if time.monotonic_ns() - t0_ns > 2_000_000_000:
+                break
+        wire.close()
+    assert ended == [], "it is no request of the plan"
+    report = report_of(exchange.capture(t0_ns, wire.offsets), t0_ns)
+    assert report.n >= 10
+    assert report.p50_ns < 1_000_000_000
+
+
+def test_the_summary_says_what_the_canary_found_and_what_it_cost():
+    played = play(Script(ttft_s=0.01, gaps_s=(0.001,)), 12)
+    report = replace(played.report, canary=CanaryReport(200, 25_000, 70_000, 90_000, 0.01), wall_s=10.0)
+    rows = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
+    client = summarized(rows, Context(reports=[report]))["instrument"]
+    assert client["canary_p99_s"]["point"] == pytest.approx(70e-6)
+    assert client["canary_p99_s"]["n"] == 200
+    assert 0 < client["canary_cpu_fraction"]["point"] <= 0.001
+    none = summarized(rows, Context())["instrument"]
+    assert none["canary_p99_s"]["code"] == "no-canary"
+    assert np.isfinite(client["canary_p50_s"]["point"])
