@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import orjson
@@ -17,8 +17,10 @@ import orjson
 from loadgen.record.files import user_cache, write_bytes
 from loadgen.record.manifest import Manifest, RunNoise
 from loadgen.record.rundir import Run
-from loadgen.stats.across_runs import LEAST_RUNS, Noise, noise_of
-from loadgen.stats.estimates import Absent
+from loadgen.stats.figure import Absent
+
+if TYPE_CHECKING:
+    from loadgen.stats.across_runs import Noise
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 PERCENTILES: Final = ("p50", "p90", "p95", "p99", "mean")
@@ -27,6 +29,8 @@ RATES: Final = ("output_tok_per_s", "input_tok_per_s", "total_tok_per_s", "reque
 
 def remember(runs: Sequence[Run]) -> None:
     """Keep the noise of three repeats or more for later runs of the same system."""
+    from loadgen.stats.across_runs import LEAST_RUNS, Noise  # statistics: every run asks for what is stored
+
     if len(runs) < LEAST_RUNS or any(run.summary is None for run in runs):
         return
     rows = {
@@ -55,6 +59,8 @@ def _paths() -> dict[str, tuple[str, ...]]:
 
 
 def _noise(runs: Sequence[Run], path: tuple[str, ...]) -> Noise | Absent:
+    from loadgen.stats.across_runs import noise_of
+
     figures = [run.summary.figure(*path) for run in runs if run.summary is not None]
     points = [figure.point for figure in figures if not isinstance(figure, Absent)]
     if len(points) < len(runs):

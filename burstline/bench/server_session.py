@@ -242,7 +242,7 @@ def _check_server(engine: Engine, where: Where, longest_tok: int) -> None:
     assert where.url is not None
     target = where.dressed(target_at(where.url, where.model or "", where.api_key))
     get = getter(target, timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
-    answering = engine_at(get)
+    answering = engine_at(get, engine.name.partition("+")[0])
     if answering is None:
         return  # it may be starting: waiting for its first token tells
     meant = engine.name.partition("+")[0]

@@ -4,20 +4,17 @@ It takes text only, and cannot be told over HTTP to ignore the end of text: a fo
 served instead, in which no id that can be sampled ends a text.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import re
 import shutil
 from array import array
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import (
-    TextGenerationInput,
-    TextGenerationInputGenerateParameters,
-    TextGenerationStreamOutput,
-)
+from typing import TYPE_CHECKING, Any
 
 from servers.engine import (
     Admission,
@@ -46,6 +43,9 @@ from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply
 from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
+
+if TYPE_CHECKING:
+    from huggingface_hub import TextGenerationInput, TextGenerationStreamOutput
 
 LAUNCHER_VARIABLE = "BURSTLINE_TGI_LAUNCHER"
 LAUNCHER = "text-generation-launcher"
@@ -184,6 +184,9 @@ class Tgi(Engine):
             raise EngineError("TGI takes text only, and this prompt is token ids")
         sampling = request.sampling
         sampled = sampling.temperature > 0
+        # Imported where TGI is spoken to: whoever looks for engines imports this module, too.
+        from huggingface_hub import TextGenerationInput, TextGenerationInputGenerateParameters
+
         asked = TextGenerationInput(
             inputs=request.prompt_text,
             parameters=TextGenerationInputGenerateParameters(
@@ -278,7 +281,14 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
     tally.overshoots = len(tally.events) >= ROUND_TOK
     if answer.get("details") is None:
         return Event(end, Kind.ANSWER, 1)
-    return _read(tally, TextGenerationStreamOutput.parse_obj_as_instance(dict(answer)), end)
+    return _read(tally, _stream_output().parse_obj_as_instance(dict(answer)), end)
+
+
+@cache
+def _stream_output() -> type[TextGenerationStreamOutput]:
+    from huggingface_hub import TextGenerationStreamOutput
+
+    return TextGenerationStreamOutput
 
 
 def _read(tally: Tally, event: TextGenerationStreamOutput, end: int) -> Event:
