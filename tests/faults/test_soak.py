@@ -14,7 +14,6 @@ import pytest
 
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.poller import IN, OUT
-from loadgen.wire.reader import PythonReader
 from loadgen.wire.wire import Wire
 from tests.faults.lab import noted
 
@@ -129,7 +128,6 @@ def test_an_hour_of_load_leaks_neither_memory_nor_sockets(monkeypatch: pytest.Mo
     for module in ("wire", "dispatcher", "pool", "reader"):
         monkeypatch.setattr(f"loadgen.wire.{module}.now", lambda: world.now_ns)
     monkeypatch.setattr("loadgen.wire.wire.new_poller", lambda: Poller(world))
-    monkeypatch.setattr("loadgen.wire.wire.new_reader", PythonReader)
     fakes = SimpleNamespace(
         **{
             name: getattr(__import__("socket"), name)
