@@ -52,6 +52,12 @@ class Plan:
     stages: tuple[Stage, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict, compare=False)
 
+    @property
+    def longest_output_tok(self) -> int:
+        if isinstance(self.requests, DrawnRequests):
+            return int(self.requests.column("n_output_tok").max(initial=0))
+        return max((request.n_output_tok for request in self.requests), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:

@@ -23,9 +23,10 @@ from burstline.bench.fire import DriverDiedError, Drivers, fire
 from burstline.bench.fire import Load as Done
 from burstline.bench.hints import Hints
 from burstline.bench.load_options import Load, Wish, checked, job_of
-from burstline.bench.plan_for_server import plan_for
+from burstline.bench.plan_for_server import expected_cached, plan_for
 from burstline.bench.progress import Progress, Snapshot, progress_for
 from burstline.bench.server_session import Say, Site, Where, check_start, check_where, choose_engine, serving
+from burstline.bench.stages import send_stages, with_handover
 from burstline.bench.telemetry_tail import Live
 from burstline.bench.vital_signs import VitalSigns
 from burstline.bench.vocabulary import ASSUMED
@@ -40,6 +41,7 @@ from loadgen.record.manifest import (
     ArrivalFacts,
     Certificate,
     HardwareFacts,
+    LoadFacts,
     Manifest,
     Option,
     ServerFacts,
@@ -199,14 +201,14 @@ def _measured(
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )
-        longest = max((request.n_output_tok for request in plan.requests), default=0)
-        expected = engine.before_load(site.identity, load.n_at_once, longest)
+        expected = engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
         for note in expected:
             progress.phase(note)
         site = replace(site, notes=site.notes + expected)
         server = _server_facts(site, settings.where.model)
+        facts = LoadFacts(plan.dropped, expected_cached(plan, load, site.identity))
         begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
-        run.save_manifest(begun)
+        run.save_manifest(replace(begun, load=facts))
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
         truth = canary() if settings.canary and settings.ray is None else nullcontext()
         with _drivers(settings.ray, site, progress, early) as drivers, truth as bird:
@@ -270,6 +272,10 @@ def _watched(
         counters=run.path / "counters",
         canary_port=bird[0] if bird else None,
     )
+    sent = send_stages(plan, job, site.engine, progress.phase)
+    if sent.facts:
+        assert run.manifest.load is not None
+        run.save_manifest(replace(run.manifest, load=replace(run.manifest.load, stages=sent.facts)))
     if site.engine.metrics_path is not None and site.engine.counters_settle_s > LATE_S:
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
     with start_watcher(
@@ -286,7 +292,7 @@ def _watched(
             if site.engine.metrics_path is not None and not watcher.await_baseline():
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
-        done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
+        done = fire(with_handover(plan, job), load.n_workers, while_drivers_prepare, on_tick, drivers)
     fired = RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
@@ -295,6 +301,8 @@ def _watched(
         error = fired.engine_error or (str(done.error) if done.error else None)
         run.save_manifest(replace(run.manifest, drivers=tuple(done.reports), error=error))
         _keep_telemetry(run, telemetry, fired.t0_ns)
+        if sent.records:
+            run.save_warm_up(sent.table(fired.t0_ns))
         job.counters.unlink()
     return fired
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from loadgen.driver.job import DriveReport
 from loadgen.record.arrow import keep_pandas_out
-from loadgen.record.decode import decode_run
+from loadgen.record.decode import decode_run, stage_records
 from loadgen.record.manifest import Status
 from loadgen.record.rundir import RunDir, open_run
 from servers.engine import Engine
@@ -28,6 +28,9 @@ def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[Driv
     """
     run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
     run.save_records(decode_run(run.path, engine.decode, meanwhile=_import_report))
+    handover = stage_records(run.path, engine.decode)
+    if handover is not None:
+        run.save_warm_up(handover)
     return write_report(run)
 
 

@@ -67,7 +67,8 @@ def fire(job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Dr
         parts = job.split(n_workers) if n_workers > 1 else [job]
         with (drivers or local_drivers)(parts, counters) as started:
             on_pids([process.pid for process, _ in started if process.pid])
-            load = _Desk(started, counters, len(job.requests), on_tick).attend()
+            early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
+            load = _Desk(started, counters, len(job.requests), on_tick, early_s).attend()
     for worker, why in load.lost.items():
         _account_for_lost(parts[worker], n_workers + worker, why)
     return load
@@ -90,11 +91,15 @@ def _lost(index: int, due_ns: int, why: str) -> Capture:
 class _Desk:
     """Listens to the drivers until each has reported or is lost."""
 
-    def __init__(self, drivers: Pairs, counters: Counters, n_planned: int, on_tick: OnTick) -> None:
+    def __init__(
+        self, drivers: Pairs, counters: Counters, n_planned: int, on_tick: OnTick, early_s: float
+    ) -> None:
         self._pending = {conn: (k, process) for k, (process, conn) in enumerate(drivers)}
         self._counters, self._n_planned, self._on_tick = counters, n_planned, on_tick
         self._n_unready = len(drivers)
-        self._lead_s = LEAD_S if all(process.pid for process, _ in drivers) else CLUSTER_LEAD_S
+        here = all(process.pid for process, _ in drivers)
+        # What leads into the load is due before the run's start.
+        self._lead_s = early_s + (LEAD_S if here else CLUSTER_LEAD_S)
         self._reports: list[DriveReport] = []
         self._t0_ns: int | None = None
         self._lost: dict[int, str] = {}

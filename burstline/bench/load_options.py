@@ -156,9 +156,8 @@ class Load:
 
 def checked(wish: Wish) -> Load:
     """The load; WorkloadError, naming the flag, where the wish cannot be fulfilled."""
-    for flag, given in (("--sessions", _of_sessions(wish)), ("--warmup", wish.warmup)):
-        if given:
-            raise WorkloadError(f"{flag} is not there yet")
+    if _of_sessions(wish):
+        raise WorkloadError("--sessions is not there yet")
     if wish.request_kind != "generate":
         raise WorkloadError("--request-kind is not there yet")
     _check_numbers(wish)

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
+from servers.engine import Identity
 from servers.host.ready import send
 from workloads.plan import Plan
+from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from workloads.prompts import Vocabulary
-from workloads.request import Request, WorkloadError
+from workloads.request import Request, RequestKind, WorkloadError
 from workloads.text_prompts import Words, as_text, make_texts, words_of
 
 if TYPE_CHECKING:
@@ -49,6 +51,16 @@ def plan_for(
     for reason, n in plan.dropped.items():
         say(f"{n:,} rows left out: {reason}")
     return (plan if words is None else as_text(plan, words, load.salt, n_extra_tok)), vocabulary
+
+
+def expected_cached(plan: Plan, load: Load, identity: Identity) -> float | None:
+    """The share of prompt tokens that a cache without limits could serve; None where replies decide it."""
+    if load.has_sessions or load.shape.kind is not RequestKind.GENERATE:
+        return None
+    if identity.prefix_caching is False:
+        return 0.0
+    primed = next((stage.requests for stage in plan.stages if stage.name == "priming"), ())
+    return expected_hit_fraction(plan.requests, load.salt, identity.kv_block_tok or BLOCK_TOK, primed)
 
 
 def _materials(

@@ -77,6 +77,8 @@ class Context:
     not_stationary: tuple[Reason, ...] = ()
     goals: tuple[Goal, ...] = ()
     arrivals: ArrivalFacts | None = None
+    expected_cached: float | None = None
+    handed_over: bool = False
     max_failures: float = MAX_FAILURES
 
 
@@ -95,6 +97,8 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         certificate=manifest.certificate,
         not_comparable=not_comparable,
         arrivals=manifest.arrivals,
+        handed_over=manifest.asked.get("warmup_handover") is True,
+        expected_cached=manifest.load.expected_cached_fraction if manifest.load else None,
         max_failures=manifest.max_failures,
         goals=tuple(map(parse_goal, manifest.targets)),
     )
@@ -141,10 +145,26 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         agreement=agreement(whole, watched),
         grades=grades(c),
     )
-    warnings = caveats(unjudged, context.certificate, status=context.status, server_here=context.server_here)
+    warnings = caveats(
+        unjudged,
+        context.certificate,
+        status=context.status,
+        server_here=context.server_here,
+        expected_cached=context.expected_cached,
+        counted_cached=_counted_cached(watched),
+        handed_over=context.handed_over,
+    )
     verdict = judge(_evidence(unjudged, whole, context, steady), warnings)
     summary = replace(unjudged, verdict=verdict)
     return replace(summary, targets=judge_goals(context.goals, summary, c, context.noise))
+
+
+def _counted_cached(watched: Watched) -> float | None:
+    """The share of prompt tokens that the server's cache served, by its own counters."""
+    served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
+    if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:
+        return None
+    return served.point / asked.point
 
 
 def _goodput(c: Columns, steady: Steady | None, context: Context) -> Goodput:

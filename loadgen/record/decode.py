@@ -53,7 +53,22 @@ def decode_run(
     requests, due_ns = _read_asked(directory)
     if n_processes is None:
         n_processes = min(_n_cpus(), 1 + len(requests) // 2000)
-    return with_cancelled(_seen(directory, decode, n_processes, meanwhile), requests, due_ns)
+    seen = _seen(directory, decode, n_processes, meanwhile)
+    n = sum(request.stage is None for request in requests)
+    if n < len(requests):  # stages that were captured with the load are told apart by `stage_records`
+        seen = seen.filter(pc.less(seen.column("index"), n))
+    return with_cancelled(seen, requests[:n], due_ns[:n])
+
+
+def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
+    """The records of a warm-up that led into the load; None where the plan has none."""
+    requests, _ = _read_asked(directory)
+    n = sum(request.stage is None for request in requests)
+    if n == len(requests):
+        return None
+    late = (c for c in read_captures(directory / "captures") if n <= c.index < len(requests))
+    rows = [record for batch in decoded_batches(late, requests, decode) for record in batch]
+    return record_table(sorted(rows, key=lambda record: record.index)) if rows else None
 
 
 def _seen(directory: Path, decode: Decode, n_processes: int, meanwhile: Callable[[], object]) -> pa.Table:
@@ -189,6 +204,8 @@ def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
     """The plan's requests without their prompts, and when each was due."""
     path = directory / "plan.parquet"
     table = _read_table(path, [name for name in pq.read_schema(path).names if name in WITHOUT_PROMPTS])
+    if "stage" in table.column_names and table.column("stage").null_count < len(table):
+        table = table.sort_by("index")  # stages stand in the order in which they are sent
     return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())
 
 

@@ -204,6 +204,29 @@ class RunNoise:
     n_runs: int
 
 
+@dataclass(frozen=True, slots=True)
+class StageFacts:
+    """Requests sent before the measurement: how many, how many succeeded, and their median E2E latency."""
+
+    name: str
+    n: int
+    ok: int
+    e2e_p50_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFacts:
+    """Facts of the plan. `dropped` counts rows of a data set or trace that were left out, by reason.
+
+    `expected_cached_fraction` is the share of prompt tokens that an unlimited prefix cache could serve; None
+    where replies decide it (sessions). `stages` were sent before the load.
+    """
+
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    expected_cached_fraction: float | None = None
+    stages: tuple[StageFacts, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What was asked, of whom, where and with what. Sections that a run has not reached yet are None.
@@ -239,6 +262,7 @@ class Manifest:
     identity: Identity | None = field(default=None, metadata=OPTIONAL)
     server: ServerFacts | None = field(default=None, metadata=OPTIONAL)
     plan_sha256: str | None = field(default=None, metadata=OPTIONAL)
+    load: LoadFacts | None = field(default=None, metadata=OPTIONAL)
     drivers: tuple[DriveReport, ...] = ()
     step_log: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)

@@ -106,6 +106,9 @@ class RunDir:
     def save_records(self, records: pa.Table) -> None:
         self._save("records.parquet", [records])
 
+    def save_warm_up(self, records: pa.Table) -> None:
+        self._save("warmup.parquet", [records])
+
     def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
         """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
         from loadgen.record.tables import telemetry_table

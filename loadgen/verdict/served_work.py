@@ -101,7 +101,7 @@ def work_of(run: Run, label: str) -> Work:
         verdict=str(verdict.state) if verdict else "NO SUMMARY",
         verdict_reason=next((reason.text for reason in verdict.reasons), "") if verdict else "",
         cached_fraction=_cached_fraction(columns, run) if caching else 0.0,
-        expected_cached_fraction=expected_hit_fraction(requests, salt, block_tok) if caching else 0.0,
+        expected_cached_fraction=_expected(run, requests, block_tok) if caching else 0.0,
         settings={
             "concurrency": str(manifest.concurrency or OPEN),
             **settings_of(identity, server.argv, requests),
@@ -154,6 +154,11 @@ def _dtype(name: str | None) -> str | None:
     """One spelling for each: engines say `bf16`, `torch.bfloat16` and `bfloat16`."""
     plain = None if name is None else name.lower().removeprefix("torch.")
     return None if plain is None else _DTYPES.get(plain, plain)
+
+
+def _expected(run: Run, requests: Sequence[Request], block_tok: int) -> float:
+    planned = run.manifest.load.expected_cached_fraction if run.manifest.load else None
+    return expected_hit_fraction(requests, run.manifest.salt, block_tok) if planned is None else planned
 
 
 def _cached_fraction(c: Columns, run: Run) -> float | None:

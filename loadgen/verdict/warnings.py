@@ -22,8 +22,16 @@ def caveats(
     *,
     status: str = "complete",
     server_here: bool = False,
+    expected_cached: float | None = None,
+    counted_cached: float | None = None,
+    handed_over: bool = False,
 ) -> tuple[Reason, ...]:
-    """Every warning that applies, out of the summary's own sections."""
+    """Every warning that applies, out of the summary's own sections.
+
+    `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
+    `counted_cached` what the server's counters say it served. With `handed_over` these counters also hold a
+    warm-up that led into the load.
+    """
     lengths = summary.lengths
     found = (
         _interrupted(status, summary.counts),
@@ -32,8 +40,8 @@ def caveats(
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
-        _cached(_point(lengths.cached_fraction)),
-        _conservation(summary.conservation, summary.counts),
+        _cached(_cached_fraction(summary, counted_cached), expected_cached),
+        None if handed_over else _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
         _beyond_certified(summary.instrument),
         None if server_here else _busy_machine(_point(summary.instrument.others_cpu_fraction)),
@@ -88,13 +96,39 @@ def _recounted(n: int) -> Reason | None:
     return Reason("recounted", text, advice)
 
 
-def _cached(share: float) -> Reason | None:
-    if share <= NOTABLE:
+def _cached_fraction(summary: Summary, counted: float | None) -> float | None:
+    """As the replies say, else as the server's counters grew; None where neither says."""
+    if isinstance(summary.lengths.cached_fraction, Estimate):
+        return summary.lengths.cached_fraction.point
+    return counted
+
+
+def _cached(share: float | None, expected: float | None) -> Reason | None:
+    if expected is not None and expected > NOTABLE:
+        return _prefix_mismatch(share, expected)
+    if share is None or share <= NOTABLE:
         return None
     text = f"The prefix cache served {share:.1%} of the prompt tokens."
     return Reason(
         "prefix-cache", text, "Was a salt repeated? A fresh one shares no prefix with earlier runs."
     )
+
+
+def _prefix_mismatch(share: float | None, expected: float) -> Reason | None:
+    if share is None:
+        text = f"The plan's prefixes let a cache serve {expected:.1%} of the prompt tokens; the server "
+        return Reason("prefix-unknown", text + "does not report what it served.", "Read TTFT with care.")
+    if abs(share - expected) <= NOTABLE:
+        return None
+    gap = abs(share - expected) * 100
+    text = f"The prefix cache served {share:.1%} of the prompt tokens, {gap:.1f} points "
+    if share > expected:
+        advice = "An earlier run left its prompts there: pass a new --salt."
+        return Reason(
+            "prefix-more", f"{text}more than the plan's own prefixes allow ({expected:.1%}).", advice
+        )
+    advice = "Check that the KV cache holds it; requests in flight together share nothing yet."
+    return Reason("prefix-less", f"{text}less than the plan allows ({expected:.1%}).", advice)
 
 
 def _conservation(tokens: Conservation, counts: Mapping[str, int]) -> Reason | None:

@@ -1,0 +1,116 @@
+"""What is sent before the load and does not count: warm-up bursts, prompts that fill a prefix cache."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
+
+from burstline.bench.fire import fire
+from loadgen.driver.job import Job
+from loadgen.record.capture_store import read_captures
+from loadgen.record.manifest import StageFacts
+from loadgen.record.record import Outcome, Record, record_of
+from servers.engine import Engine
+from workloads.plan import Plan, Stage
+from workloads.request import Request
+from workloads.warm_up import HANDOVER
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AGREE: Final = 0.1
+"""Two warm-up bursts agree where their median E2E latencies differ by no more than this share."""
+AGREE_S: Final = 0.005
+"""Or by so little: small models answer in milliseconds."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Stages that were sent and drained: facts, and each record with when its own clock started."""
+
+    facts: tuple[StageFacts, ...] = ()
+    records: tuple[tuple[int, Record], ...] = ()
+
+    def table(self, t0_ns: int) -> pa.Table:
+        """The records on the run's clock, whose zero is `t0_ns`: all of their times are negative."""
+        from loadgen.record.tables import record_table
+
+        return record_table([_shifted(record, own_ns - t0_ns) for own_ns, record in self.records])
+
+
+def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> Sent:
+    """Send each stage and wait until it has ended; KeyboardInterrupt where a person interrupts.
+
+    Of the bursts of an automatic warm-up those after two that agree are left out.
+    """
+    facts: list[StageFacts] = []
+    records: list[tuple[int, Record]] = []
+    for stage in plan.stages:
+        if stage.name == HANDOVER or (stage.name.startswith("warm-up ") and _agree(facts)):
+            continue
+        say(f"Sending {stage.name}: {len(stage.requests):,} requests that do not count")
+        t0_ns, came = _sent(stage, job, engine)
+        facts.append(_facts(stage.name, came))
+        records += [(t0_ns, record) for record in came]
+        if not facts[-1].ok:
+            say(f"  none of them succeeded: {came[0].outcome if came else 'nothing was captured'}")
+    bursts = [fact for fact in facts if fact.name.startswith("warm-up ")]
+    if bursts:
+        times = ", ".join(f"{b.e2e_p50_s:.3g} s" for b in bursts if b.e2e_p50_s is not None)
+        end = "two agree" if _agree(facts) else "no two agree: the server may still be warming up"
+        say(f"Warm-up: {len(bursts)} bursts, median E2E {times or 'unknown'}; {end}")
+    return Sent(tuple(facts), tuple(records))
+
+
+def with_handover(plan: Plan, job: Job) -> Job:
+    """The job with the warm-up in front that leads into the load; its due times are negative."""
+    stage = next((stage for stage in plan.stages if stage.name == HANDOVER), None)
+    if stage is None:
+        return job
+    requests: Sequence[Request] = (*stage.requests, *plan.requests)
+    return replace(job, requests=requests, due_ns=stage.due_ns + plan.due_ns)
+
+
+def _sent(stage: Stage, job: Job, engine: Engine) -> tuple[int, list[Record]]:
+    """When the stage began (ns, monotonic), and the records of its requests."""
+    folder = job.captures.with_name("stage")
+    own = replace(job, requests=stage.requests, due_ns=stage.due_ns, captures=folder, max_rate_per_s=None)
+    done = fire(own, 1, lambda _: None, lambda _: None)
+    asked = {request.index: request for request in stage.requests}
+    records = [record_of(asked[c.index], c, engine.decode) for c in read_captures(folder) if c.index in asked]
+    shutil.rmtree(folder)
+    if done.interrupted:
+        raise KeyboardInterrupt
+    return done.t0_ns or 0, sorted(records, key=lambda record: record.index)
+
+
+def _facts(name: str, records: Sequence[Record]) -> StageFacts:
+    took = [
+        (record.token_ns[-1] - record.due_ns) / 1e9
+        for record in records
+        if record.outcome == Outcome.OK and record.token_ns
+    ]
+    n_ok = sum(record.outcome == Outcome.OK for record in records)
+    return StageFacts(name, len(records), n_ok, median(took) if took else None)
+
+
+def _agree(facts: Sequence[StageFacts]) -> bool:
+    times = [fact.e2e_p50_s for fact in facts if fact.name.startswith("warm-up ")][-2:]
+    if len(times) < 2 or None in times:
+        return False
+    one, two = sorted(time_s for time_s in times if time_s is not None)
+    return two - one <= max(AGREE * one, AGREE_S)
+
+
+def _shifted(record: Record, by_ns: int) -> Record:
+    names = ("dispatched_ns", "connected_ns", "sent_ns", "headers_ns", "closed_ns", "answer_ns")
+    moved: dict[str, Any] = {
+        name: None if getattr(record, name) is None else getattr(record, name) + by_ns for name in names
+    }
+    token_ns = [at_ns + by_ns for at_ns in record.token_ns]
+    return replace(record, due_ns=record.due_ns + by_ns, token_ns=token_ns, **moved)
