@@ -119,6 +119,14 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyContent:
+    """What a reply said, for a conversation to go on with: token ids where they came back, and the text."""
+
+    text: str
+    ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One HTTP request to be sent. Host and Content-Length are the wire's affair."""
 
@@ -415,6 +423,8 @@ class Engine:
     """Where in a request's body it reads an adapter's name."""
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
+    returns_ids: bool = False
+    """It sends a reply's token ids where asked (`return_token_ids`): a conversation of ids can go on."""
     attach_only: bool = False
     """Nothing here starts it: it is driven at a URL."""
     brings_model: bool = False
@@ -497,6 +507,12 @@ class Engine:
     def decode(self, reply: HttpReply) -> Reply:
         """What the server answered; never raises: what cannot be understood is an `error`."""
         raise NotImplementedError
+
+    def reply_content(self, reply: HttpReply) -> ReplyContent | None:
+        """What a reply said, for the next turn of a conversation; None where it is an error."""
+        from servers.protocol.openai import reply_content
+
+        return reply_content(reply)
 
     def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:  # noqa: ARG002
         """The ids that this server itself makes of a text; None where it has no such endpoint."""

@@ -187,9 +187,9 @@ def _request(index: int, item: Item, ids: list[int] | None, n_output: int, m: Ma
             return "no documents to order"
         n_tok = sum(len(e.ids) for e in m.tokenizer.encode_batch([item.prompt, *item.documents]))
         return Request(
-            index, None, item.prompt, n_tok, 0, kind=m.kind, verbatim=True, documents=item.documents
+            index, None, item.prompt, n_tok, 1, kind=m.kind, verbatim=True, documents=item.documents
         )
-    n_output = 0 if m.kind is RequestKind.EMBED else n_output
+    n_output = 1 if m.kind is RequestKind.EMBED else n_output
     as_text = item.prompt is not None and not m.takes_ids
     n_prompt = 0 if ids is None else len(ids) + (m.n_extra_tok if as_text else 0)
     if ids is not None and not ids:

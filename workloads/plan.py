@@ -88,7 +88,7 @@ class Shape:
         if self.sharing is not None:
             segments, prefixes = shared_segments(self.sharing, index, prompt_tok, seed, block_tok)
         if self.kind is not RequestKind.GENERATE:
-            output_tok = np.zeros(n, dtype=np.int64)
+            output_tok = np.ones(n, dtype=np.int64)  # the one event that brings the answer
         rows = (index, prompt_tok, output_tok)
         more: dict[str, Any] = {
             "ignore_eos": self.ignore_eos,

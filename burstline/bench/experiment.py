@@ -56,6 +56,7 @@ from servers.redact import without_secrets
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
+from workloads.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
@@ -114,6 +115,10 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
     check_where(settings.where)
     ensure_fd_limit(load.n_at_once)
     engine = choose_engine(settings.where)
+    if settings.wish.warmup is None and settings.where.url is None and not engine.brings_model:
+        load = replace(
+            load, warm_up=WarmUp()
+        )  # fresh starts differ by what they compile for the first shapes
     check_start(engine, settings.where, load.longest_tok or 0)
     run = RunDir.create(settings.out, _manifest(settings, load, engine))
     progress = progress_for(settings.quiet)

@@ -156,10 +156,6 @@ class Load:
 
 def checked(wish: Wish) -> Load:
     """The load; WorkloadError, naming the flag, where the wish cannot be fulfilled."""
-    if _of_sessions(wish):
-        raise WorkloadError("--sessions is not there yet")
-    if wish.request_kind != "generate":
-        raise WorkloadError("--request-kind is not there yet")
     _check_numbers(wish)
     _check_combination(wish)
     closed = wish.concurrency is not None

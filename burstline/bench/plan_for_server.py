@@ -40,17 +40,34 @@ def plan_for(
 ) -> tuple[Plan, Vocabulary]:
     """Every request of the run, and the vocabulary that token-id prompts were drawn from."""
     takes_ids = site.capabilities.token_id_prompts
+    if load.has_sessions and not site.engine.returns_ids:
+        takes_ids = False  # a conversation of ids goes on with the ids of the reply
     vocabulary = vocabulary_for(tokenizer, vocab_size, model, site) if takes_ids else ASSUMED
     counter = tokenizer_for(tokenizer, model, site) if load.work.needs_text or not takes_ids else None
     words = None if takes_ids or counter is None else words_of(counter)
     n_extra_tok = 0 if words is None else _extra_tokens(site, words, say)
     materials = None
     if load.work.needs_text and counter is not None:
-        materials = _materials(counter, site, tokenizer, model, n_extra_tok)
+        materials = _materials(counter, site, tokenizer, model, n_extra_tok, takes_ids=takes_ids)
     plan = load.plan(vocabulary, materials, site.identity)
+    _check_taken(plan, site)
     for reason, n in plan.dropped.items():
         say(f"{n:,} rows left out: {reason}")
     return (plan if words is None else as_text(plan, words, load.salt, n_extra_tok)), vocabulary
+
+
+_PATHS = {RequestKind.EMBED: "/embeddings", RequestKind.RERANK: "/rerank"}
+
+
+def _check_taken(plan: Plan, site: Site) -> None:
+    """WorkloadError where this engine's dialect has no words for the plan's requests."""
+    request = plan.requests[0]
+    path = site.engine.encode(request, site.target).path
+    wanted = _PATHS.get(request.kind, "/chat/completions" if request.messages else None)
+    if wanted is not None and not path.endswith(wanted):
+        raise WorkloadError(f"{site.engine.title} is asked at {path}; this load needs {wanted}")
+    if request.turn is not None and "completions" not in path:
+        raise WorkloadError(f"{site.engine.title} is asked at {path}; sessions need an OpenAI endpoint")
 
 
 def expected_cached(plan: Plan, load: Load, identity: Identity) -> float | None:
@@ -64,7 +81,13 @@ def expected_cached(plan: Plan, load: Load, identity: Identity) -> float | None:
 
 
 def _materials(
-    counter: Tokenizer, site: Site, folder: Path | None, model: str | None, n_extra_tok: int
+    counter: Tokenizer,
+    site: Site,
+    folder: Path | None,
+    model: str | None,
+    n_extra_tok: int,
+    *,
+    takes_ids: bool,
 ) -> Materials:
     from workloads.chat import template_of
     from workloads.data import Materials
@@ -75,7 +98,7 @@ def _materials(
     return Materials(
         counter,
         next((template for where in places if (template := template_of(where))), None),
-        site.capabilities.token_id_prompts,
+        takes_ids,
         n_extra_tok,
         site.identity.max_model_len,
     )

@@ -26,7 +26,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -38,6 +38,7 @@ import numpy as np
 
 from loadgen.driver import canary
 from loadgen.driver.canary import CanaryReport
+from loadgen.driver.conversations import PREDECESSOR, Conversations
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import Histogram
 from loadgen.driver.job import DriveReport, Job
@@ -45,7 +46,9 @@ from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, qui
 from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
 from loadgen.record.capture_store import Spool
 from loadgen.wire.exchange import Exchange
+from loadgen.wire.http1 import body_of
 from loadgen.wire.wire import Wire
+from servers.engine import HttpReply, ReplyContent
 from servers.host import child
 from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
@@ -108,6 +111,10 @@ class _Drive:
         self._canary = Exchange(canary.INDEX)
         self._failures: Counter[str] = Counter()
         self._late, self._lag = Histogram(), Histogram()
+        self._sessions: Conversations | None = None
+        if job.requests and job.requests[0].turn is not None:
+            self._sessions = Conversations(job.requests, job.due_ns, job.concurrency)
+        self._turns_ended: deque[Exchange] = deque()
 
     def run(self) -> DriveReport:
         job = self._job
@@ -120,7 +127,7 @@ class _Drive:
                 tls=self._destination.tls(),
                 host=self._destination.host,
                 deadline_s=job.deadline_s,
-                concurrency=job.concurrency,
+                concurrency=None if self._sessions else job.concurrency,
                 counters=self._cells[1:],
             )
             self._spool = Spool(job.captures, job.worker, on_error=self._stop)
@@ -144,7 +151,9 @@ class _Drive:
     def _fire(self) -> Usage:
         """Prepare, start at the agreed moment, and wait until every request has ended."""
         job = self._job
-        due = zip(job.requests, job.due_ns, strict=True)
+        due: Iterator[Due] = zip(job.requests, job.due_ns, strict=True)
+        if self._sessions is not None:
+            due = self._sessions.opening()
         ahead = _LOOK_AHEAD if job.concurrency is None else min(_LOOK_AHEAD, 2 * job.concurrency + 64)
         if job.max_rate_per_s is None:
             for each in islice(due, ahead):
@@ -163,15 +172,46 @@ class _Drive:
                 self._prepare(each)
         else:
             self._prepare_throttled(due, ahead, job.max_rate_per_s)
-        while self._n_ended < self._n_prepared and self._is_running:
-            self._listen(1.0)
+        while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
+            if not self._turns_ended:
+                self._listen(1.0)
+            self._converse()
         return before
+
+    def _converse(self) -> None:
+        """Prepare the turns that follow those that have ended; of a failed one none is ever sent."""
+        sessions = self._sessions
+        while sessions is not None and self._turns_ended:
+            exchange = self._turns_ended.popleft()
+            end_ns = (exchange.closed_ns or 0) - (self._t0_ns or 0)
+            due, skipped = sessions.ended(exchange.index, end_ns, self._content(exchange))
+            for each in due:
+                self._prepare(each)
+            for request, at_ns in skipped:
+                never = Exchange(request.index, at_ns)
+                never.failure, never.detail = PREDECESSOR, "a turn that this one follows had failed"
+                self._n_prepared += 1
+                self._on_ended([never])
+
+    def _content(self, exchange: Exchange) -> ReplyContent | None:
+        """What the reply said, for the turns after it; None where it failed, or lacks what they need."""
+        head = exchange.head
+        if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
+            return None
+        reply = HttpReply(head.status, dict(head.headers), body_of(head, bytes(exchange.data)))
+        content = self._engine.reply_content(reply)
+        if content is not None and self._job.requests[0].prompt_ids is not None and content.ids is None:
+            return None
+        return content
 
     def _prepare(self, due: Due) -> None:
         """Build one request and hand it to the wire; after a stop it only gets its capture."""
         request, due_ns = due
         if self._n_prepared % 32 == 0:
             self._listen(0.0)
+        if self._sessions is not None and self._job.salt and self._job.vocabulary is not None:
+            request = salted(request, self._job.salt, self._job.vocabulary)
+            self._sessions.sent(request)
         exchange = Exchange(request.index, due_ns)
         exchange.max_bytes = reply_limit_bytes(request.n_prompt_tok, request.n_output_tok)
         if not self._stopped:
@@ -278,6 +318,11 @@ class _Drive:
         for exchange in ended:
             exchange.payload = b""
             self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
+        if self._sessions is not None:
+            self._turns_ended.extend(exchange for exchange in ended if exchange.failure != PREDECESSOR)
+            self._n_ended += len(ended)
+            self._wake()
+            return
         self._n_ended += len(ended)
         if self._n_ended >= self._n_prepared:
             self._wake()
@@ -285,7 +330,8 @@ class _Drive:
     def _captured(self, exchange: Exchange) -> Capture:
         """The capture, counted. Runs in the spool's thread."""
         capture = exchange.capture(self._t0_ns or 0, self._wire.offsets)
-        if self._job.concurrency is not None and capture.dispatched_ns is not None:
+        closed = self._job.concurrency is not None and self._sessions is None
+        if closed and capture.dispatched_ns is not None:
             # In a closed loop a request is due when its turn comes: the plan cannot know when.
             capture = replace(capture, due_ns=capture.dispatched_ns)
         if capture.failure is not None:
@@ -350,6 +396,8 @@ def _n_connections(job: Job) -> int:
     """How many connections the job needs for certain: its concurrency, or all that is due within a second."""
     if job.concurrency is not None:
         return min(job.concurrency, len(job.requests))
+    if any(request.turn for request in job.requests[:1]):
+        return sum(not request.turn.after for request in job.requests if request.turn)
     due_ns = np.frombuffer(job.due_ns, dtype=np.int64) if job.due_ns else np.zeros(0, dtype=np.int64)
     within = np.searchsorted(due_ns, due_ns + 1_000_000_000, side="right") - np.arange(len(due_ns))
     return int(within.max(initial=0))

@@ -41,6 +41,8 @@ class Job:
 
     def split(self, n_workers: int) -> list[Job]:
         """The same work for several drivers: every n-th request each, and their share of the limits."""
+        if any(request.turn for request in self.requests[:1]):
+            return self._split_by_session(n_workers)
         shares = range(n_workers)
         urls = (self.target.url, *self.target.replicas)
         return [
@@ -56,6 +58,16 @@ class Job:
             )
             for k in shares
         ]
+
+    def _split_by_session(self, n_workers: int) -> list[Job]:
+        """The same with whole sessions, whose turns follow each other."""
+        of = [request.turn.session if request.turn else 0 for request in self.requests]
+        jobs = []
+        for k, job in enumerate(replace(self, requests=(), due_ns=array("q")).split(n_workers)):
+            rows = [i for i, session in enumerate(of) if session % n_workers == k]
+            requests = tuple(self.requests[i] for i in rows)
+            jobs.append(replace(job, requests=requests, due_ns=array("q", [self.due_ns[i] for i in rows])))
+        return jobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"
     NOT_SENT = "not_sent"
     DRIVER_LOST = "driver_lost"
+    PREDECESSOR = "predecessor"
 
 
 STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})

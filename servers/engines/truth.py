@@ -43,6 +43,7 @@ class Truth(Engine):
 
     name = "truth"
     title = "Known-truth server"
+    returns_ids = True
     capabilities = Capabilities(
         token_id_prompts=True,
         forced_output_length=True,

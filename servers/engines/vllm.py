@@ -88,6 +88,7 @@ class Vllm(Engine):
 
     name = "vllm"
     title = "vLLM"
+    returns_ids = True
     capabilities = Capabilities(
         token_id_prompts=True,
         forced_output_length=True,

@@ -11,9 +11,10 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from servers.engine import Ask, Call, Event, HttpReply, Kind, Reply, Target
-from servers.protocol.replies import Tally, decode_reply, loads
-from workloads.request import Request
+from servers.engine import Ask, Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
+from servers.protocol import sse
+from servers.protocol.replies import DONE, Tally, decode_reply, error_message, is_stream, loads, loads_all
+from workloads.request import Request, RequestKind
 
 
 def encode_completion(request: Request, target: Target, *, extra: Mapping[str, object] | None = None) -> Call:
@@ -24,6 +25,8 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
     is never sent: vLLM would then mask the stop tokens of every sequence at every step, and the benchmark
     would slow down what it measures.
     """
+    if request.kind is not RequestKind.GENERATE:
+        return _encode_pooling(request, target)
     if request.messages is None:
         path, name = "/v1/completions", "prompt"
         prompt: object = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
@@ -39,9 +42,20 @@ def encode_completion(request: Request, target: Target, *, extra: Mapping[str, o
     }
     if request.ignore_eos:
         fields["ignore_eos"] = True
+    if request.turn is not None and request.prompt_ids is not None:
+        fields["return_token_ids"] = True  # the next turn's prompt goes on with them
     if request.sampling.temperature > 0:
         fields |= {"top_p": request.sampling.top_p, "seed": request.sampling.seed}
     return post(target, path, fields | dict(extra or {}))
+
+
+def _encode_pooling(request: Request, target: Target) -> Call:
+    """The call for a vector, or for documents in order of relevance; the whole reply comes at once."""
+    prompt = request.prompt_text if request.prompt_ids is None else list(request.prompt_ids)
+    if request.kind is RequestKind.EMBED:
+        return post(target, "/v1/embeddings", {"model": target.model, "input": prompt})
+    documents = list(request.documents)
+    return post(target, "/v1/rerank", {"model": target.model, "query": prompt, "documents": documents})
 
 
 def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
@@ -84,6 +98,21 @@ def path_under(url: str, path: str) -> str:
     return path.removeprefix("/v1") if has_v1 else path
 
 
+def reply_content(reply: HttpReply) -> ReplyContent | None:
+    """The text of a whole reply, and its ids where every token came with one; None where it is an error."""
+    payloads = sse.events(reply.body)[0] if is_stream(reply) else [reply.body]
+    texts: list[str] = []
+    ids: list[int] = []
+    for answer in loads_all([payload for payload in payloads if payload != DONE]):
+        if not isinstance(answer, dict) or error_message(answer) is not None:
+            return None
+        for choice in (answer.get("choices") or ())[:1]:
+            said = choice.get("delta") or choice.get("message") or choice
+            texts.append(said.get("content") or said.get("text") or "")
+            ids += choice.get("token_ids") or ()
+    return ReplyContent("".join(texts), tuple(ids) or None)
+
+
 def decode_completion(reply: HttpReply) -> Reply:
     """What the server answered, streamed or plain; never raises.
 
@@ -94,6 +123,11 @@ def decode_completion(reply: HttpReply) -> Reply:
 
 
 def _take(tally: Tally, answer: Any, end: int) -> Event:
+    if "choices" not in answer and ("data" in answer or "results" in answer):
+        usage = answer.get("usage") or {}
+        tally.n_prompt = usage.get("prompt_tokens") or usage.get("total_tokens")
+        tally.finish_reason = "length"
+        return Event(end, Kind.ANSWER, 1)
     choices = answer["choices"]
     usage = answer.get("usage")
     grown = _read_usage(tally, usage) if usage else None

@@ -112,7 +112,7 @@ def test_rerank_rows_have_a_query_and_documents(materials):
     items = read_data(str(DATA / "rerank.jsonl")).items
     requests, _, _ = data_requests(items, Materials(materials.tokenizer, kind=RequestKind.RERANK), None, 0)
     assert len(requests[0].documents) == 4
-    assert requests[0].n_output_tok == 0
+    assert requests[0].n_output_tok == 1
 
 
 def test_a_data_set_of_the_library_is_read_by_the_library(tmp_path):

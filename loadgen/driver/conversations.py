@@ -1,0 +1,132 @@
+"""Sessions as they happen: what a turn's prompt becomes by the replies before it, and when it is due.
+
+No sockets and no clock: `Conversations` is told when a turn has ended and says which turns that releases.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from servers.engine import ReplyContent
+from workloads.request import Request
+
+PREDECESSOR: Final = "predecessor"
+"""How a turn fails that was never sent because one that it follows had failed."""
+
+Due = tuple[Request, int]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """`n_missing` of the turns that it follows have not ended; `end_ns` is when the last other one did."""
+
+    request: Request
+    n_missing: int
+    followers: list[int] = field(default_factory=list)
+    end_ns: int = 0
+    reply: ReplyContent | None = None
+    done: bool = False
+    failed: bool = False
+
+
+class Conversations:
+    """The sessions of one driver; with `concurrency` at most so many are going on at a time."""
+
+    def __init__(self, requests: Sequence[Request], due_ns: Sequence[int], concurrency: int | None) -> None:
+        self._turns: dict[int, _Turn] = {}
+        self._n_left: dict[int, int] = {}
+        self._waiting: deque[Due] = deque()
+        self._is_closed = concurrency is not None
+        self._n_free = concurrency or 0
+        for request, at_ns in zip(requests, due_ns, strict=True):
+            turn = request.turn
+            assert turn is not None
+            self._turns[request.index] = _Turn(request, len(turn.after))
+            self._n_left[turn.session] = self._n_left.get(turn.session, 0) + 1
+            for index in turn.after:
+                self._turns[index].followers.append(request.index)
+            if not turn.after:
+                self._waiting.append((request, at_ns))
+
+    @property
+    def n_sessions(self) -> int:
+        return len(self._n_left)
+
+    def opening(self) -> Iterator[Due]:
+        """Turns that open a session and may be sent: in a closed loop as many as slots are free."""
+        while self._waiting and (not self._is_closed or self._n_free):
+            self._n_free -= self._is_closed
+            yield self._waiting.popleft()
+
+    def ended(self, index: int, end_ns: int, reply: ReplyContent | None) -> tuple[list[Due], list[Due]]:
+        """A turn ended at `end_ns`, with no reply where it failed: the turns now due, and those never sent.
+
+        Times count from the run's start. A session that is over frees its slot for the next.
+        """
+        turn = self._turns[index]
+        turn.done, turn.reply, turn.failed = True, reply, reply is None
+        due: list[Due] = []
+        skipped: list[Due] = []
+        self._leave(turn)
+        for follower in turn.followers:
+            child = self._turns[follower]
+            child.n_missing -= 1
+            child.end_ns = max(child.end_ns, end_ns)
+            child.failed = child.failed or turn.failed
+            if child.n_missing == 0:
+                pause_ns = child.request.turn.pause_ns if child.request.turn else 0
+                if child.failed:
+                    skipped.append((child.request, child.end_ns))
+                    more, never = self.ended(follower, child.end_ns, None)
+                    due += more
+                    skipped += never
+                else:
+                    due.append((self._with_context(child), child.end_ns + pause_ns))
+        if self._is_closed:
+            due += [(request, max(at_ns, end_ns)) for request, at_ns in self.opening()]
+        return due, skipped
+
+    def _leave(self, turn: _Turn) -> None:
+        place = turn.request.turn
+        assert place is not None
+        self._n_left[place.session] -= 1
+        if self._is_closed and not self._n_left[place.session]:
+            self._n_free += 1
+
+    def _with_context(self, turn: _Turn) -> Request:
+        """The turn with the whole conversation before it: kept until the next one takes it over."""
+        request = turn.request
+        assert request.turn is not None
+        first, *others = (self._turns[index] for index in request.turn.after)
+        request = _joined(first.request, [t.reply for t in (first, *others) if t.reply], request)
+        turn.request = request
+        for parent in (first, *others):  # nobody else needs the text of a parent whose children have it
+            if all(self._turns[k].n_missing == 0 for k in parent.followers):
+                parent.reply = None
+                parent.request = replace(parent.request, prompt_ids=None, prompt_text=None, messages=None)
+        return request
+
+    def sent(self, request: Request) -> None:
+        """Remember what was really sent for a turn (its salted prompt), since later turns begin with it."""
+        self._turns[request.index].request = request
+
+
+def _joined(before: Request, replies: Sequence[ReplyContent], new: Request) -> Request:
+    """`before` with its replies and what `new` adds."""
+    if new.messages is not None:
+        said = [{"role": "assistant", "content": reply.text} for reply in replies]
+        messages = [*json.loads(before.messages or "[]"), *said, *json.loads(new.messages)]
+        return replace(new, messages=json.dumps(messages, ensure_ascii=False))
+    if new.prompt_ids is None:
+        text = "".join([before.prompt_text or "", *(reply.text for reply in replies), "\n"])
+        return replace(new, prompt_text=text + (new.prompt_text or ""))
+    ids = array("I", before.prompt_ids or ())
+    for reply in replies:
+        ids.extend(reply.ids or ())
+    ids.extend(new.prompt_ids)
+    return replace(new, prompt_ids=ids)

@@ -1,0 +1,97 @@
+"""Sessions: no turn before its predecessors' ends, live replies in the next prompt, failures that stay put."""
+
+import json
+from array import array
+
+import pytest
+
+from loadgen.driver.conversations import Conversations
+from servers.engine import ReplyContent
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+from tests.pitfalls.chain import VOCABULARY, fired
+from workloads.lengths import Lengths
+from workloads.request import Request, Turn
+from workloads.sessions import SessionShape, drawn_sessions
+
+
+def shape(turns: int = 3, **more) -> SessionShape:
+    return SessionShape(
+        Lengths(turns, turns), Lengths(30, 50), Lengths(5, 9), Lengths(3, 6), Lengths(10, 30), **more
+    )
+
+
+def ids(text: str) -> array:
+    return array("I", map(int, text.split()))
+
+
+def turn(index: int, new: str, *after: int, pause_ns: int = 0) -> Request:
+    return Request(index, ids(new), None, 0, 2, turn=Turn(0, index, after, pause_ns))
+
+
+REPLY = ReplyContent("x", (7, 8))
+
+
+def test_a_turn_is_due_after_its_pause_and_begins_with_all_that_was_said():
+    sessions = Conversations([turn(0, "1 2"), turn(1, "3", 0, pause_ns=50)], [0, 0], None)
+    (first,) = sessions.opening()
+    assert first == (turn(0, "1 2"), 0)
+    ((second, due_ns),), skipped = sessions.ended(0, 1000, REPLY)
+    assert (list(second.prompt_ids), due_ns, skipped) == ([1, 2, 7, 8, 3], 1050, [])
+
+
+def test_a_join_waits_for_every_branch_and_takes_in_all_their_replies():
+    requests = [turn(0, "1"), turn(1, "2", 0), turn(2, "3", 0), turn(3, "4", 1, 2)]
+    sessions = Conversations(requests, [0] * 4, None)
+    assert len(list(sessions.opening())) == 1
+    branches, _ = sessions.ended(0, 10, REPLY)
+    assert [list(request.prompt_ids) for request, _ in branches] == [[1, 7, 8, 2], [1, 7, 8, 3]]
+    assert sessions.ended(2, 90, ReplyContent("y", (5,))) == ([], [])
+    ((join, due_ns),), _ = sessions.ended(1, 70, ReplyContent("z", (6,)))
+    assert (list(join.prompt_ids), due_ns) == ([1, 7, 8, 2, 6, 5, 4], 90)
+
+
+def test_what_follows_a_failed_turn_is_never_sent_and_its_slot_is_free_again():
+    requests = [turn(0, "1"), turn(1, "2", 0), turn(2, "3", 1)]
+    other = Request(3, ids("9"), None, 1, 1, turn=Turn(1, 0))
+    sessions = Conversations([*requests, other], [0] * 4, concurrency=1)
+    assert [request.index for request, _ in sessions.opening()] == [0]
+    due, skipped = sessions.ended(0, 40, None)
+    assert [request.index for request, _ in skipped] == [1, 2]
+    assert due == [(other, 40)]
+
+
+def test_a_chat_goes_on_with_the_assistants_own_words():
+    def chat(index: int, text: str, *after: int) -> Request:
+        messages = json.dumps([{"role": "user", "content": text}])
+        return Request(index, None, None, 0, 2, messages=messages, turn=Turn(0, index, after))
+
+    sessions = Conversations([chat(0, "a"), chat(1, "b", 0)], [0, 0], None)
+    list(sessions.opening())
+    ((second, _),), _ = sessions.ended(0, 1, ReplyContent("hello"))
+    said = [(message["role"], message["content"]) for message in json.loads(second.messages)]
+    assert said == [("user", "a"), ("assistant", "hello"), ("user", "b")]
+
+
+@pytest.mark.parametrize("fan_out", [1, 3])
+def test_at_a_real_server_every_turn_follows_its_predecessors_by_its_pause(fan_out):
+    requests, _, _ = drawn_sessions(shape(4, fan_out=fan_out), 5, VOCABULARY, 0)
+    with truth_server(Script(ttft_s=0.01, gaps_s=(0.002,)), thread=True) as truth:
+        played = fired(truth, requests, due_s=[0.0] * len(requests))
+    records = {record.index: record for record in played.records}
+    assert {record.outcome for record in records.values()} == {"ok"}
+    for request in requests:
+        record = records[request.index]
+        assert record.prompt_tok == request.n_prompt_tok
+        for index in request.turn.after:
+            assert record.sent_ns >= records[index].closed_ns + request.turn.pause_ns
+        if request.turn.after:
+            last_ns = max(records[index].closed_ns for index in request.turn.after)
+            assert record.due_ns == last_ns + request.turn.pause_ns
+
+
+def test_turns_after_a_refused_one_have_an_outcome_of_their_own():
+    requests, _, _ = drawn_sessions(shape(3), 1, VOCABULARY, 0)
+    with truth_server([Script(), Script(status=500)], thread=True) as truth:
+        played = fired(truth, requests, due_s=[0.0] * 3)
+    assert [record.outcome for record in played.records] == ["ok", "http_500", "predecessor"]
