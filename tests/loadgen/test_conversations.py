@@ -1,4 +1,4 @@
-"""Sessions: no turn before its predecessors' ends, live replies in the next prompt, failures that stay put."""
+"""Sessions: no turn before its predecessors end, live replies in the next prompt, failures kept apart."""
 
 import json
 from array import array
