@@ -18,7 +18,7 @@ DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "int4")
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of memory. `bytes_per_s` is None where nobody states or measured it (most GPUs' L2)."""
+    """One level of memory. `bytes_per_s` is None where it is not known (most GPUs' L2)."""
 
     name: str
     capacity_bytes: float

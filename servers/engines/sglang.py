@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 
 from servers.engine import (
+    Admission,
     Call,
     Capabilities,
     CpuSetup,
@@ -86,6 +87,7 @@ class Sglang(Engine):
 
     name = "sglang"
     title = "SGLang"
+    admission = Admission(mixed_steps=False)  # unless it is started with --enable-mixed-chunk
     capabilities = Capabilities(
         token_id_prompts=True,
         forced_output_length=True,
