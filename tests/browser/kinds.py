@@ -5,7 +5,7 @@ from pathlib import Path
 from burstline.bench.finish import write_report
 from burstline.bench.hints import Hints
 from burstline.machine.hardware import note_hardware
-from burstline.verbs.compare import comparison_of, differences
+from burstline.verbs.compare import comparison_of
 from loadgen.record.rundir import RunDir, open_run
 from reports.compare import page as comparison_page
 from reports.page import page
@@ -62,6 +62,6 @@ def comparison_pages(folder: Path) -> dict[str, str]:
         "unequal": [repeats[0], stopping],
     }
     return {
-        name: comparison_page.render(comparison_of(runs, differences(runs), folder))
+        name: comparison_page.render(comparison_of(runs, folder))
         for name, runs in kinds.items()
     }
