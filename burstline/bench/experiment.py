@@ -6,6 +6,7 @@ What only a later part of a run needs is imported there: before the first reques
 
 from __future__ import annotations
 
+import math
 import platform
 import shlex
 import shutil
@@ -81,6 +82,7 @@ class Settings:
     certify: bool = True
     canary: bool = True
     targets: tuple[str, ...] = ()
+    usd_per_hour: float | None = None
     max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
@@ -167,6 +169,8 @@ def _check_what_comes_after(settings: Settings) -> None:
         raise WorkloadError(f"--vocab-size {settings.vocab_size}: expected how many token ids there are")
     if settings.tokenizer is not None and not settings.tokenizer.is_dir():
         raise WorkloadError(f"--tokenizer {settings.tokenizer} is no folder, so it has no tokenizer.json")
+    if settings.usd_per_hour is not None and not 0 < settings.usd_per_hour < math.inf:
+        raise WorkloadError(f"--usd-per-hour {settings.usd_per_hour:g}: expected US dollars above 0")
     if settings.targets:
         from loadgen.metrics.slo import parse_goal
 
@@ -385,6 +389,7 @@ def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
         concurrency=load.concurrency,
         arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
         targets=settings.targets,
+        usd_per_hour=settings.usd_per_hour,
         max_failures=settings.max_failures,
         seed=load.seed,
         salt=load.salt,

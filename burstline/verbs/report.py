@@ -2,11 +2,12 @@
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import exit_codes
-from burstline.verbs.run import add_hints, hints_of
+from burstline.verbs.run import add_cost, add_hints, hints_of
 from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
     add_hints(parser)
+    add_cost(parser)
     parser.add_argument("--decode", action="store_true", help="decode the captures once more before")
 
 
@@ -31,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     if args.decode or not (run.path / "records.parquet").exists():
         folder.save_records(_decoded(run))
         folder.finish("complete" if run.status == "complete" else "interrupted")
+    if args.usd_per_hour is not None:
+        folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     hints = hints_of(args)
     if hints.device or hints.model_config:
         check_hints(hints)

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sources(parser.add_argument_group("where requests come from"))
     add_arrivals(parser.add_argument_group("when requests are due"))
     add_targets(parser.add_argument_group("what it must reach"))
+    add_cost(parser.add_argument_group("what it costs"))
     add_hints(parser.add_argument_group("the hardware (roofline)"))
     add_cluster(parser.add_argument_group("from many machines"))
     again = parser.add_argument_group("how often")
@@ -222,6 +223,16 @@ def add_targets(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def add_cost(group: argparse._ActionsContainer) -> None:
+    """What the hardware costs."""
+    group.add_argument(
+        "--usd-per-hour",
+        type=float,
+        metavar="USD",
+        help="what the server's hardware costs: the report then shows the cost of a million output tokens",
+    )
+
+
 def share(text: str) -> float:
     """0.05 and 5% are the same."""
     try:
@@ -262,6 +273,7 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         canary=not args.no_canary,
         hints=hints_of(args),
         targets=tuple(args.slo),
+        usd_per_hour=args.usd_per_hour,
         ray=_ray_of(args),
         max_failures=args.max_failures,
     )

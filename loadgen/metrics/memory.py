@@ -1,11 +1,11 @@
-"""Memory, each kind apart: an allocator's reservation is not what is used, and RSS is neither."""
+"""What a run used: memory, each kind apart, and the money and energy of its output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from loadgen.driver.job import DriveReport
-from loadgen.metrics.summary_types import Memory
+from loadgen.metrics.summary_types import Cost, Memory
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 from servers.engine import Identity
@@ -33,6 +33,31 @@ def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity 
         kv_peak_fraction=watched.peak("engine", "kv_used_fraction", "1"),
         preemptions=watched.grown("engine", "preemptions", "preemptions"),
     )
+
+
+def cost(output_tok_per_s: Figure, watched: Watched, usd_per_hour: float | None) -> Cost:
+    """Cost and energy of the output tokens; what was not stated or not watched is left out.
+
+    Power is the mean over the load, summed over GPUs; idle GPUs that were watched count.
+    """
+    if isinstance(output_tok_per_s, Absent) or output_tok_per_s.point <= 0:
+        return Cost()
+    rate = output_tok_per_s.point
+    powers = [_mean_power(watched, device) for device in watched.devices()]
+    known = [power for power in powers if power is not None]
+    total = sum(known) if known and len(known) == len(powers) else None
+    usd = None if usd_per_hour is None else usd_per_hour / 3600 / rate * 1e6
+    return Cost(
+        usd_per_million_output_tok=None if usd is None else measured(usd, "USD", ""),
+        device_power_w=None if total is None else measured(total, "W", "", len(known)),
+        joules_per_output_tok=None if total is None else measured(total / rate, "J", "", len(known)),
+    )
+
+
+def _mean_power(watched: Watched, device: str) -> float | None:
+    at_s, values = watched.series(device, "power_w")
+    inside = values[(at_s >= 0) & (at_s <= watched.length_s)] if len(values) else values
+    return float(inside.mean()) if len(inside) else None
 
 
 def _client_peak(watched: Watched, reports: Sequence[DriveReport]) -> Figure:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from loadgen.driver.job import DriveReport
 from loadgen.metrics import throughput
 from loadgen.metrics.definitions import METRICS, Metric, latencies, samples_of
-from loadgen.metrics.memory import memory
+from loadgen.metrics.memory import cost, memory
 from loadgen.metrics.schedule_fidelity import pacing
 from loadgen.metrics.server_histograms import agreement
 from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
@@ -61,7 +61,7 @@ class Context:
     `certificate` is the client's error at a server of known truth, Absent where none was measured; None
     where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
     elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
-    knows: then no part of the run is taken for steady.
+    knows: then no part of the run is taken for steady. `usd_per_hour` is what the server's hardware costs.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry.empty)
@@ -80,6 +80,7 @@ class Context:
     expected_cached: float | None = None
     handed_over: bool = False
     max_failures: float = MAX_FAILURES
+    usd_per_hour: float | None = None
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
@@ -100,6 +101,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         handed_over=manifest.asked.get("warmup_handover") is True,
         expected_cached=manifest.load.expected_cached_fraction if manifest.load else None,
         max_failures=manifest.max_failures,
+        usd_per_hour=manifest.usd_per_hour,
         goals=tuple(map(parse_goal, manifest.targets)),
     )
     return summarize(run.columns, context)
@@ -116,6 +118,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)
     client = instrument(whole, context.reports, watched, closed_loop=closed)
+    rates = throughputs_in(c, steady.window, steady.block_s) if steady else throughput.throughputs(c)
     unjudged = Summary(
         counts=counts(whole),
         metrics={
@@ -130,7 +133,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
             if metric.of and metric.failures == "infinite"
         },
         survival=survival(whole),
-        throughput=throughputs_in(c, steady.window, steady.block_s) if steady else throughput.throughputs(c),
+        throughput=rates,
         goodput=_goodput(c, steady, context),
         window=_window(whole, steady),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
@@ -141,6 +144,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         lengths=lengths(whole),
         instrument=replace(client, **certified(context.certificate)),
         memory=memory(watched, context.reports, context.identity),
+        cost=cost(rates.output_tok_per_s, watched, context.usd_per_hour),
         conservation=conservation(whole, watched),
         agreement=agreement(whole, watched),
         grades=grades(c),

@@ -248,6 +248,7 @@ class Instrument(Section):
     involuntary_switches: Figure = titled("Times the client was made to give up its CPU")
     resent: Figure = titled("Requests sent twice")
     clock_drift_s: Figure = titled("Drift of the wall clock")
+    clock_error_s: Figure | None = optional("Clocks of the load's machines, error at most")
     others_cpu_fraction: Figure = titled("CPU used by others")
     steal_fraction: Figure = titled("CPU stolen by the hypervisor")
     cpu_waiting_fraction: Figure = titled("Time some task waited for a CPU")
@@ -284,6 +285,15 @@ class Memory(Section):
     kv_capacity_tok: Figure = titled("KV cache, capacity in tokens")
     kv_peak_fraction: Figure = titled("KV cache, peak use")
     preemptions: Figure = titled("Preemptions")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost(Section):
+    """Money and energy for the output; energy is that of the GPUs that were watched, over the load."""
+
+    usd_per_million_output_tok: Figure | None = optional("Cost per million output tokens")
+    device_power_w: Figure | None = optional("GPU power, mean")
+    joules_per_output_tok: Figure | None = optional("GPU energy per output token")
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,6 +376,7 @@ class Summary:
     lengths: LengthSummary = LengthSummary()
     instrument: Instrument = Instrument()
     memory: Memory = Memory()
+    cost: Cost = Cost()
     conservation: Conservation = Conservation()
     agreement: Agreement = Agreement()
     grades: Mapping[str, Mapping[str, PercentileGrade]] = field(default_factory=dict)

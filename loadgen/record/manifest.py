@@ -268,6 +268,7 @@ class Manifest:
     hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)
     error: str | None = field(default=None, metadata=OPTIONAL)
     noise: Mapping[str, RunNoise] = field(default_factory=dict)
+    usd_per_hour: float | None = field(default=None, metadata=OPTIONAL)
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def instrument(
         clock_drift_s=measured(
             max((abs(report.clock_drift_ns) / 1e9 for report in reports), default=None), "s", NO_REPORT
         ),
+        clock_error_s=_clock_error(reports),
         others_cpu_fraction=watched.cpu_fraction("others_cpu_s"),
         steal_fraction=watched.cpu_fraction("steal_s"),
         cpu_waiting_fraction=watched.time_fraction("pressure", "cpu_waiting_s"),
@@ -98,6 +99,12 @@ def _quantiles(name: str, values: Floats, absent: str) -> dict[str, Figure]:
     p50, p99, largest = np.quantile(known, [0.5, 0.99, 1.0])
     found = {"p50": p50, "p99": p99, "max": largest}
     return {f"{name}_{p}_s": measured(float(value), "s", absent, len(known)) for p, value in found.items()}
+
+
+def _clock_error(reports: Sequence[DriveReport]) -> Figure | None:
+    """Times of different machines are off by at most this; None where one machine drove the load."""
+    bounds = [report.clock.bound_ns / 1e9 for report in reports if report.clock is not None]
+    return measured(max(bounds), "s", "", len(bounds)) if bounds else None
 
 
 def _sum(reports: Sequence[DriveReport], of: Callable[[DriveReport], float], unit: str) -> Figure:

@@ -163,6 +163,38 @@ def pulse(edges: Floats, in_flight: Floats, tok_per_s: Floats) -> Plot:
     return Plot("small-pulse", "Over the run", found, "", (drawing,), "timeline-numbers")
 
 
+def split_bar(name: str, title: str, parts: Sequence[tuple[str, float]]) -> Plot:
+    """One bar in parts, seconds each."""
+    total_s = sum(value for _, value in parts)
+    scale = scale_for("s", [total_s])
+
+    def draw(drawing: str, width: float) -> Drawing:
+        figure, (panel,) = canvas(width, 104)
+        start = 0.0
+        for (label, value), color in zip(parts, SERIES, strict=False):
+            width_of = value / scale.divisor
+            panel.barh([0], [width_of], left=start, height=0.6, color=color, alpha=0.85, label=label)
+            start += width_of
+        panel.set_yticks([])
+        panel.grid(visible=False)
+        panel.set_xlim(0, total_s / scale.divisor)
+        panel.set_xlabel(f"mean ({scale.unit})", loc="right")
+        head(panel, "")
+        margins(figure, top=head_room(width), bottom=FOOT - 8, left=12)
+        return replace(drawn(figure, drawing, panel), hover=None)
+
+    words = ", ".join(f"{label} {duration(value)} ({value / total_s:.0%})" for label, value in parts)
+    rows = [[label, number(value / scale.divisor), f"{value / total_s:.0%}"] for label, value in parts]
+    return Plot(
+        name,
+        title,
+        f"Of {duration(total_s)} on average: {words}.",
+        "Queue and prefill are means by the server's own clock; the rest is what the client saw beyond them.",
+        in_both_widths(name, draw),
+        table(title, ["Part", f"Mean ({scale.unit})", "Share"], rows),
+    )
+
+
 GAP_LEVELS = 6
 LONG_GAP = 5.0
 """A gap is long beyond so many times the median."""

@@ -39,6 +39,8 @@ def numbers(view: View) -> list[Block]:
     headline = {key: row for key, row in summary.metrics.items() if key in HEADLINE}
     others = {key: row for key, row in summary.metrics.items() if key not in HEADLINE}
     groups: list[tuple[str, Section]] = [("Throughput", summary.throughput), ("Memory", summary.memory)]
+    if any(summary.cost.rows()):
+        groups.append(("Cost and energy", summary.cost))
     if summary.goodput.criteria:
         groups.insert(1, (f"Goodput: {' and '.join(summary.goodput.criteria)}", summary.goodput))
     details: list[tuple[str, Section]] = [("Concurrency", summary.concurrency), ("Stalls", summary.stalls)]
@@ -147,10 +149,38 @@ def shape(view: View) -> list[Block]:
         ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.counted("e2e")),
     )
     plots = tuple(plot for plot in drawn if plot is not None)
+    split = _ttft_split(view)
+    if plots and split is not None:
+        return [Side(plots, ecdf.EXPLAINED), split]
     return (
         [Side(plots, ecdf.EXPLAINED)]
         if plots
         else [Note("Fewer than two requests succeeded: there is no distribution.")]
+    )
+
+
+def _ttft_split(view: View) -> Plot | None:
+    """The mean TTFT in queue, prefill and the rest, where the server tells the first two."""
+    told = view.summary.agreement
+    whole, queue = view.summary.figure("metrics", "ttft", "mean"), told.server_queue_mean_s
+    prefill = told.server_prefill_mean_s
+    if (
+        not isinstance(whole, Estimate)
+        or not isinstance(queue, Estimate)
+        or not isinstance(prefill, Estimate)
+    ):
+        return None
+    rest_s = whole.point - queue.point - prefill.point
+    if not np.isfinite(rest_s) or rest_s < 0:
+        return None
+    return run_figures.split_bar(
+        "ttft-split",
+        "Where the time to the first token goes",
+        (
+            ("queue in the server", queue.point),
+            ("prefill", prefill.point),
+            ("network, HTTP, client", rest_s),
+        ),
     )
 
 

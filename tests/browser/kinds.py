@@ -61,7 +61,4 @@ def comparison_pages(folder: Path) -> dict[str, str]:
         "rates": rates,
         "unequal": [repeats[0], stopping],
     }
-    return {
-        name: comparison_page.render(comparison_of(runs, folder))
-        for name, runs in kinds.items()
-    }
+    return {name: comparison_page.render(comparison_of(runs, folder)) for name, runs in kinds.items()}
