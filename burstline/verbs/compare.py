@@ -30,7 +30,13 @@ CHECKED: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="what `burstline run` wrote")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        type=Path,
+        metavar="RUN",
+        help="folders that `burstline run` wrote; a page over repeats among them is passed over",
+    )
     parser.add_argument(
         "--vary",
         action="append",
@@ -56,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from workloads.request import WorkloadError
 
     keep_pandas_out()
-    runs = [open_run(path) for path in args.runs]
+    runs = [open_run(path) for path in args.runs if not (path / "comparison.json").is_file()]
     if len(runs) < 2:
         raise WorkloadError("one run cannot be compared: name two or more")
     names = [str(run.path.resolve()) for run in runs]

@@ -33,7 +33,7 @@ def side_by_side(cell: ComparisonCell) -> Table:
     if noise:
         notes.append("A/A noise: two runs of one system differ by more but once in twenty.")
     return Table(
-        f"{cell.name or 'Side by side'}: in brackets 95 % intervals", columns, rows, notes=tuple(notes)
+        f"{cell.name or 'Side by side'}: 95% intervals in brackets", columns, rows, notes=tuple(notes)
     )
 
 

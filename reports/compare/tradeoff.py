@@ -154,7 +154,7 @@ def _explained(sweep: Sweep) -> str:
     what = "were in flight at a time" if sweep.kind == "concurrency" else "were due each second"
     return (
         f"Each point is one load, and the number beside it says how many requests {what}: of two curves the "
-        "higher one gives more output at the same cost to a user. Whiskers are 95 % intervals, hollow points "
+        "higher one gives more output at the same cost to a user. Whiskers are 95% intervals, hollow points "
         "cannot be relied on, and of loads between the points nothing is known."
     )
 
@@ -229,7 +229,7 @@ def numbers(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
         cells += [_cell(cost.of(at), scale) for cost, scale in zip(costs, scales, strict=True)]
         cells += [_targets(at)] if sweep.goals else []
         rows.append(Row((*cells, Cell(", ".join(at.doubts) or "VALID"))))
-    return Table("Every load; 95 % intervals in brackets", tuple(columns), tuple(rows), sortable=True)
+    return Table("Every load; 95% intervals in brackets", tuple(columns), tuple(rows), sortable=True)
 
 
 def _targets(at: Point) -> Cell:

@@ -147,6 +147,14 @@ def test_one_run_alone_is_refused(two_runs, capsys):
     assert compare(capsys, folders[:1])[0] == 2
 
 
+def test_a_page_over_repeats_among_the_folders_is_passed_over(two_runs, tmp_path, capsys):
+    folders, change = two_runs
+    change(1, engine="reference")
+    (page := tmp_path / "a-repeats").mkdir()
+    (page / "comparison.json").write_text("{}")
+    assert compare(capsys, [*folders, page])[0] == 0
+
+
 def test_a_comparison_is_written_as_a_page_as_markdown_and_as_json(two_runs, tmp_path, capsys):
     folders, change = two_runs
     change(1, engine="reference")
