@@ -8,6 +8,7 @@ import csv
 import itertools
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -192,8 +193,13 @@ def fit_host(points: Sequence[Point]) -> tuple[float, float]:
     return step_ms * 1e-3, token_ms * 1e-3
 
 
-def stacks_toml(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
+def constants(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
     """The constants of each half and of all, by the stack's name."""
     halves = {"set-on-h100": "h100-sxm5-80g", "set-on-h200": "h200-sxm-141g"}
     found = {name: fit_host([p for p in points if p.device == device]) for name, device in halves.items()}
     return {"default": fit_host(points)} | found
+
+
+if __name__ == "__main__":
+    for stack, (step_s, token_s) in constants(read_points(Path(sys.argv[1]))).items():
+        sys.stdout.write(f"[{stack}]\nstep_s = {step_s:g}\ntoken_s = {token_s:g}\n")
