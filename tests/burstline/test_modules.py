@@ -22,6 +22,7 @@ SLOW: Final = Script(ttft_s=1.5, gaps_s=(0.05,))
 FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("main", "load"): frozenset({"dateutil", "numpy", "orjson", "psutil", "pyarrow", "pynvml", "zstandard"}),
     ("driver", "load"): frozenset({"numpy", "orjson", "zstandard"}),
+    ("canary", "load"): frozenset({"numpy"}),
     ("watcher", "load"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
     ("driver", "exit"): frozenset({"numpy", "orjson", "zstandard"}),
     ("watcher", "exit"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
@@ -33,6 +34,7 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 MOST: Final[Mapping[tuple[str, str], int]] = {
     ("main", "load"): 480,
     ("driver", "load"): 360,
+    ("canary", "load"): 225,
     ("watcher", "load"): 380,
     ("decoder", "exit"): 380,
     ("keeper", "exit"): 140,
@@ -74,7 +76,7 @@ def test_nothing_that_only_the_report_needs_is_imported_before_the_last_token(
     processes: dict[tuple[str, str], Loaded],
 ) -> None:
     during = [each for (_, moment), each in processes.items() if moment == "load"]
-    assert {each.role for each in during} == {"main", "driver", "watcher"}
+    assert {each.role for each in during} == {"main", "driver", "canary", "watcher"}
     for each in during:
         assert not NEVER_BEFORE_THE_REPORT & each.modules, each.role
 

@@ -13,6 +13,7 @@ FOLDER = os.environ.get("BURSTLINE_MODULES_TO")
 ROLES = {
     "burstline": "main",
     "loadgen.driver.drive": "driver",
+    "loadgen.driver.canary": "canary",
     "loadgen.record.decode": "decoder",
     "servers.host.watch": "watcher",
     "servers.host.keeper": "keeper",
