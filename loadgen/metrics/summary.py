@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from loadgen.driver.job import DriveReport
 from loadgen.metrics import throughput
+from loadgen.metrics.cold_start import cold_start
 from loadgen.metrics.definitions import METRICS, Metric, latencies, samples_of
 from loadgen.metrics.memory import cost, memory
 from loadgen.metrics.schedule_fidelity import pacing
@@ -157,6 +158,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         expected_cached=context.expected_cached,
         counted_cached=_counted_cached(watched),
         handed_over=context.handed_over,
+        cold=cold_start(whole, context.concurrency),
     )
     verdict = judge(_evidence(unjudged, whole, context, steady), warnings)
     summary = replace(unjudged, verdict=verdict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from loadgen.metrics.cold_start import ColdStart
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import Certificate
@@ -25,6 +26,7 @@ def caveats(
     expected_cached: float | None = None,
     counted_cached: float | None = None,
     handed_over: bool = False,
+    cold: ColdStart | None = None,
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
 
@@ -41,6 +43,7 @@ def caveats(
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
         _cached(_cached_fraction(summary, counted_cached), expected_cached),
+        _cold(cold),
         None if handed_over else _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
         _beyond_certified(summary.instrument),
@@ -112,6 +115,16 @@ def _cached(share: float | None, expected: float | None) -> Reason | None:
     return Reason(
         "prefix-cache", text, "Was a salt repeated? A fresh one shares no prefix with earlier runs."
     )
+
+
+def _cold(cold: ColdStart | None) -> Reason | None:
+    if cold is None:
+        return None
+    text = (
+        f"COLD: the first {cold.n} requests waited {cold.slower_s:.3g} s longer for their first token "
+        f"than the rest ({cold.rest_s:.3g} s at the median)."
+    )
+    return Reason("cold", text, "Pass --warmup N or --warmup auto; warm-up requests do not count.")
 
 
 def _prefix_mismatch(share: float | None, expected: float) -> Reason | None:

@@ -60,7 +60,21 @@ def test_slow_first_replies_are_met_by_the_warm_up_and_by_nothing_that_counts(tm
     summary = json.loads((path / "summary.json").read_text())
     assert summary["counts"]["planned"] == 200
     assert summary["metrics"]["ttft"]["p90"]["point"] < 0.105
+    assert "cold" not in {warning["code"] for warning in summary["verdict"]["warnings"]}
     warm = pq.read_table(path / "warmup.parquet").to_pylist()
     assert [row["outcome"] for row in warm] == ["ok"] * 10
     assert all(row["closed_ns"] < 0 for row in warm)
     assert open_run(path).manifest.load.stages[0].e2e_p50_s > 1
+
+
+@pytest.mark.slow
+def test_without_a_warm_up_slow_first_replies_are_called_cold_with_their_size(tmp_path):
+    import json
+
+    scripts = [{"ttft_s": 1.0, "gaps_s": 0.01}] * 10 + [{"ttft_s": 0.1, "gaps_s": 0.01}]
+    (tmp_path / "scripts.json").write_text(json.dumps(scripts))
+    flags = ("--engine", "truth", "--requests", "200", "--rate", "100", "--output-tokens", "4")
+    finished(tmp_path / "runs", *flags, "--", "--script", f"@{tmp_path / 'scripts.json'}")
+    summary = json.loads((the_run(tmp_path / "runs") / "summary.json").read_text())
+    cold = next(w for w in summary["verdict"]["warnings"] if w["code"] == "cold")
+    assert "the first 10 requests waited 0.9" in cold["text"]
