@@ -79,7 +79,9 @@ def with_handover(plan: Plan, job: Job) -> Job:
 def _sent(stage: Stage, job: Job, engine: Engine) -> tuple[int, list[Record]]:
     """When the stage began (ns, monotonic), and the records of its requests."""
     folder = job.captures.with_name("stage")
-    own = replace(job, requests=stage.requests, due_ns=stage.due_ns, captures=folder, max_rate_per_s=None)
+    # The canary's server takes one connection, which is the load's.
+    own = replace(job, requests=stage.requests, due_ns=stage.due_ns, captures=folder, canary_port=None)
+    own = replace(own, max_rate_per_s=None)
     done = fire(own, 1, lambda _: None, lambda _: None)
     asked = {request.index: request for request in stage.requests}
     records = [record_of(asked[c.index], c, engine.decode) for c in read_captures(folder) if c.index in asked]
