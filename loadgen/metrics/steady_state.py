@@ -94,8 +94,13 @@ def plateau(c: Columns, concurrency: int) -> Steady | None:
     )
 
 
-def steady_part(c: Columns, pattern: str | None, *, concurrency: int | None = None) -> Steady | None:
-    """The part of a run that counts; None for bursts, rates meant to vary and loops without a plateau."""
+def steady_part(
+    c: Columns, pattern: str | None, *, concurrency: int | None = None, duration_s: float | None = None
+) -> Steady | None:
+    """The part of a run that counts; None for bursts, rates meant to vary and loops without a plateau.
+
+    An open loop lasts as long as was asked (`duration_s`), also where its last request is due before the end.
+    """
     if concurrency is not None:
         return plateau(c, concurrency)
     spread = float(np.ptp(c.due_s)) if len(c) else 0.0
@@ -103,7 +108,7 @@ def steady_part(c: Columns, pattern: str | None, *, concurrency: int | None = No
         return None
     cut_s = _warm_up_end_s(c)
     start_s = float(c.due_s.min()) if cut_s is None else cut_s
-    window = Window(start_s, float(c.due_s.max()))
+    window = Window(start_s, max(float(c.due_s.max()), duration_s or 0.0))
     tests = _tests(c, window)
     return Steady(
         window=window,

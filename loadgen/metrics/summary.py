@@ -31,7 +31,7 @@ from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, RunNoise
+from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
@@ -71,6 +71,7 @@ class Context:
     status: str = "complete"
     death: str = ""
     concurrency: int | None = None
+    duration_s: float | None = None
     server_here: bool = False
     noise: Mapping[str, RunNoise] = field(default_factory=dict)
     certificate: Certificate | Absent | None = None
@@ -94,6 +95,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         status=run.status,
         death=(manifest.error or "") if run.status == "failed" else "",
         concurrency=manifest.concurrency,
+        duration_s=_duration_s(manifest),
         noise=manifest.noise,
         server_here=manifest.server is not None and not manifest.server.attached,
         certificate=manifest.certificate,
@@ -108,13 +110,22 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
     return summarize(run.columns, context)
 
 
+def _duration_s(manifest: Manifest) -> float | None:
+    """How long requests were to arrive; None where that was not asked."""
+    asked = manifest.asked.get("duration_s")
+    return float(asked) if isinstance(asked, int | float) else None
+
+
 def summarize(records: pa.Table | Columns, context: Context | None = None) -> Summary:
     """Counts, metrics, throughput and the rest, with the verdict on them."""
     context = context or Context()
     whole = records if isinstance(records, Columns) else columns_of(records)
     pattern, closed = context.arrivals.pattern if context.arrivals else None, context.concurrency is not None
-    steady = steady_part(whole, pattern, concurrency=context.concurrency)
-    c = whole.due_from(steady.window.start_s) if steady else whole
+    # What a person interrupted was never sent: it is outside the window, not infinitely late.
+    inside = whole.where_sent() if context.status == "interrupted" and not closed else whole
+    duration_s = None if context.status == "interrupted" else context.duration_s
+    steady = steady_part(inside, pattern, concurrency=context.concurrency, duration_s=duration_s)
+    c = inside.due_from(steady.window.start_s) if steady else inside
     ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)

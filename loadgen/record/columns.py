@@ -85,6 +85,11 @@ class Columns:
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
         return self._of(later, later[self.owner], self.table.filter(later))
 
+    def where_sent(self) -> Columns:
+        """Without the requests that were never sent."""
+        sent = self.table.column("outcome").to_numpy(zero_copy_only=False) != Outcome.NOT_SENT.value
+        return self if sent.all() else self._of(sent, sent[self.owner], self.table.filter(pa.array(sent)))
+
     def _of(
         self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table
     ) -> Columns:

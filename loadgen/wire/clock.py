@@ -31,12 +31,18 @@ class Offsets:
     since_ns: list[int] = field(default_factory=list)
     offset_ns: list[int] = field(default_factory=list)
     latest_ns: int = 0
+    _steps: list[tuple[int, int]] = field(default_factory=list)
+    _observed_ns: int = 0
 
     def observe(self, now_ns: int) -> None:
         self.latest_ns = realtime_offset_ns()
         if not self.offset_ns or abs(self.latest_ns - self.offset_ns[-1]) > _STEP_NS:
-            self.since_ns.append(now_ns)
+            if self.offset_ns:
+                self._steps.append((self._observed_ns, now_ns))
+            # A concurrent reader looks up by `since_ns`: its offset must be there before.
             self.offset_ns.append(self.latest_ns)
+            self.since_ns.append(now_ns)
+        self._observed_ns = now_ns
 
     @property
     def drift_ns(self) -> int:
@@ -55,4 +61,6 @@ class Offsets:
         kernel_ns = real_ns - np.array(self.offset_ns, dtype=np.int64)[step]
         lag_ns = at_ns - kernel_ns
         sound = (real_ns != 0) & (lag_ns > -_SOFTIRQ_SLACK_NS) & (lag_ns < 60_000_000_000)
+        for from_ns, to_ns in self._steps:  # when between the two observations it stepped, the clock keeps
+            sound &= (at_ns <= from_ns) | (at_ns > to_ns)
         return np.where(sound, np.minimum(kernel_ns, at_ns), NO_STAMP)

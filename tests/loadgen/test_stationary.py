@@ -1,4 +1,5 @@
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from loadgen.metrics.definitions import METRICS
@@ -6,6 +7,7 @@ from loadgen.metrics.steady_state import steady_part
 from loadgen.metrics.summary import Context, figures
 from loadgen.record.columns import columns_of
 from loadgen.record.manifest import ArrivalFacts
+from loadgen.record.tables import RECORDS
 from loadgen.stats.estimates import Absent, Estimate
 from tests.loadgen.making import summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
@@ -130,3 +132,27 @@ def test_estimates_stay_estimates():
     steady = steady_part(columns_of(queued(0.7, 400, 1)), "poisson")
     assert steady is not None
     assert all(isinstance(figure, Estimate) for figure in steady.figures.values())
+
+
+def test_the_window_is_the_duration_that_was_asked_for():
+    """--rate 4 --duration-s 15: the last of 60 requests is due before the 15 s are over."""
+    due_s = np.arange(60) / 4
+    records = table(due_s, due_s + 0.05, due_s + 0.1, 5)
+    summary = summarized(records, Context(arrivals=ArrivalFacts("constant", 4.0), duration_s=15.0))
+    assert summary["window"]["end_s"]["point"] == 15.0
+    assert summary["throughput"]["requests_per_s"]["point"] == pytest.approx(60 / 15)
+
+
+def test_what_an_interrupt_left_unsent_is_outside_the_window_and_not_infinitely_late():
+    due_s = np.arange(600) / 20
+    rows = table(due_s, due_s + 0.05, due_s + 0.1, 5).to_pylist()
+    for row in rows[324:]:
+        row.update(outcome="not_sent", sent_ns=None, closed_ns=None, token_ns=[], token_n=[])
+        row.update(read_lag_ns=[], read_error_ns=[])
+    records = pa.Table.from_pylist(rows, schema=RECORDS)
+    context = Context(arrivals=ArrivalFacts("constant", 20.0), status="interrupted", duration_s=30.0)
+    summary = summarized(records, context)
+    assert summary["counts"] == {"planned": 600, "ok": 324, "not_sent": 276}
+    assert summary["metrics"]["ttft"]["p90"]["point"] == pytest.approx(0.05, abs=1e-6)
+    assert summary["verdict"]["state"] == "VALID"
+    assert summary["verdict"]["warnings"][0]["code"] == "interrupted"

@@ -24,7 +24,7 @@ SECTIONS = {
     "burst",
 }
 SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation", "targets", "goodput"}
-SECTIONS |= {"grades", "stationarity", "schedule", "agreement", "survival"}
+SECTIONS |= {"cost", "grades", "stationarity", "schedule", "agreement", "survival"}
 
 
 def run_of(n_ok, n_failed=0):

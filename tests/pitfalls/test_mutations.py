@@ -286,6 +286,13 @@ MUTATIONS = (
         LOADGEN + "test_goals.test_stored_noise_decides_a_single_run_by_its_margin",
     ),
     Mutation(
+        "stamps from around a step of the wall clock are believed",
+        clock.Offsets.monotonic,
+        "sound &= ",
+        "sound | ",
+        LOADGEN + "test_clock.test_no_stamp_around_a_step_of_a_millisecond_is_believed",
+    ),
+    Mutation(
         "other work on the machine is no matter",
         verdict._disturbed,
         "others > BUSY",
