@@ -97,7 +97,7 @@ def disagreement(agreed: Agreement) -> Reason | None:
             continue
         if abs(gap.point) <= max(FLOOR_S, UNEXPLAINED * client.point):
             continue
-        size = f"{abs(gap.point) * 1e3:.3g} ms"
+        size = _size(abs(gap.point))
         if gap.point > 0:
             text = f"{size} lie between the server's own {name.upper()} and the client's."
             advice = (
@@ -108,6 +108,11 @@ def disagreement(agreed: Agreement) -> Reason | None:
             advice = "Only requests of others, of before the load, or that we gave up on could explain that."
         return Reason("server-view", text, advice)
     return None
+
+
+def _size(seconds: float) -> str:
+    """As people write it: `136 ms`, `1.26 s`."""
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _client(name: str, c: Columns) -> tuple[Floats, Floats]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from burstline import cli
+from burstline.bench.server_session import Where, choose_engine
 from tests.burstline.answering import answering
 
 
@@ -41,3 +42,12 @@ def test_a_wrong_engine_and_a_too_long_request_are_refused_with_what_answers_the
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("owner", "engine"),
+    [("burstline", "reference"), ("burstline-truth", "truth"), ("vllm", "vllm"), ("somebody", "openai")],
+)
+def test_a_server_is_known_by_its_own_words(owner: str, engine: str) -> None:
+    with answering(model(owner)) as url:
+        assert choose_engine(Where(url=url)).name == engine
