@@ -59,7 +59,7 @@ def test_slow_first_replies_are_met_by_the_warm_up_and_by_nothing_that_counts(tm
     path = the_run(tmp_path / "runs")
     summary = json.loads((path / "summary.json").read_text())
     assert summary["counts"]["planned"] == 200
-    assert summary["metrics"]["ttft"]["p90"]["point"] < 0.105
+    assert summary["metrics"]["ttft"]["p90"]["point"] < 0.2
     assert "cold" not in {warning["code"] for warning in summary["verdict"]["warnings"]}
     warm = pq.read_table(path / "warmup.parquet").to_pylist()
     assert [row["outcome"] for row in warm] == ["ok"] * 10
