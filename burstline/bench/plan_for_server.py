@@ -50,10 +50,12 @@ def plan_for(
     if load.work.needs_text and counter is not None:
         materials = _materials(counter, site, tokenizer, model, n_extra_tok, takes_ids=takes_ids)
     plan = load.plan(vocabulary, materials, site.identity)
-    _check_taken(plan, site)
     for reason, n in plan.dropped.items():
         say(f"{n:,} rows left out: {reason}")
-    return (plan if words is None else as_text(plan, words, load.salt, n_extra_tok)), vocabulary
+    if words is not None:
+        plan = as_text(plan, words, load.salt, n_extra_tok)
+    _check_taken(plan, site)  # as it is sent: engines that take text only have no words for ids
+    return plan, vocabulary
 
 
 _PATHS = {RequestKind.EMBED: "/embeddings", RequestKind.RERANK: "/rerank"}
