@@ -352,7 +352,7 @@ def test_the_adapter_launches_what_the_server_understands(tmp_path: Path) -> Non
     launch = REFERENCE.launch(
         LaunchOptions("reference", "127.0.0.1", 0, "a name", tmp_path, extra_args=("--seed", "3"))
     )
-    process, said = start(*launch.argv[3:])
+    process, said = start(*launch.argv[launch.argv.index("servers.reference") + 1 :])
     try:
         url = said.removeprefix("Listening on ").strip()
         assert httpx.get(url + "/v1/models", trust_env=False).json()["data"][0]["id"] == "a name"
