@@ -1,0 +1,132 @@
+"""Every kind of sentence that a user reads, in one table that can be reviewed: `tests/reports/sentences.txt`.
+
+After a change of words: `python -m tests.reports.test_sentences` writes the table again; review its diff.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from burstline.cli import main
+from burstline.verbs.compare import comparison_of
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.verdict import warnings
+from loadgen.verdict.grades import Grade, PercentileGrade
+from loadgen.verdict.verdict import Evidence, Reason, judge
+from reports.compare.answer import comparison_answer
+from reports.page.page import STATES
+from tests.reports.synthetic_sweep import finished_run
+
+TABLE = Path(__file__).parent / "sentences.txt"
+
+
+def at(value_s: float) -> Estimate:
+    return Estimate(value_s, None, None, None, 1, "s")
+
+
+OK = {"planned": 1000, "ok": 1000}
+HEADLINE = {"ttft": {"p50": at(1.0), "p99": at(2.0)}, "itl": {"p50": at(0.02)}}
+LATE = {"ttft": {"p99": PercentileGrade(Grade("unreliable"), 0.0, 0.3)}}
+EVIDENCE = (
+    Evidence(OK, HEADLINE, grades=LATE),
+    Evidence(OK, HEADLINE, instrument_error_s={"itl": {"p50": at(0.02)}}),
+    Evidence(OK, HEADLINE, others_cpu_fraction=0.8, server_here=True),
+    Evidence(OK, HEADLINE, waited_fraction=0.3),
+    Evidence(OK, HEADLINE, throttled_fraction=0.02),
+    Evidence({"planned": 200, "ok": 150, "reset": 50}, HEADLINE),
+    Evidence({"planned": 200, "ok": 3, "http_503": 197}, HEADLINE, cause="503: too many requests"),
+    Evidence({"planned": 200, "ok": 0, "connect": 200}, HEADLINE),
+    Evidence({"planned": 200, "ok": 20, "reset": 180}, HEADLINE, death="The server was killed by signal 9"),
+    Evidence({"planned": 0, "ok": 0}, HEADLINE),
+)
+MISTAKES = (
+    "fly",
+    "run --engine warp",
+    "run --engine reference --bogus",
+    "run --requests none",
+    "run --requests 0",
+    "run --arrival poisson",
+    "run --slo ttft.p99",
+    "run --slo speed.p99<=1s",
+    "run --repeats 1",
+    "run no-such.toml",
+    "run --url 127.0.0.1:8000",
+    "run --prompt-tokens 0",
+    "run --trace no-such.jsonl",
+    "compare no-such-run",
+    "show no-such-run",
+    "bound --model llama-2-7b --device abacus",
+    "bound --model abacus --device a100-sxm4-80g",
+)
+
+
+def reasons() -> Iterator[Reason]:
+    for evidence in EVIDENCE:
+        yield from judge(evidence).reasons
+    some = {"planned": 200, "ok": 199, "reset": 1}
+    for reason in (
+        warnings._interrupted("interrupted", {"planned": 200, "ok": 20}),
+        warnings._few({"planned": 5, "ok": 5}),
+        warnings._failures(some),
+        warnings._prompt_lengths(7),
+        warnings._guessed_chunks(7),
+        warnings._recounted(7),
+        warnings._cached(0.12, None),
+        warnings._cached(None, 0.5),
+        warnings._cached(0.7, 0.5),
+        warnings._cached(0.3, 0.5),
+        warnings._uncertified(None),
+        warnings._uncertified(Absent("--no-certify")),
+        warnings._busy_machine(0.8),
+    ):
+        if reason is not None:
+            yield reason
+
+
+def mistakes() -> Iterator[str]:
+    for words in MISTAKES:
+        errors = io.StringIO()
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+            try:
+                code = main(words.split())
+            except SystemExit as ended:
+                code = ended.code
+        lines = [line for line in errors.getvalue().splitlines() if not line.startswith("See `")]
+        yield f"{words} -> {code}: {' / '.join(lines)}"
+
+
+def comparisons(folder: Path) -> Iterator[str]:
+    pair = [
+        finished_run(folder, engine, 120, speed=speed * noise, seed=k)
+        for k, noise in enumerate((0.98, 1.0, 1.02))
+        for engine, speed in (("vllm", 1.0), ("tgi", 1.35))
+    ]
+    unequal = finished_run(folder, "lightllm", 120, output_tok=9)
+    targets = ("ttft.p90<=150ms", "tpot.p50<=12ms")
+    loads = [finished_run(folder, "vllm", 140, concurrency=k, targets=targets) for k in (1, 8, 32)]
+    for runs in (pair, pair[:2], [pair[0], unequal], loads):
+        said = comparison_answer(comparison_of(runs, folder))
+        yield from (said.sentence, *said.details)
+
+
+def table() -> str:
+    lines = ["# Verdicts", *(f"{state}: {text}" for state, (_, _, text) in STATES.items())]
+    lines += ["", "# Reasons and warnings: what happened | what to do"]
+    lines += [f"{reason.code}: {reason.text} | {reason.advice}" for reason in reasons()]
+    with TemporaryDirectory() as folder:
+        lines += ["", "# Comparisons and sweeps", *comparisons(Path(folder))]
+    lines += ["", "# Mistakes of a user -> exit code: the error", *mistakes()]
+    return "\n".join(lines) + "\n"
+
+
+def test_every_sentence_is_as_it_was_reviewed(monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert table() == TABLE.read_text("utf-8")
+
+
+if __name__ == "__main__":
+    TABLE.write_text(table(), "utf-8")
