@@ -1,3 +1,3 @@
-"""Burstline fires bursts at LLM inference servers and holds the result against the hardware's roofline."""
+"""Burstline benchmarks LLM inference servers and compares the result with the hardware's roofline."""
 
 __version__ = "0.1.0"

@@ -17,12 +17,12 @@ from servers.redact import learn_from
 TRACEBACK = "BURSTLINE_TRACEBACK"
 
 VERBS: dict[str, tuple[str, str]] = {
-    "run": ("burstline.verbs.run", "fire a workload at an engine and write the report"),
+    "run": ("burstline.verbs.run", "send a workload to an engine and write the report"),
     "certify": (
         "burstline.verbs.certify",
         "measure the client's own error under this load",
     ),
-    "compare": ("burstline.verbs.compare", "hold runs against each other, if they did the same work"),
+    "compare": ("burstline.verbs.compare", "compare runs, if they did the same work"),
     "make-model": (
         "burstline.verbs.make_model",
         "make a model folder: config, tokenizer, random weights",
@@ -39,7 +39,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "bound": ("burstline.verbs.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
     "study": ("burstline.verbs.study", "what binds inference across devices, memories and generations"),
     "calibrate": ("burstline.verbs.calibrate", "measure this machine for the roofline"),
-    "accuracy": ("burstline.verbs.accuracy", "hold the roofline model against measured data"),
+    "accuracy": ("burstline.verbs.accuracy", "check the roofline model against measured data"),
 }
 
 
@@ -171,8 +171,8 @@ def _help() -> str:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {name:<{width}}  {summary}" for name, (_, summary) in VERBS.items())
     return (
-        f"burstline {__version__}: fires bursts at LLM inference servers, proves its own instrument's "
-        "error,\nand holds what it measured against the hardware's roofline.\n\n"
+        f"burstline {__version__}: benchmarks LLM inference servers, measures its own error,\n"
+        "and compares the result with the hardware's roofline.\n\n"
         f"usage: burstline VERB [OPTIONS]\n\n{verbs}\n\n"
         "`burstline VERB --help` says more. Begin with: burstline run"
     )

@@ -302,7 +302,7 @@ class LaunchOptions:
     """What the user asks of a server that we start. `model` is a folder or a name the engine knows.
 
     `n_concurrent` is how many requests will be there at once, `n_request_tok` how many tokens the longest
-    has, prompt and answer together; None where nobody knows. With `image` the command is to run inside that
+    has, prompt and answer together; None where unknown. With `image` the command is to run inside that
     image, which has the model and `run_dir` at the same paths.
     """
 

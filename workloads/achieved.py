@@ -1,4 +1,4 @@
-"""How well a schedule was kept: an achieved list of times held against the law that was asked for.
+"""How well a schedule was kept: achieved times compared with the planned distribution.
 
 Times are seconds, ascending, from any origin. None stands wherever there are too few times to say.
 """

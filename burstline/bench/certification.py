@@ -48,7 +48,7 @@ def certificate_for(load: Load) -> Certificate:
     """The certificate of this host for loads of this shape: the one that is kept, else a new, short one.
 
     Only a clean one is kept: what a busy moment spoilt must not speak against later runs. Its limit is what
-    the last `burstline certify` found on this host, None where nobody asked.
+    the last `burstline certify` found on this host, None without one.
     """
     path = _kept_at(_shape_of(load))
     try:

@@ -14,7 +14,7 @@ PER_DRIVER: Final = 2_000
 """Requests in flight for one driver: at 50 tokens a second each they make 100,000 events a second, about what
 one follows on a core (`tests/bench/wire.py`)."""
 OPEN_S: Final = 10.0
-"""How long a request of an open loop is taken to be in flight; nobody knows before the run."""
+"""Assumed time in flight of a request in an open loop: before the run it is unknown."""
 
 
 def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | None) -> int:

@@ -166,7 +166,7 @@ def _device(
 
 
 def _file_of(name: str) -> str:
-    """The device and the best calibration there is for it; a file of the user's own as it stands."""
+    """The device and the best calibration there is for it; a user's file unchanged."""
     device = load_device(name)
     try:
         calibration = load_calibration(name if name.endswith(".toml") else device)

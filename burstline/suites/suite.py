@@ -130,7 +130,7 @@ def schedule(suite: Suite) -> tuple[Slot, ...]:
 
 
 def load_suite(path: Path) -> Suite:
-    """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run as it stands."""
+    """The suite in a file; WorkloadError, naming file, table and key, where it cannot be run."""
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:

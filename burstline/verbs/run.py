@@ -71,7 +71,7 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
 
 
 def add_hints(group: argparse._ActionsContainer) -> None:
-    """What the roofline needs to know where nobody says it."""
+    """What the roofline needs to know and cannot read from the server."""
     group.add_argument(
         "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
     )
@@ -205,7 +205,7 @@ def add_arrivals(group: argparse._ArgumentGroup) -> None:
 
 
 def add_targets(group: argparse._ArgumentGroup) -> None:
-    """What the run is held against; exit code 3 where a target is missed, 4 where nobody can tell."""
+    """The SLOs of the run: exit code 3 if one is missed, 4 if one is inconclusive."""
     group.add_argument(
         "--slo",
         action="append",

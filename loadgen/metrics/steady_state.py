@@ -185,7 +185,7 @@ def _test(name: str, series: Floats) -> _Test:
     finite = series[np.isfinite(series)]
     if not len(finite):
         return _Test(name)
-    # Where most of a window failed it is worse than any other, by rank; how much worse nobody knows.
+    # Where most of a window failed it is worse than any other, by rank; how much worse is unknown.
     series = np.where(np.isinf(series), 2 * finite.max(), series)
     trend, median = mann_kendall(series), float(np.median(series))
     if trend is None or median <= 0:

@@ -52,7 +52,7 @@ from servers.engine import Identity
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
-"""Whose percentiles the client's lateness is held against."""
+"""The metrics whose percentiles the client's lateness is compared with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ class Spool:
         directory.mkdir(parents=True, exist_ok=True)
         self._path = directory / f"driver-{worker}.zst"
         self._partial = self._path.with_name(self._path.name + _PARTIAL)
-        # Unbuffered: what has been put is on its way to the disk, whoever kills us next.
+        # Unbuffered: what has been put is on its way to the disk, even if this process is killed next.
         self._file = self._partial.open("wb", buffering=0)
         self._compress = zstandard.ZstdCompressor(level=1, write_checksum=True).compress
         self._queue: queue.SimpleQueue[Callable[[], Capture] | threading.Event | None] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class Spool:
 
 
 class DamagedCapturesError(WorkloadError):
-    """A capture file is not as its driver wrote it: cut, changed, or made to harm whoever reads it."""
+    """A capture file is not as its driver wrote it: cut, changed, or made to harm its reader."""
 
 
 OnDamage = Callable[[str], None]

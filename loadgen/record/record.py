@@ -82,13 +82,13 @@ class Record:
 
     `prompt_source` and `output_source` name who counted: "ids" token ids that came back, "usage" the server's
     own total, "events" the events' own counts, "tokenize" the server's tokenizer, asked about the text after
-    the load, "tokenizer" a local one; None where nobody did, and then the count is None.
+    the load, "tokenizer" a local one; None without a count.
     `beyond_tok` is how many tokens came after all that were asked for, of a server that goes on; they count
     nowhere else. `output_gap_tok` is what the next most trusted count says more, None where there is only
     one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
-    tokens, "spread" evenly because nobody said, "unknown" (each 1, a placeholder) where not even the total is
-    known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times of this
-    request (see `servers.engine.ServerTimes`), None where it does not tell them.
+    tokens, "spread" evenly as the server did not say, "unknown" (each 1, a placeholder) where not even the
+    total is known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times
+    of this request (see `servers.engine.ServerTimes`), None where it does not tell them.
     """
 
     index: int
@@ -142,7 +142,7 @@ class _Tokens:
 
     @property
     def generated(self) -> int | None:
-        """The server's own total: text that was tokenized again may be a token off, and judges nobody."""
+        """The server's own total: text that was tokenized again may be a token off and decides no outcome."""
         return None if self.source in RECOUNTS else self.total
 
     def cut_to(self, n_tok: int) -> _Tokens:

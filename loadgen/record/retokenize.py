@@ -1,4 +1,4 @@
-"""Replies whose tokens the server did not count, and their text: for whoever can count it."""
+"""Replies whose tokens the server did not count, with their text, for a tokenizer to count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GLANCE: Final = 32
 
 
 def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:
-    """The index and the text of each reply whose tokens nobody counted, in the order in which they ended.
+    """The index and the text of each reply without a token count, in the order in which they ended.
 
     Where a server counts, a reply that was cut off before its count may be left out.
     """

@@ -1,4 +1,4 @@
-"""The instrument's own error: what the client reported held against what a server of known truth had sent."""
+"""The instrument's own error: what the client reported less what a server of known truth sent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KEPT_PACE: Final = 0.95
 
 
 def errors_of(certificate: Certificate | Absent | None) -> dict[str, dict[str, Figure]]:
-    """By metric, p50 and p99 of how far off it was; empty where nobody asked."""
+    """By metric, p50 and p99 of how far off it was; empty without a certificate."""
     if certificate is None:
         return {}
     if isinstance(certificate, Absent):
@@ -58,7 +58,7 @@ def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
 
 def _published(found: EventRateLimit | None) -> Figure:
     if found is None:
-        return Absent("nobody looked how far this host can follow: `burstline certify` does")
+        return Absent("this host's limit is not measured: run `burstline certify`")
     whose = "the client's limit" if found.by == "client" else f"at least this: {found.by} ended the climb"
     return Estimate(found.events_per_s, None, None, None, 1, "1/s", whose)
 

@@ -1,4 +1,4 @@
-"""Whether engines may be held against each other: only if they did the same work under the same settings.
+"""Whether engines may be compared: only if they did the same work under the same settings.
 
 Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld;
 what can be said of the requests that did match is in `loadgen.verdict.equal_length`.

@@ -1,7 +1,7 @@
 """Grades: how far the client moved each percentile of each metric, by sending late and by reading late.
 
-What counts is the effect on that very percentile, never a percentile of the lag: of 1% of requests that left
-1 ms late nobody's p99 need be wrong by 1 ms.
+What counts is the effect on that very percentile, never a percentile of the lag: if 1% of the requests left
+1 ms late, no p99 need be wrong by 1 ms.
 """
 
 from __future__ import annotations

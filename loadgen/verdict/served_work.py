@@ -114,7 +114,7 @@ def work_of(run: Run, label: str) -> Work:
 def settings_of(
     identity: Identity, argv: Sequence[str] | None, requests: Sequence[Request]
 ) -> dict[str, str | None]:
-    """Sampling, precision and batch limits by name; None where nobody says."""
+    """Sampling, precision and batch limits by name; None where unknown."""
     numbers = {
         "max_num_seqs": identity.max_num_seqs,
         "max_batched_tok": identity.max_batched_tok,

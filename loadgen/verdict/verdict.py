@@ -118,7 +118,11 @@ def _failed(evidence: Evidence) -> list[Reason]:
         return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     few = ok < early_stopping_floor(0.5)
     if planned == ok or (not few and planned - ok <= evidence.max_failures * planned):
-        return [] if planned else [Reason("no-request", "Nothing was planned.", "Ask for a load.")]
+        return (
+            []
+            if planned
+            else [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
+        )
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if kind not in ("planned", "ok") and n)
     cause = f" {evidence.cause.rstrip('.')}." if evidence.cause else ""
     if not ok:

@@ -80,7 +80,7 @@ def _failures(counts: Mapping[str, int]) -> Reason | None:
 def _prompt_lengths(n: float) -> Reason | None:
     if not n:
         return None
-    text = f"The server counted other prompt lengths than planned for {n:,.0f} requests."
+    text = f"The server counted a different prompt length than planned for {n:,.0f} requests."
     return Reason("prompt-length", text, "A special token that the server adds is the usual cause.")
 
 
@@ -95,7 +95,7 @@ def _recounted(n: int) -> Reason | None:
     if not n:
         return None
     text = f"The server did not count the tokens of {n:,} replies: their text was tokenized again."
-    advice = "It may differ from what was sampled by a token or so; an end of text, say, leaves none."
+    advice = "The count can be off by a token: an end-of-text token, for example, leaves no text."
     return Reason("recounted", text, advice)
 
 
@@ -113,7 +113,9 @@ def _cached(share: float | None, expected: float | None) -> Reason | None:
         return None
     text = f"The prefix cache served {share:.1%} of the prompt tokens."
     return Reason(
-        "prefix-cache", text, "Was a salt repeated? A fresh one shares no prefix with earlier runs."
+        "prefix-cache",
+        text,
+        "Results are not comparable with uncached runs. Pass a new --salt or disable the cache.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Waits for the sockets and reads replies in mid-stream; whoever has to look is told, and nobody else.
+"""Waits for the sockets and reads replies in mid-stream; tells only those who must act.
 
 This is the wire's inner loop, in Python alone: `docs/decisions/0006-one-reader-in-python.md` says why.
 Order of work on a read: the bytes, the stamp, the question whether the stream just goes on.
@@ -61,7 +61,7 @@ class Reader:
         reports: list[tuple[int, int]] = []
         n_reads = n_bytes = 0
         at = now()
-        # A due time cuts a pass short, unless it had come before: else nobody were read while all is due.
+        # A due time cuts a pass short, unless it had come before: else a burst would stop all reading.
         stop_ns = due_ns if at < due_ns else _NEVER
         while True:
             events = poll(self._wait_s(at, due_ns, tick_ns), _MAX_EVENTS)

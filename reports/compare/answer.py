@@ -109,7 +109,7 @@ def _faster(a: str, b: str, contrast: Contrast | Absent | None) -> str:
     said = f"{quick} is {number(times)}x faster than {slow} (E2E p50){ends}"
     if contrast.answer == Decided.DIFFERENT:
         return said
-    return f"{said}: not significant{'' if ends else ', one run each says nothing about chance'}"
+    return f"{said}: not significant{'' if ends else ', one run each does not show the noise between runs'}"
 
 
 def _above_one(ratio: Estimate) -> tuple[float, float | None, float | None]:

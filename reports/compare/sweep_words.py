@@ -14,7 +14,7 @@ KNEE: Final = 0.9
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Best load meeting all SLOs: vllm 8 req/s (1,200 tok/s); tgi none.`, or who gives most."""
+    """`Best load meeting all SLOs: vllm: 8 req/s (1,200 tok/s); tgi: none.`, or who gives most."""
     if not sweep.goals:
         most = [(max(known, key=lambda at: at.output_point), label)
                 for label in sweep.labels
@@ -25,7 +25,7 @@ def best_loads(sweep: Sweep) -> str:
     for label in sweep.labels:
         best = best_within(sweep.of(label))
         load = f"{best.load} ({number(best.output_point)} {sweep.output_unit})" if best else "none"
-        parts.append(f"{label} {load}")
+        parts.append(f"{label}: {load}")
     return f"Best load meeting all SLOs: {'; '.join(parts)}."
 
 

@@ -166,7 +166,7 @@ def _length_row(label: str, asked: Floats, got: Floats, source: Sequence[str | N
     known = ~np.isnan(got)
     by = ", ".join(COUNTED_BY.get(name, name) for name in sorted({name for name in source if name}))
     equal = int((asked[known] == got[known]).sum())
-    return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by or "nobody"]
+    return [label, _range(asked), _range(got[known]), f"{equal:,} of {len(asked):,}", by or "not counted"]
 
 
 def again(view: View) -> list[Block]:

@@ -96,9 +96,9 @@ STATES: dict[str, tuple[str, str, str]] = {
     "NOT-STATIONARY": (
         "warn",
         "!",
-        "The server never settled: these numbers depend on how long the run was.",
+        "The server did not reach steady state: these numbers depend on the run's length.",
     ),
-    "NOT-COMPARABLE": ("warn", "!", "The work served is not the work asked: do not compare these numbers."),
+    "NOT-COMPARABLE": ("warn", "!", "The server did other work than asked: do not compare these numbers."),
 }
 """A verdict's tone, its mark and what it means."""
 

@@ -142,12 +142,12 @@ def _path_of(launch: Launch) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on at this moment."""
+    """A TCP port without a listener at this moment."""
     return free_ports(1, host)[0]
 
 
 def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> list[int]:
-    """Different TCP ports that nobody listens on at this moment, none of them `but`."""
+    """Different TCP ports without a listener at this moment, none of them `but`."""
     with contextlib.ExitStack() as held:
         listeners = [held.enter_context(socket.create_server((host, 0))) for _ in range(n + 1)]
         ports = [int(listener.getsockname()[1]) for listener in listeners]

@@ -1,4 +1,4 @@
-"""Telemetry: what was sampled beside a run, as rows in a file that survives whoever writes it."""
+"""Telemetry: what was sampled beside a run, as rows in a file that survives its writer."""
 
 import json
 import time

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -96,7 +97,8 @@ def mistakes() -> Iterator[str]:
             except SystemExit as ended:
                 code = ended.code
         lines = [line for line in errors.getvalue().splitlines() if not line.startswith("See `")]
-        yield f"{words} -> {code}: {' / '.join(lines)}"
+        listed = re.compile(r"(?:[\w.+-]+, ){4,}[\w.+-]+")  # engines, devices: more come, the sentence stays
+        yield f"{words} -> {code}: {listed.sub('...', ' / '.join(lines))}"
 
 
 def comparisons(folder: Path) -> Iterator[str]:
