@@ -13,7 +13,7 @@ _N_DECADES = 12
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, 99th percentile and largest of `n` durations, ns; the first two within 1.2 %."""
+    """Median, 99th percentile and largest of `n` durations, ns; the first two within 1.2%."""
 
     n: int
     p50_ns: int

@@ -14,7 +14,7 @@ from workloads import achieved
 def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> ScheduleFigures:
     """Rate, gaps, dispersion of requests as sent, beside the plan's; see `workloads.achieved`.
 
-    `gap_ks` is the distance from the law that gaps were drawn from, larger than `gap_ks_critical` in 5 % of
+    `gap_ks` is the distance from the law that gaps were drawn from, larger than `gap_ks_critical` in 5% of
     schedules that do follow it; only for Poisson and gamma arrivals (`arrivals` is the manifest's).
     """
     if closed_loop:

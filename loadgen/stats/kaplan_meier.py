@@ -17,7 +17,7 @@ QUANTILES: Final = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The share of requests that still run after each moment at which one ends, with its 95 % band.
+    """The share of requests that still run after each moment at which one ends, with its 95% band.
 
     `moments` ascend; `running`, `low` and `high` are 0..1, one a moment.
     """

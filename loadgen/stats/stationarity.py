@@ -55,7 +55,7 @@ def mann_kendall(series: Floats) -> Trend | None:
 
     The variance grows by what the significant autocorrelations of the ranks explain: Hamed and Rao, "A
     modified Mann-Kendall trend test for autocorrelated data", Journal of Hydrology 204 (1998). On short
-    series it helps but in part: with 60 values of autocorrelation 0.6, one in five is called a trend at 5 %.
+    series it helps but in part: with 60 values of autocorrelation 0.6, one in five is called a trend at 5%.
     """
     n = len(series)
     if n < 8:

@@ -17,7 +17,7 @@ from loadgen.verdict.served_work import Work
 from loadgen.verdict.verdict import Reason, State, state_of, worst
 
 TOLERANCE: Final = 0.01
-"""Served tokens may differ by 1 % (a token that a server adds in front is 0.2 % of 512), shares of requests
+"""Served tokens may differ by 1% (a token that a server adds in front is 0.2% of 512), shares of requests
 and of prompt tokens by one point."""
 
 UNUSABLE: Final = (State.FAILED, State.DISTURBED, State.NOT_STATIONARY, State.NOT_COMPARABLE)

@@ -20,7 +20,7 @@ SOUND_WITH: Final = frozenset({"output-tokens", "finish-reasons"})
 """Differences that strata of equal length take out. A cache, a refusal or another precision they do not."""
 LOAD_TOLERANCE: Final = 0.1
 """How far the whole load may differ: a server with less to do is faster for every request. MLPerf asks for
-90 % of the reference's tokens at least (https://github.com/mlcommons/inference_policies)."""
+90% of the reference's tokens at least (https://github.com/mlcommons/inference_policies)."""
 LEAST_COVERED: Final = 0.5
 LEAST_IN_STRATUM: Final = early_stopping_floor(0.5)
 

@@ -61,7 +61,7 @@ def _finding(label: str, shown: Mapping[str, Floats], scale: Scale) -> str:
 
 
 def _table(title: str, label: str, series: Mapping[str, Floats], scale: Scale) -> Table:
-    rows = [[f"{p * 100:g} %", *(_value(values, p, scale) for values in series.values())] for p in TABLED]
+    rows = [[f"{p * 100:g}%", *(_value(values, p, scale) for values in series.values())] for p in TABLED]
     columns = ["Requests at or below", *(f"{who} ({scale.unit})" for who in series)]
     return table(f"{title}: {label} at or below which that share of all planned requests was", columns, rows)
 

@@ -52,7 +52,7 @@ def requests(view: View) -> list[Block]:
     finding = f"{n:,} requests, none of which succeeded."
     if c.ok.any():
         share = float(np.median(view.latency("ttft")[c.ok] / view.latency("e2e")[c.ok]))
-        finding = f"{n:,} requests; for the median one, {share * 100:.0f} % of its time is queue and prefill."
+        finding = f"{n:,} requests; for the median one, {share * 100:.0f}% of its time is queue and prefill."
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = run_figures.request_rows(
@@ -127,7 +127,7 @@ def failures(view: View) -> list[Block]:
         example = int(index[first])
         rows.append([
             Cell(kind), Cell(MEANING.get(kind, "the server refused it")), count(kinds[kind]),
-            f"{kinds[kind] / n * 100:.1f} %", Cell(f"#{example}", href=view.shown.href(example)),
+            f"{kinds[kind] / n * 100:.1f}%", Cell(f"#{example}", href=view.shown.href(example)),
             Cell(_words(errors[first])[:300], tone="wrap"),
         ])  # fmt: skip
     lost = n - kinds["ok"]

@@ -26,7 +26,7 @@ NOTABLE = 0.01
 """A figure that differs from ours by more is marked with by how much."""
 EXPLAINED = (
     "The same events under each tool's own definitions, as points: none of them gives an interval, and all "
-    "but Burstline leave failed requests out. Below a figure that differs from Burstline's by more than 1 % "
+    "but Burstline leave failed requests out. Below a figure that differs from Burstline's by more than 1% "
     "stands the factor between them."
 )
 

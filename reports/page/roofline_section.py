@@ -151,13 +151,13 @@ def _assumed(found: Reconciliation) -> Table:
 
 def _changed(ratio: float) -> str:
     percent = round((ratio - 1) * 100)
-    return f"{percent:+d} %".replace("-", "−") if percent else "0 %"
+    return f"{percent:+d}%".replace("-", "−") if percent else "0%"
 
 
 def _more(ratio: float) -> str:
     percent = round(abs(ratio - 1) * 100)
-    return f"{percent} % {'longer' if ratio > 1 else 'less'}" if percent else "as long"
+    return f"{percent}% {'longer' if ratio > 1 else 'less'}" if percent else "as long"
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{number(share * 100)} %"
+    return "–" if share is None else f"{number(share * 100)}%"

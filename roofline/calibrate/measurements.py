@@ -85,10 +85,10 @@ def calibrate(
 
 
 def levels_of(sizes: Sequence[int], bytes_per_s: Sequence[float], memory_bytes: float) -> tuple[Level, ...]:
-    """Levels of memory from bandwidth by working set: each fall by 30 % or more ends a level.
+    """Levels of memory from bandwidth by working set: each fall by 30% or more ends a level.
 
     A level is given the first size that is slower, so that no ceiling drawn from it is too low. A fall may
-    take several sizes; it ends where the next size is no more than 15 % slower.
+    take several sizes; it ends where the next size is no more than 15% slower.
     """
     found: list[Level] = []
     plateau, falling = [bytes_per_s[0]], False

@@ -206,7 +206,7 @@ def _classes(measured: Path) -> Check:
 
 
 def _slopes(table: GemmTable) -> tuple[Amounts, "np.ndarray[tuple[int], np.dtype[np.bool_]]"]:
-    """dlog t / dlog m between m and 2m (powers of two), and whether both are compute-bound; pairs within 25 %
+    """dlog t / dlog m between m and 2m (powers of two), and whether both are compute-bound; pairs within 25%
     of the ridge are left out."""
     rows = large(table.rows, table.device)
     compute, memory = _ceiling_parts(GemmTable(table.device, table.library, table.dtype, rows))

@@ -3,7 +3,7 @@
 1000 streams at once, 10,000 and 50,000 events a second in all, from the server in C that writes its own clock
 into every event (not from servers/truth, which is Python and sends 25,000 a second on time). They go the way
 of a run: driver, spool, vLLM's adapter, records, `summarize`. Held against each other are the percentiles in
-the summary and those of the times at which the server sent. Goal: within 1 ms or 1 %.
+the summary and those of the times at which the server sent. Goal: within 1 ms or 1%.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def beside(reported: float | None, true: float) -> str:
     """What was reported, what was true, and by how much the first is off."""
     if reported is None:
         return f"- / {true:.2f}"
-    return f"{reported:.2f} / {true:.2f} ({100 * (reported / true - 1):+.2f} %)"
+    return f"{reported:.2f} / {true:.2f} ({100 * (reported / true - 1):+.2f}%)"
 
 
 def table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
@@ -246,7 +246,7 @@ def main() -> None:
     wall_s = time.monotonic() - start
     others = (busy_s() - busy - sum(os.times()[:4]) + own_s) / wall_s / (os.cpu_count() or 1)
     print(table(rows, args.markdown))
-    print(f"\n{where(args)} Others had {100 * others:.0f} % of the machine's CPU. {wall_s:.0f} s in all.")
+    print(f"\n{where(args)} Others had {100 * others:.0f}% of the machine's CPU. {wall_s:.0f} s in all.")
     print("\n".join([LEGEND, *remarks]))
     print(f"What every tool wrote lies in {folder}", file=sys.stderr)
 

@@ -124,7 +124,7 @@ def test_the_truth_is_of_the_burst_alone_and_of_requests_that_ended():
 def test_a_tool_that_is_not_there_has_its_remark_for_a_row():
     full = ["ours 1", beside(2.0, 1.0), beside(None, 1.0), *"12345678"]
     lines = table([full, ["theirs", "not installed"]], markdown=True).splitlines()
-    assert "| 2.00 / 1.00 (+100.00 %) | - / 1.00 |" in lines[2]
+    assert "| 2.00 / 1.00 (+100.00%) | - / 1.00 |" in lines[2]
     assert lines[3] == "| theirs | not installed |"
     assert len({line.count("|") for line in lines[:3]}) == 1
     assert "theirs  not installed" in table([full, ["theirs", "not installed"]], markdown=False)

@@ -271,7 +271,7 @@ def main() -> None:
     our_s = sum(ended[:4]) - sum(used[:4])
     wall_s = time.monotonic() - start
     others = (busy_s() - busy - our_s) / wall_s / (os.cpu_count() or 1)
-    print(f"other processes had {100 * others:.0f} % of the machine's CPU meanwhile")
+    print(f"other processes had {100 * others:.0f}% of the machine's CPU meanwhile")
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def test_a_short_name_between_two_long_ones_frees_no_room_under_it():
 
 @pytest.mark.parametrize(
     ("ratio", "changed", "more"),
-    [(1.724, "+72 %", "72 % longer"), (0.85, "−15 %", "15 % less"), (0.9999, "0 %", "as long")],
+    [(1.724, "+72%", "72% longer"), (0.85, "−15%", "15% less"), (0.9999, "0%", "as long")],
 )
 def test_what_rounds_to_nothing_has_no_sign(ratio, changed, more):
     assert (_changed(ratio), _more(ratio)) == (changed, more)
