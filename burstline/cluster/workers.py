@@ -157,7 +157,7 @@ class WorkerActor(NodeFolder):
         context = ray.get_runtime_context()
         return WorkerFacts(
             host=socket.gethostname(),
-            address=str(ray.util.get_node_ip_address()),  # type: ignore[no-untyped-call]
+            address=str(ray.util.get_node_ip_address()),
             node_id=context.get_node_id(),
             version=__version__,
             python=platform.python_version(),
