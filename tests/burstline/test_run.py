@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from loadgen.record.rundir import open_run
+from loadgen.verdict.verdict import State
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 
@@ -151,7 +153,7 @@ def test_a_server_killed_in_the_middle_is_the_servers_fault(tmp_path):
             engine.kill()
         _, said = process.communicate(timeout=60)
     assert process.returncode == 5
-    assert "ended during the run" in said
+    assert re.search(r"reference engine died [\d.]+ s into the load \(exit code -9", said), said
     counts = counts_of(run)
     assert counts["planned"] == 60
     assert counts["ok"] < 60
@@ -191,8 +193,9 @@ def test_replies_that_nobody_counted_are_counted_by_a_tokenizer_and_again_from_t
     with truth_server([silent]) as server:
         flags = ("--tokenizer", str(tmp_path), "--requests", "20", *SMALL)
         code, said = finished(out, "--engine", "openai", "--url", server.url, *flags)
-    assert code == 0, said
     run = open_run(the_run(out))
+    # A busy machine may disturb this short burst; that judges the machine, not the counts.
+    assert code == 0 or run.summary.verdict.state in (State.CLIENT_BOUND, State.DISTURBED), said
     assert set(run.record_table.column("output_tok").to_pylist()) == {8}
     assert set(run.record_table.column("output_source").to_pylist()) == {"tokenizer"}
     assert run.decoded() == run.record_table

@@ -68,7 +68,9 @@ def record_from(wire: bytes, cuts: list[int], engine: str) -> Record:
 
 
 def without_times(record: Record) -> Record:
-    return replace(record, token_ns=(), read_lag_ns=(), headers_ns=None, answer_ns=None, n_reads=0)
+    return replace(
+        record, token_ns=(), read_lag_ns=(), read_error_ns=(), headers_ns=None, answer_ns=None, n_reads=0
+    )
 
 
 def check_wire(wire: bytes, cuts: list[int], engine: str) -> None:
