@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from burstline.suites.toml_table import Table
+from burstline.suites.toml_table import TomlTable
 from workloads.request import WorkloadError
 
 LOADS: Final = ("concurrency", "rate")
@@ -13,7 +13,7 @@ NEVER_SWEPT: Final = ("slo",)
 """Keys that are lists by nature."""
 
 
-def expanded(table: Table) -> list[Table]:
+def expanded(table: TomlTable) -> list[TomlTable]:
     """The workload itself, or one for each place in its lists, which go in step.
 
     `concurrency = [1, 8]` with `requests = [20, 160]` makes of "steady" the workloads "steady-concurrency1"
@@ -29,7 +29,7 @@ def expanded(table: Table) -> list[Table]:
     name = table.need("name", str)
     naming = next((key for key in LOADS if key in lists), next(iter(lists)))
     return [
-        Table(
+        TomlTable(
             {
                 **table.raw,
                 **{key: values[k] for key, values in lists.items()},

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from burstline.suites.toml_table import Table
+from burstline.suites.toml_table import TomlTable
 from workloads.request import WorkloadError
 
 
@@ -36,7 +36,7 @@ class Platform:
         return ", ".join(needs) or "any node"
 
 
-def platform_of(table: Table) -> Platform:
+def platform_of(table: TomlTable) -> Platform:
     """A [[platform]] table of a suite."""
     table.only("name", "resources", "accelerator", "gpus", "env", "image")
     name = table.need("name", str)
@@ -54,9 +54,9 @@ def platform_of(table: Table) -> Platform:
     )
 
 
-def _mapping(table: Table, key: str, kind: type) -> dict[str, Any]:
+def _mapping(table: TomlTable, key: str, kind: type) -> dict[str, Any]:
     raw = table.raw.get(key, {})
     if not isinstance(raw, dict):
         raise WorkloadError(f"{table.where}: {key} must be a table, e.g. {key} = {{ a100 = 1 }}")
-    inner = Table(raw, f"{table.where}, {key}")
+    inner = TomlTable(raw, f"{table.where}, {key}")
     return {name: inner.get(name, kind, None) for name in raw}

@@ -17,7 +17,7 @@ from burstline.bench.load_options import checked
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
-from burstline.suites.toml_table import Table
+from burstline.suites.toml_table import TomlTable
 from burstline.verbs.engine_flags import add_engine, add_settings, on_or_off
 from burstline.verbs.run import add_arrivals, add_load, add_sources, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
@@ -145,7 +145,7 @@ def load_suite(path: Path) -> Suite:
 
 def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     """The suite that a parsed TOML document describes."""
-    top = Table(raw, source)
+    top = TomlTable(raw, source)
     top.only("name", "description", "repeats", "engine", "model", "workload", "platform", "settings")
     settings = _settings(top)
     suite = Suite(
@@ -177,29 +177,29 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
     return suite
 
 
-def _slug(name: str, table: Table) -> str:
+def _slug(name: str, table: TomlTable) -> str:
     if not name or not all(c.isalnum() or c in "._-" for c in name):
         raise WorkloadError(f"{table.where}: name {name!r}: expected letters, digits, dot, dash, underscore")
     return name
 
 
-def _settings(top: Table) -> Table:
+def _settings(top: TomlTable) -> TomlTable:
     """The settings of all engines that the suite starts, in the command's own spelling."""
     raw = top.raw.get("settings", {})
     if not isinstance(raw, dict):
         raise WorkloadError(f"{top.where}: settings must be written as [settings]")
-    settings = Table(raw, f"{top.where}, [settings]")
+    settings = TomlTable(raw, f"{top.where}, [settings]")
     settings.only(*_flags_of(add_settings))
     return settings
 
 
-def _with(settings: Table, engine: Table) -> Table:
+def _with(settings: TomlTable, engine: TomlTable) -> TomlTable:
     """An engine's own keys over the settings of all; a server that runs already has its own."""
     own = {("engine_python" if key == "vllm_python" else key): value for key, value in engine.raw.items()}
-    return Table(own if "url" in own else {**settings.raw, **own}, engine.where)
+    return TomlTable(own if "url" in own else {**settings.raw, **own}, engine.where)
 
 
-def _engine(table: Table) -> Contender:
+def _engine(table: TomlTable) -> Contender:
     flags = _flags_of(add_engine)
     del flags["model"]
     if "api_key" in table.raw:
@@ -220,7 +220,7 @@ def _engine(table: Table) -> Contender:
     return Contender(name, _as_flags(table, flags), args, table.get("api_key_env", str, None))
 
 
-def _model(table: Table) -> Model:
+def _model(table: TomlTable) -> Model:
     load = _flags_of(add_load)
     flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
     table.only("name", "path", "like", "weights", "format", "dtype", *flags)
@@ -236,14 +236,14 @@ def _model(table: Table) -> Model:
     )
 
 
-def _one_of(table: Table, key: str, choices: Sequence[str]) -> str | None:
+def _one_of(table: TomlTable, key: str, choices: Sequence[str]) -> str | None:
     value: str | None = table.get(key, str, None)
     if value is not None and value not in choices:
         raise WorkloadError(f"{table.where}: {key} {value!r}; expected one of: {', '.join(choices)}")
     return value
 
 
-def _workload(table: Table, of: str) -> Workload:
+def _workload(table: TomlTable, of: str) -> Workload:
     adds = (add_load, add_sources, add_arrivals, add_targets)
     flags = {key: action for add in adds for key, action in _flags_of(add).items()}
     # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
@@ -271,7 +271,7 @@ def _flags_of(add: Any) -> dict[str, argparse.Action]:
     return {action.dest: action for action in parser._actions}
 
 
-def _as_flags(table: Table, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
+def _as_flags(table: TomlTable, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
     """The table's keys as the command's flags, in the order in which the command lists them."""
     flags: list[str] = []
     for key, action in known.items():

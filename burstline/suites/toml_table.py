@@ -11,7 +11,7 @@ from workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TomlTable:
     """A table of a parsed TOML document; `where` says which, for errors.
 
     Every method raises WorkloadError, naming table, key, what was found and what was expected.
@@ -41,14 +41,14 @@ class Table:
             raise WorkloadError(f"{self.where}: {key} is missing; expected {_NAMES[kind]}")
         return self.get(key, kind, None)
 
-    def tables(self, key: str, *, required: bool = False) -> list[Table]:
+    def tables(self, key: str, *, required: bool = False) -> list[TomlTable]:
         """The tables of an array of tables, [[key]]."""
         found = self.raw.get(key, [])
         if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
             raise WorkloadError(f"{self.where}: {key} must be written as [[{key}]], once for each")
         if required and not found:
             raise WorkloadError(f"{self.where}: there is no [[{key}]]; expected at least one")
-        return [Table(item, f"{self.where}, [[{key}]] {k}") for k, item in enumerate(found, 1)]
+        return [TomlTable(item, f"{self.where}, [[{key}]] {k}") for k, item in enumerate(found, 1)]
 
 
 _NAMES: Final[dict[type, str]] = {

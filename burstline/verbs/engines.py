@@ -20,7 +20,7 @@ COLUMNS = ("engine", "installed", "answers at", "container image")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class EngineRow:
     """One engine and where it answers.
 
     `installed` is its version here, "yes" where it tells none, "no" where it is not, "-" where it never is.
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.DONE
 
 
-def rows(ports: Iterable[int]) -> list[Row]:
+def rows(ports: Iterable[int]) -> list[EngineRow]:
     """Every engine but the tests' own, in the registry's order; asked all at once, for some are slow."""
     with ThreadPoolExecutor(16) as pool:
         answering = pool.map(_engine_at, urls := [f"http://{HOST}:{port}" for port in ports])
@@ -61,7 +61,7 @@ def rows(ports: Iterable[int]) -> list[Row]:
         installed = pool.map(_installed, engines)
         there = dict(zip(urls, answering, strict=True))
         return [
-            Row(
+            EngineRow(
                 engine.name,
                 version,
                 [url for url, name in there.items() if name == engine.name],
@@ -72,7 +72,7 @@ def rows(ports: Iterable[int]) -> list[Row]:
         ]
 
 
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[EngineRow]) -> list[str]:
     """The lines to show: the rows, then how to get each engine that is not here."""
     cells = [COLUMNS, *((row.name, row.installed, ", ".join(row.urls) or "-", row.image) for row in rows)]
     widths = [max(len(line[i]) for line in cells) for i in range(len(COLUMNS))]

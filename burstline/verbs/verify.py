@@ -24,7 +24,7 @@ MADE_AGAIN: Final = ("records.parquet", "summary.json", "report.html")
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class PartCheck:
     """One thing that was checked; `problem` is None where it is as it should be."""
 
     what: str
@@ -51,39 +51,39 @@ def run(args: argparse.Namespace) -> int:
     return exit_codes.INCONCLUSIVE
 
 
-def _told(check: Check) -> str:
+def _told(check: PartCheck) -> str:
     return "" if check.problem is None else f": {check.problem}"
 
 
-def checks_of(path: Path) -> Iterator[Check]:
+def checks_of(path: Path) -> Iterator[PartCheck]:
     """Every check, in the order in which the files build on each other; stops where nothing can follow."""
     from loadgen.record.rundir import open_run
 
     try:
         opened = open_run(path, check_records=False)
-        yield Check("manifest")
+        yield PartCheck("manifest")
     except WorkloadError as error:
-        yield Check("manifest", str(error))
+        yield PartCheck("manifest", str(error))
         return
     try:
         yield _plan(opened)
     except Exception as error:  # whatever a file of somebody else makes a library do
-        yield Check("plan", _why(error))
+        yield PartCheck("plan", _why(error))
         return
     damage: list[str] = []
     records = None
     try:
         n_captured, records = _decoded(opened, damage)
-        yield Check(f"captures ({n_captured:,} can be read)", "; ".join(damage[:5]) or None)
+        yield PartCheck(f"captures ({n_captured:,} can be read)", "; ".join(damage[:5]) or None)
     except Exception as error:
-        yield Check("captures", _why(error))
+        yield PartCheck("captures", _why(error))
         return
     yield _records(opened, records)
     with tempfile.TemporaryDirectory(prefix="burstline-") as folder:
         yield from _made_again(opened, records, Path(folder, path.resolve().name))
 
 
-def _plan(run: Run) -> Check:
+def _plan(run: Run) -> PartCheck:
     from workloads.plan import fingerprint
 
     plan = run.plan
@@ -91,7 +91,7 @@ def _plan(run: Run) -> Check:
     known = {plan.sha256, run.manifest.plan_sha256 or plan.sha256}
     differs = known != {sha256}
     problem = "its contents do not have the hash that it is kept under" if differs else None
-    return Check(f"plan ({len(plan.requests):,} requests)", problem)
+    return PartCheck(f"plan ({len(plan.requests):,} requests)", problem)
 
 
 def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
@@ -117,24 +117,24 @@ def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
     return len(seen), with_cancelled(seen, requests, due_ns)
 
 
-def _records(run: Run, records: pa.Table) -> Check:
+def _records(run: Run, records: pa.Table) -> PartCheck:
     what = "records follow from the captures"
     if not (run.path / "records.parquet").exists():
-        return Check(what, "there is no records.parquet: `burstline report` makes it")
+        return PartCheck(what, "there is no records.parquet: `burstline report` makes it")
     try:
         kept = run.record_table
     except Exception as error:
-        return Check(what, _why(error))
+        return PartCheck(what, _why(error))
     if len(kept) != len(records):
-        return Check(what, f"records.parquet has {len(kept):,} rows, the plan {len(records):,} requests")
+        return PartCheck(what, f"records.parquet has {len(kept):,} rows, the plan {len(records):,} requests")
     if set(kept.schema.names) != set(records.schema.names):
         names = sorted(set(kept.schema.names) ^ set(records.schema.names))
-        return Check(what, f"records.parquet has other columns ({', '.join(names[:5])})")
+        return PartCheck(what, f"records.parquet has other columns ({', '.join(names[:5])})")
     differ = [name for name in records.schema.names if kept.column(name) != records.column(name)]
-    return Check(what, f"they differ in {', '.join(differ[:5])}" if differ else None)
+    return PartCheck(what, f"they differ in {', '.join(differ[:5])}" if differ else None)
 
 
-def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[Check]:
+def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck]:
     """Summary and page, made in a folder of the same name that has links to all else."""
     from burstline.bench.finish import write_report
     from loadgen.record.rundir import RunDir
@@ -148,13 +148,13 @@ def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[Check]:
         folder.save_records(records)
         write_report(folder)
     except Exception as error:
-        yield Check("summary and page", f"they cannot be made from these files: {_why(error)}")
+        yield PartCheck("summary and page", f"they cannot be made from these files: {_why(error)}")
         return
     for name in MADE_AGAIN[1:]:
         kept, made = run.path / name, beside / name
         there = kept.exists()
         differs = _first_difference(kept.read_bytes(), made.read_bytes()) if there else f"there is no {name}"
-        yield Check(f"{name} follows from the records", differs)
+        yield PartCheck(f"{name} follows from the records", differs)
 
 
 def _first_difference(kept: bytes, made: bytes) -> str | None:

@@ -40,7 +40,7 @@ from loadgen.driver import canary
 from loadgen.driver.canary import CanaryReport
 from loadgen.driver.conversations import PREDECESSOR, Conversations
 from loadgen.driver.counters import Counters
-from loadgen.driver.duration_histogram import Histogram
+from loadgen.driver.duration_histogram import DurationHistogram
 from loadgen.driver.job import DriveReport, Job
 from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
@@ -110,7 +110,7 @@ class _Drive:
         self._n_prepared = self._n_ended = 0
         self._canary = Exchange(canary.INDEX)
         self._failures: Counter[str] = Counter()
-        self._late, self._lag = Histogram(), Histogram()
+        self._late, self._lag = DurationHistogram(), DurationHistogram()
         self._sessions: Conversations | None = None
         if job.requests and job.requests[0].turn is not None:
             self._sessions = Conversations(job.requests, job.due_ns, job.concurrency)
@@ -351,7 +351,7 @@ class _Drive:
 
     def _report(self, before: Usage) -> DriveReport:
         wire, used = self._wire, Usage.now() - before
-        connect = Histogram()
+        connect = DurationHistogram()
         connect.add(wire.pool.connect_ns)
         return DriveReport(
             worker=self._job.worker,

@@ -12,7 +12,7 @@ _N_DECADES = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class DurationSpread:
     """Median, 99th percentile and largest of `n` durations, ns; the first two within 1.2%."""
 
     n: int
@@ -21,7 +21,7 @@ class Spread:
     max_ns: int
 
 
-class Histogram:
+class DurationHistogram:
     """Durations by size, 100 bins a decade from 1 ns to 1,000 s."""
 
     def __init__(self) -> None:
@@ -36,11 +36,11 @@ class Histogram:
             np.add.at(self._counts, np.minimum(bins, len(self._counts) - 1), 1)
             self._max_ns = max(self._max_ns, int(values.max()))
 
-    def spread(self) -> Spread | None:
+    def spread(self) -> DurationSpread | None:
         """What was counted; None where nothing was."""
         n = int(self._counts.sum())
         if not n:
             return None
         ranks = np.searchsorted(np.cumsum(self._counts), [0.5 * n, 0.99 * n], side="left")
         p50, p99 = (min(int(10 ** ((r + 0.5) / _PER_DECADE)), self._max_ns) for r in ranks)
-        return Spread(n, p50, p99, self._max_ns)
+        return DurationSpread(n, p50, p99, self._max_ns)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadgen.driver.canary import CanaryReport
 from loadgen.driver.clock_offset import ClockMap
-from loadgen.driver.duration_histogram import Spread
+from loadgen.driver.duration_histogram import DurationSpread
 from servers.engine import Target
 from workloads.prompts import Vocabulary
 from workloads.request import Request
@@ -92,9 +92,9 @@ class DriveReport:
     n_sent: int
     n_resent: int
     failures: Mapping[str, int]
-    late: Spread | None
-    read_lag: Spread | None
-    connect: Spread | None
+    late: DurationSpread | None
+    read_lag: DurationSpread | None
+    connect: DurationSpread | None
     max_pass_ns: int
     clock_offset_ns: int
     clock_drift_ns: int

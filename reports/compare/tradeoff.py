@@ -14,7 +14,7 @@ from reports.compare.sweep_load import KINDS
 from reports.compare.sweep_words import told
 from reports.compare.sweeps import Point, Sweep
 from reports.figures.drawing import NARROW, WIDE, Plot
-from reports.figures.scatter import Curve, Dot, Reach, Region, scatter
+from reports.figures.scatter import Dot, Reach, Region, ScatterCurve, scatter
 from reports.number_format import Scale, interval, number, point, scale_for
 from reports.page.slo_lines import MARKS
 from reports.tables import Cell, Column, Row, Table
@@ -74,7 +74,7 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
         return None
     scale = _scale(cost, known)
     curves = [
-        Curve(label, tuple(_dot(at, cost, scale) for at in sweep.of(label)))
+        ScatterCurve(label, tuple(_dot(at, cost, scale) for at in sweep.of(label)))
         for label in sweep.labels
         if any(at in known for at in sweep.of(label))
     ]

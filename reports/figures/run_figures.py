@@ -43,7 +43,7 @@ def head_room(width: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SeriesLine:
     """One series of a timeline's panel: a value per bin, NaN where there is none."""
 
     label: str
@@ -56,7 +56,7 @@ class Panel:
 
     title: str
     unit: str
-    lines: tuple[Line, ...]
+    lines: tuple[SeriesLine, ...]
 
 
 @dataclass(frozen=True, slots=True)

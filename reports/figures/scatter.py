@@ -57,7 +57,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class ScatterCurve:
     """Points joined in their order; None is one that is not known, where the line breaks."""
 
     label: str
@@ -79,7 +79,11 @@ class Region:
 
 
 def scatter(
-    name: str, width: float, curves: Sequence[Curve], axes: tuple[str, str], region: Region | None = None
+    name: str,
+    width: float,
+    curves: Sequence[ScatterCurve],
+    axes: tuple[str, str],
+    region: Region | None = None,
 ) -> Drawing:
     """The curves over `axes`, the labels of x and y: `{log}` in that of x says whether it is logarithmic.
 
@@ -154,7 +158,7 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
     )
 
 
-def _draw(panel: Axes, curve: Curve, color: str, dashes: object, marker: str) -> None:
+def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: str) -> None:
     points = [(math.nan, math.nan) if dot is None else (dot.x.at, dot.y.at) for dot in curve.dots]
     for dot in curve.known:
         _whiskers(panel, dot, color)
@@ -182,7 +186,7 @@ def _whiskers(panel: Axes, dot: Dot, color: str) -> None:
 
 
 def _places(
-    panel: Axes, curves: Sequence[Curve], written: Sequence[Box]
+    panel: Axes, curves: Sequence[ScatterCurve], written: Sequence[Box]
 ) -> Iterator[tuple[str, tuple[float, float]]]:
     """Where each point's word has room beside it, in pixels; what finds none is left out."""
     at = {id(dot): panel.transData.transform((dot.x.at, dot.y.at)) for curve in curves for dot in curve.known}

@@ -23,7 +23,7 @@ from reports.estimate_tables import (
 )
 from reports.figures import ecdf, run_figures, series
 from reports.figures.drawing import Plot
-from reports.figures.run_figures import Line, Panel
+from reports.figures.run_figures import Panel, SeriesLine
 from reports.number_format import count, duration, interval, number, point, scale_of
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table
@@ -244,13 +244,15 @@ def _left_out(view: View, end_s: float) -> list[run_figures.Span]:
 def _panels(view: View, edges: Floats) -> list[Panel]:
     telemetry = view.telemetry
 
-    def lines(*wanted: tuple[str, str, str]) -> tuple[Line, ...]:
-        found = [Line(label, series.level(telemetry, source, name, edges)) for source, name, label in wanted]
+    def lines(*wanted: tuple[str, str, str]) -> tuple[SeriesLine, ...]:
+        found = [
+            SeriesLine(label, series.level(telemetry, source, name, edges)) for source, name, label in wanted
+        ]
         return tuple(line for line in found if np.isfinite(line.values).any())
 
     devices = telemetry.devices()
-    in_flight = Line("in flight", series.in_flight(view.columns, edges))
-    output = Line("output", series.tokens_per_s(view.columns, edges))
+    in_flight = SeriesLine("in flight", series.in_flight(view.columns, edges))
+    output = SeriesLine("output", series.tokens_per_s(view.columns, edges))
     return [
         Panel("Requests", "", (in_flight, *lines(*QUEUE))),
         Panel("Output tokens", "tok/s", (output,)),

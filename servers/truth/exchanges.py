@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from servers.truth.http_requests import Call
-from servers.truth.router import Answer
+from servers.truth.router import RoutedAnswer
 
 
 class Connection:
@@ -60,7 +60,7 @@ class Exchange:
         "token_ns",
     )
 
-    def __init__(self, connection: Connection, answer: Answer, number: int, call: Call) -> None:
+    def __init__(self, connection: Connection, answer: RoutedAnswer, number: int, call: Call) -> None:
         self.connection: Connection | None = connection
         self.answer = answer
         self.number = number

@@ -54,7 +54,7 @@ class House:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RoutedAnswer:
     """The scene for a generation request and its facts; queue times are None without a queue."""
 
     scene: Scene
@@ -67,7 +67,7 @@ AT_MOST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 
 
 @dataclass(slots=True)
-class Histogram:
+class LatencyHistogram:
     """Latencies by bucket, as engines keep them."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(AT_MOST_S))
@@ -86,7 +86,7 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class LoadTally:
     """What a whole reply adds to the counters."""
 
     prompt_tok: int
@@ -96,7 +96,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Counters:
+class TruthCounters:
     """What `/metrics` tells; all counted since the start. Latencies count from the request's arrival."""
 
     arrived: int = 0
@@ -106,8 +106,8 @@ class Counters:
     cached_tok: int = 0
     output_tok: int = 0
     events: int = 0
-    ttft: Histogram = field(default_factory=Histogram)
-    e2e: Histogram = field(default_factory=Histogram)
+    ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
+    e2e: LatencyHistogram = field(default_factory=LatencyHistogram)
 
 
 @dataclass(slots=True)
@@ -115,8 +115,8 @@ class Desk:
     """Answers calls by the house's rules."""
 
     house: House
-    counters: Counters = field(default_factory=Counters)
-    _late: deque[tuple[int, Tally]] = field(default_factory=deque)
+    counters: TruthCounters = field(default_factory=TruthCounters)
+    _late: deque[tuple[int, LoadTally]] = field(default_factory=deque)
     _n_ended: int = 0
     _scenes: Scenes = field(default_factory=Scenes)
     _cache: PrefixCache = field(default_factory=PrefixCache)
@@ -133,7 +133,7 @@ class Desk:
     def counts_late(self) -> bool:
         return self.house.counters_late_s > 0 or self.house.counters_lost > 0
 
-    def ended(self, tally: Tally, at_ns: int) -> None:
+    def ended(self, tally: LoadTally, at_ns: int) -> None:
         """Count a whole reply late, or never, as the house is made."""
         before, self._n_ended = int(self._n_ended * self.house.counters_lost), self._n_ended + 1
         if int(self._n_ended * self.house.counters_lost) == before:
@@ -148,7 +148,7 @@ class Desk:
             counters.ttft.observe(tally.ttft_ns)
             counters.e2e.observe(tally.e2e_ns)
 
-    def answer(self, call: Call) -> Answer:
+    def answer(self, call: Call) -> RoutedAnswer:
         """The scene for a POST to a generating path; a mistake in the request is answered with a 400."""
         self.counters.arrived += 1
         try:
@@ -156,23 +156,23 @@ class Desk:
             ask, prompt = read_request(call.path, body, self.house.model, self.house.native)
             script = self._script(call)
         except KeyError:
-            return Answer(plain_reply(404, b'{"detail":"Not Found"}'))
+            return RoutedAnswer(plain_reply(404, b'{"detail":"Not Found"}'))
         except (AttributeError, TypeError, orjson.JSONDecodeError, WorkloadError) as error:
             self.counters.refused += 1
-            return Answer(error_reply("completions", 400, str(error)))
+            return RoutedAnswer(error_reply("completions", 400, str(error)))
         if self.house.max_in_flight is not None and self.counters.running >= self.house.max_in_flight:
             self.counters.refused += 1
-            return Answer(self._shed(ask), ask)
+            return RoutedAnswer(self._shed(ask), ask)
         if self.house.prefix_cache:
             ask = replace(ask, n_cached_tok=self._cache.look_up(prompt))
         if not self.counts_late:
             self.counters.prompt_tok += ask.n_prompt_tok
         self.counters.cached_tok += ask.n_cached_tok or 0
         if self.house.queue is None:
-            return Answer(self._scenes.make(script, ask, _cached_pace(script, ask)), ask)
+            return RoutedAnswer(self._scenes.make(script, ask, _cached_pace(script, ask)), ask)
         start_ns, departure_ns = self.house.queue.admit(call.arrival_ns)
         pace = _spread(start_ns - call.arrival_ns, departure_ns - call.arrival_ns)
-        return Answer(self._scenes.make(script, ask, pace), ask, start_ns, departure_ns)
+        return RoutedAnswer(self._scenes.make(script, ask, pace), ask, start_ns, departure_ns)
 
     def _script(self, call: Call) -> Script:
         scripts = self.house.scripts
@@ -261,7 +261,7 @@ _NATIVE_LATENCIES = {
 }
 
 
-def _native_metrics(counters: Counters, native: str) -> str:
+def _native_metrics(counters: TruthCounters, native: str) -> str:
     """The same under the names of the engine that the house speaks like."""
     if native not in _NATIVE_ROWS:
         return ""
@@ -271,7 +271,7 @@ def _native_metrics(counters: Counters, native: str) -> str:
     return text + (counters.ttft.lines(ttft) if ttft else "") + counters.e2e.lines(e2e)
 
 
-def metrics(counters: Counters, cpu_s: float, native: str = "openai") -> str:
+def metrics(counters: TruthCounters, cpu_s: float, native: str = "openai") -> str:
     """The counters in Prometheus's text format."""
     rows = [
         ("truth:requests_running", "gauge", counters.running),

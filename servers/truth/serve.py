@@ -18,7 +18,7 @@ from itertools import count
 from servers.engine import EngineError
 from servers.truth.exchanges import Connection, Exchange, served, to_jsonl
 from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
-from servers.truth.router import Desk, House, Tally
+from servers.truth.router import Desk, House, LoadTally
 from servers.truth.timed_reply import Scene, plain_reply
 from servers.truth.writes import STAMP
 
@@ -170,7 +170,7 @@ class TruthServer:
             return
         n_prompt_tok = exchange.answer.ask.n_prompt_tok if exchange.answer.ask else 0
         ttft_ns = exchange.first_token_ns - exchange.arrival_ns
-        self.desk.ended(Tally(n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns), time.monotonic_ns())
+        self.desk.ended(LoadTally(n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns), time.monotonic_ns())
 
     def _part(self, connection: Connection) -> None:
         if connection.exchange is not None:

@@ -4,15 +4,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from burstline import cli
 from burstline.verbs import engines
-from burstline.verbs.engines import Row, rows, table
+from burstline.verbs.engines import EngineRow, rows, table
 from servers.engines.transformers_serve import PYTHON_VARIABLE
 from servers.registry import ENGINES
 
 
 def test_every_engine_is_listed_with_how_to_get_those_that_are_not_here():
-    there = Row("vllm", "0.32.0", ["http://127.0.0.1:8000"], "image:v1", "pip install it")
-    gone = Row("tgi", "no", [], "image:v2", "build it")
-    running = Row("sglang", "no", ["http://127.0.0.1:30000"], "-", "find it")
+    there = EngineRow("vllm", "0.32.0", ["http://127.0.0.1:8000"], "image:v1", "pip install it")
+    gone = EngineRow("tgi", "no", [], "image:v2", "build it")
+    running = EngineRow("sglang", "no", ["http://127.0.0.1:30000"], "-", "find it")
     lines = table([there, gone, running])
     assert lines[0].split() == ["engine", "installed", "answers", "at", "container", "image"]
     assert lines[1].split() == ["vllm", "0.32.0", "http://127.0.0.1:8000", "image:v1"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from loadgen.driver.duration_histogram import Spread
+from loadgen.driver.duration_histogram import DurationSpread
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
 from loadgen.metrics.summary_types import Summary
@@ -44,7 +44,7 @@ SUMMARY = Summary(counts={"planned": 4, "ok": 4}, metrics={}, verdict=Verdict(St
 
 
 def report():
-    some = Spread(4, 1, 2, 3)
+    some = DurationSpread(4, 1, 2, 3)
     return DriveReport(0, 5, 4, 4, 0, {"reset": 1}, some, None, some, 9, 1, 2, 0, 8, 99, 0.5, 1.0, 77, 3, 4)
 
 

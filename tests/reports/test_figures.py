@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats as sps
 
 from reports.figures import ecdf, run_figures
-from reports.figures.run_figures import Line, Panel
+from reports.figures.run_figures import Panel, SeriesLine
 
 
 def values_of(plot) -> list[list[str]]:
@@ -53,8 +53,10 @@ def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
 def test_the_timeline_draws_what_its_table_says():
     edges = np.array([0.0, 0.5, 1.0])
     panels = [
-        Panel("Requests", "", (Line("a", np.array([1.0, 2.0])), Line("b", np.array([np.nan, 3.0])))),
-        Panel("Memory", "bytes", (Line("server", np.array([2.0**30, 2.0**31])),)),
+        Panel(
+            "Requests", "", (SeriesLine("a", np.array([1.0, 2.0])), SeriesLine("b", np.array([np.nan, 3.0])))
+        ),
+        Panel("Memory", "bytes", (SeriesLine("server", np.array([2.0**30, 2.0**31])),)),
     ]
     plot = run_figures.timeline(edges, panels, [(0.5, "here")], "found")
     assert [column.title for column in plot.table.columns] == [

@@ -14,7 +14,7 @@ from reports.compare.page import banner, render, to_json
 from reports.compare.sweep_load import differ_in_load_alone, load_of
 from reports.compare.sweep_words import knee, told
 from reports.compare.sweeps import sweeps_in
-from reports.figures.scatter import Curve, Dot, Reach, Region, scatter
+from reports.figures.scatter import Dot, Reach, Region, ScatterCurve, scatter
 from reports.formats.markdown import markdown
 from reports.formats.text import text
 from tests.reports.synthetic_sweep import finished_run
@@ -163,7 +163,7 @@ def dot(x: float, y: float, text: str = "1", *, hollow: bool = False) -> Dot:
 
 def strokes(dots: tuple[Dot | None, ...]) -> int:
     """Into how many parts the line of a curve is broken."""
-    body = scatter("s", 380, [Curve("a", dots)], ("x", "y")).body
+    body = scatter("s", 380, [ScatterCurve("a", dots)], ("x", "y")).body
     line = max(re.findall(r'd="([^"]+)"[^>]*fill: none; stroke: var\(--c0\)', body), key=len)
     return line.count("M")
 
@@ -175,7 +175,7 @@ def test_a_line_breaks_where_a_point_is_not_known():
 
 @pytest.mark.parametrize(("last", "kind"), [(2, "x"), (50, "log")])
 def test_a_wide_range_gets_a_log_axis_that_says_so(last, kind):
-    curve = Curve("a", (dot(1, 10), dot(last, 20)))
+    curve = ScatterCurve("a", (dot(1, 10), dot(last, 20)))
     drawing = scatter("s", 380, [curve], ("x (s{log})", "y"))
     assert drawing.hover is not None
     assert drawing.hover.axis == kind
@@ -184,7 +184,7 @@ def test_a_wide_range_gets_a_log_axis_that_says_so(last, kind):
 
 def test_a_label_without_room_is_left_out():
     def labels(step: float) -> int:
-        curve = Curve("a", tuple(dot(5 + k * step, 10, f"no. {k}") for k in range(12)))
+        curve = ScatterCurve("a", tuple(dot(5 + k * step, 10, f"no. {k}") for k in range(12)))
         return len(re.findall(r">no. \d+</text>", scatter("s", 380, [curve], ("x", "y")).body))
 
     assert labels(step=0.001) < 7
@@ -192,7 +192,7 @@ def test_a_label_without_room_is_left_out():
 
 
 def test_a_region_beyond_the_axes_is_not_drawn():
-    curve = Curve("a", (dot(1, 10), dot(2, 20)))
+    curve = ScatterCurve("a", (dot(1, 10), dot(2, 20)))
     shaded = scatter("s", 380, [curve], ("x", "y"), Region(1.5, True, None, "x<=1.5"))
     assert "x&lt;=1.5" in shaded.body
     assert "x<=9" not in scatter("s", 380, [curve], ("x", "y"), Region(99.0, False, None, "x<=9")).body
