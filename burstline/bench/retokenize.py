@@ -54,7 +54,7 @@ def recount(
             parts.append(_counted(batch, counters))
             say(f"  {sum(map(len, parts)):,} replies")
             if not _known(parts):
-                say("Nobody can: the server has no /tokenize, and no tokenizer is here (--tokenizer DIR)")
+                say("Cannot count tokens: no /tokenize endpoint and no local tokenizer (--tokenizer DIR)")
                 return
     if parts:
         run.save_counts(pa.concat_tables(parts))
