@@ -70,6 +70,7 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
     assert "16 ok" in stdout
 
 
+@pytest.mark.slow
 def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
     tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -94,6 +95,7 @@ def warnings(run: Run) -> dict[str, str]:
     return {each["code"]: each["text"] for each in run.summary.to_json()["verdict"]["warnings"]}
 
 
+@pytest.mark.slow
 def test_counters_that_are_late_are_waited_for(tmp_path: Path) -> None:
     house = House((Script(ttft_s=0.05),), native="lightllm", counters_late_s=0.7)
     with truth_server(house=house) as truth:
@@ -122,6 +124,7 @@ def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_
     assert "LightLLM has 8 slots: of 60 requests at once up to 52 wait in a queue that none of its" in stderr
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_the_load_is_what_the_run_found(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     load = ("--requests", "40", "--prompt-tokens", "32", "--output-tokens", "400")

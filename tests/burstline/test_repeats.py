@@ -22,6 +22,7 @@ def run(url, out, *flags):
     return main(["run", "--engine", "truth", "--url", url, "--out", str(out), *LOAD, *flags])
 
 
+@pytest.mark.slow
 def test_three_repeats_give_intervals_between_runs_and_noise_for_a_later_single_run(tmp_path, capsys):
     with truth_server(Script(ttft_s=0.1, gaps_s=(0.01,))) as server:
         run(server.url, tmp_path / "runs", "--repeats", "3", "--slo", "ttft.p50<=60s")
