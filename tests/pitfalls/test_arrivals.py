@@ -36,18 +36,29 @@ def test_12_the_server_sees_the_schedule_that_was_planned() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["constant", "poisson", "gamma"])
 def test_12_rate_regularity_and_law_hold_at_the_server(pattern: str) -> None:
-    """Over 10 s at 50 a second. Neighbours may delay some; half of all gaps are right to 5 % of a gap."""
+    """Over 10 s at 50 a second. A bug spoils every attempt; neighbours that stall this machine, only some."""
     extra = {"burstiness": 0.5} if pattern == "gamma" else {}
     due_s = arrivals.ARRIVALS[pattern].due_s(50.0, 500, rng(0, "arrivals"), **extra)
-    at_s = np.sort(arrived_s(due_s, process=True))
-    assert abs(achieved.rate_error(at_s, due_s)) < 1e-2, "relative sleeps lose 14 % and more"
-    assert np.median(np.abs(np.diff(at_s) - np.diff(due_s))) < 0.05 / 50
-    assert np.median(at_s - due_s) < 1e-3, "lateness adds up"
-    for window_s in (0.1, 1.0):
-        planned, seen = achieved.dispersion(due_s, window_s), achieved.dispersion(at_s, window_s)
-        assert seen == pytest.approx(planned, abs=0.1)
-    if pattern != "constant":
-        assert achieved.gap_ks(at_s, 50, extra.get("burstiness", 1.0)) < 1.63 / np.sqrt(len(at_s) - 1)
+    spoiled: list[list[str]] = []
+    for _ in range(3):
+        at_s = np.sort(arrived_s(due_s, process=True))
+        checks = {
+            "the rate is right to a hundredth": abs(achieved.rate_error(at_s, due_s)) < 1e-2,
+            "half of all gaps are right to 5 % of a gap": (
+                np.median(np.abs(np.diff(at_s) - np.diff(due_s))) < 0.05 / 50
+            ),
+            "lateness does not add up": np.median(at_s - due_s) < 1e-3,
+        }
+        for window_s in (0.1, 1.0):
+            planned, seen = achieved.dispersion(due_s, window_s), achieved.dispersion(at_s, window_s)
+            checks[f"dispersion over {window_s} s: {seen}, planned {planned}"] = abs(seen - planned) <= 0.1
+        if pattern != "constant":
+            distance = achieved.gap_ks(at_s, 50, extra.get("burstiness", 1.0))
+            checks[f"distance from the law: {distance}"] = distance < 1.63 / np.sqrt(len(at_s) - 1)
+        if all(checks.values()):
+            return
+        spoiled.append([name for name, holds in checks.items() if not holds])
+    pytest.fail(f"all attempts are spoiled: {spoiled}")
 
 
 @pytest.mark.bench

@@ -107,6 +107,7 @@ def test_09_a_closed_loop_says_how_many_and_counts_from_each_requests_turn() -> 
     ]
     assert min(waited_ns) >= 0
     assert np.median(waited_ns) < 0.025 * S
+    assert all(record.due_ns == record.dispatched_ns for record in played.records)
     # The sixth wave waited 250 ms for its turn; that is the load's doing and no latency of the server's.
     assert max(record.dispatched_ns for record in played.records) > 0.24 * S
     ttft_s = latencies(METRICS["ttft"], played.columns)
