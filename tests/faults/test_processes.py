@@ -24,7 +24,8 @@ from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Command, Ended, burstline, counted, files_with, noted, verb
 
 SMALL = ("--requests", "40", "--prompt-tokens", "8", "--output-tokens", "4")
-N_SIGNALS = int(os.environ.get("LAB_SIGNALS", "24"))
+N_SIGNALS = int(os.environ.get("LAB_SIGNALS", "6"))
+"""Moments for each signal; set LAB_SIGNALS=24 for a thorough search, LAB_SEED for other moments."""
 HANG_S = 10.0
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -90,14 +91,14 @@ def test_a_signal_at_any_moment_ends_all_and_leaves_a_readable_folder(name: str,
         took_s = time.monotonic() - sent_s
         phases[phase if was_alive else "over"] += 1
         longest_s = max(longest_s, took_s)
-        bad += [f"{k} in {phase}: {what}" for what in problems(ended, was_alive, number, took_s)]
+        bad += [f"{k} in {phase}: {what}" for what in problems(ended, was_alive, phase, number, took_s)]
         shutil.rmtree(out, ignore_errors=True)
     seen = f"{N_SIGNALS - len(bad)} of {N_SIGNALS} right; longest {longest_s:.1f} s; {dict(phases)}"
     noted(f"{name} at {N_SIGNALS} random moments", "no hang, no orphan, readable, exit code", seen, longest_s)
     assert not bad, "\n".join(bad)
 
 
-def problems(ended: Ended, was_alive: bool, number: int, took_s: float) -> list[str]:
+def problems(ended: Ended, was_alive: bool, phase: str, number: int, took_s: float) -> list[str]:
     found = []
     if took_s > HANG_S:
         found.append(f"took {took_s:.1f} s")
@@ -106,7 +107,9 @@ def problems(ended: Ended, was_alive: bool, number: int, took_s: float) -> list[
     # 128 + 2 in a shell: CPython kills itself by SIGINT where an interrupt has passed through an `exec`. Before the
     # first line of ours has run, the signal itself ends it.
     interrupted = {130, 0, 4, -2, -int(number)}
-    allowed = {0, 4} if not was_alive else {-9} if number == signal.SIGKILL else interrupted
+    # Once the page is written, a kill may meet a process that has already exited and waits for its parent.
+    killed = {-9, 0, 4} if phase == "end" else {-9}
+    allowed = {0, 4} if not was_alive else killed if number == signal.SIGKILL else interrupted
     if ended.code not in allowed:
         found.append(f"exit code {ended.code}: {ended.out[-600:]}")
     # The interpreter prints its own where it is interrupted before the first line of ours.
@@ -519,7 +522,9 @@ def test_hostile_loads_stay_small_in_memory(name: str, tmp_path: Path) -> None:
 
 
 def test_one_failure_in_five_is_not_valid(tmp_path: Path) -> None:
-    with hostile.serving(hostile.for_some(hostile.then_resets(b""), 5), n_honest=1) as server:
+    # After the head: before it, the client may send the request again over a fresh connection.
+    fault = hostile.then_resets(hostile.STREAM_HEAD)
+    with hostile.serving(hostile.for_some(fault, 5), n_honest=1) as server:
         load = ("--engine", "vllm", "--vocab-size", "1000", "--url", server.url, "--model", "m", "--requests", "100", "--rate", "100",
                 "--prompt-tokens", "8", "--output-tokens", "4")  # fmt: skip
         ended = burstline(tmp_path / "out", *load)
