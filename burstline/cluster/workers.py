@@ -34,6 +34,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from burstline import __version__
+from loadgen.driver.canary import canary
 from loadgen.driver.clock_offset import ClockClient, ClockError, ClockMap, ClockServer, ClockWatch, Offset
 from loadgen.driver.counters import NAMES, Counters
 from loadgen.driver.job import DriveReport, Job
@@ -54,10 +55,14 @@ _PACKAGES: Final = ("burstline", "loadgen", "servers", "workloads", "roofline", 
 
 @dataclass(frozen=True, slots=True)
 class RayOptions:
-    """Where the cluster is and what each worker takes of it; `address` "auto" is the one that runs here."""
+    """Where the cluster is and what each worker takes of it; `address` "auto" is the one that runs here.
+
+    With `canary` each worker checks its own timing at a truth process on its node.
+    """
 
     address: str = "auto"
     n_workers: int = 1
+    canary: bool = True
     resources: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -144,8 +149,9 @@ def _pieces(ray: Any, actor: Any, path: str, size: int) -> Iterator[bytes]:
 class WorkerActor(NodeFolder):
     """The far side: one driver process, its messages, its counters, its captures and its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_canary: bool = True) -> None:
         super().__init__("burstline-worker-")
+        self._has_canary, self._open = has_canary, contextlib.ExitStack()
         self._clock = ClockServer()
         self._conn: Connection | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -178,7 +184,9 @@ class WorkerActor(NodeFolder):
     def start(self, job: Job) -> None:
         """Start the driver; its captures and counters stay on this node until they are asked for."""
         row = job.worker
-        job = replace(job, captures=self._folder / "captures", counters=self._folder / "counters")
+        port = self._open.enter_context(canary())[0] if self._has_canary else None
+        captures, counters = self._folder / "captures", self._folder / "counters"
+        job = replace(job, captures=captures, counters=counters, canary_port=port)
         self._counters = Counters.create(job.counters, row + 1)
         self._cells = self._counters.row(row)
         key = secrets.token_bytes(16)
@@ -236,6 +244,7 @@ class WorkerActor(NodeFolder):
                 self._process.kill()
                 self._process.wait(timeout=3.0)
             self._log.close()
+        self._open.close()
         self._clock.close()
         self.remove()
 
@@ -439,7 +448,7 @@ def fleet_of(ray: Any, options: RayOptions, url: str) -> Iterator[Fleet]:
         actors = [
             actor_class.options(
                 **wants, scheduling_strategy=strategy(placement_group=group, placement_group_bundle_index=k)
-            ).remote()
+            ).remote(options.canary)
             for k in range(options.n_workers)
         ]
         facts = _facts(ray, actors)

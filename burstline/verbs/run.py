@@ -304,7 +304,7 @@ def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
     if args.workers == "auto":
         raise WorkloadError("--ray needs a number of --workers, e.g. one for each node")
     resources = parse_resources(args.worker_resources) if args.worker_resources else {}
-    return RayOptions(args.ray, args.workers, resources)
+    return RayOptions(args.ray, args.workers, not args.no_canary, resources)
 
 
 OF_A_SUITE = ("suite", "out", "no_certify", "dry_run", "ray", "platform")

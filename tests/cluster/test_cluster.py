@@ -109,6 +109,8 @@ def test_one_burst_from_three_nodes_with_one_clock(cluster, tmp_path):
     shifts = sorted((driver.clock.before for driver in drivers), key=lambda offset: offset.ns)
     for offset, true_ns in zip(shifts, (0, 0, SHIFT_S * 10**9), strict=True):
         assert abs(offset.ns - true_ns) <= offset.bound_ns, offset
+    canaries = [driver.canary for driver in drivers]
+    assert all(canary is not None and canary.n > 10 for canary in canaries), canaries
     bound_ns = max(driver.clock.bound_ns for driver in drivers)
     assert bound_ns >= 1e6 * LATE_MS / 2 * 0.99, "a link that is late one way must widen the bound"
 
