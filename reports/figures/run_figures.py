@@ -155,6 +155,7 @@ def pulse(edges: Floats, in_flight: Floats, tok_per_s: Floats) -> Plot:
         panel.set_ylim(0, _greatest(values) * 1.08 or 1)
         head(panel, title, named=False)
     panels[-1].set_xlim(edges[0], edges[-1])
+    panels[-1].xaxis.set_major_locator(MaxNLocator(5, prune="lower"))  # its 0 would lie on that of the y axis
     panels[-1].set_xlabel("time (s)", loc="right")
     margins(figure, top=26, bottom=44, left=48, right=12)
     figure.subplots_adjust(hspace=0.5)
