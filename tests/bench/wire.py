@@ -32,7 +32,7 @@ from loadgen.driver.counters import Counters
 from loadgen.driver.job import DriveReport, Job
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import read_captures
-from servers.engine import Call, Target
+from servers.engine import Call, Engine, Target
 from servers.registry import ENGINES
 from workloads.request import Request
 
@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 _STAMPS = re.compile(rb'"t":(\d+),"a":(\d+)')
 
 
-class _Engine:
+class _Engine(Engine):
     """Sends a body of the size of a 512-token prompt; nothing is decoded here."""
 
     name = "bench"
