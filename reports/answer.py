@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from loadgen.metrics.summary_types import Summary
 from loadgen.stats.figure import Estimate, Figure
@@ -11,12 +12,14 @@ from reports.number_format import duration, number
 from reports.run_view import View
 
 
-def answer(view: View) -> Answer:
-    """The sentence, and under it the failures, the slow tail and the roofline's word where they are known."""
-    summary = view.summary
+def answer(summary: Summary, view: Callable[[], View]) -> Answer:
+    """The sentence, and under it the failures and the slow tail.
+
+    `view` is made only where nothing was served: the words of the failures stand in the records alone.
+    """
     if not summary.counts.get("ok"):
-        return Answer(f"Nothing was served: {cause(view)}")
-    details = [part for part in (_failures(view), _tail(summary)) if part]
+        return Answer(f"Nothing was served: {cause(view())}")
+    details = [part for part in (_failures(summary), _tail(summary)) if part]
     return Answer(sentence(summary), tuple(details))
 
 
@@ -50,14 +53,13 @@ def cause(view: View) -> str:
     return f"{n:,} of {len(view.columns):,} requests ended as {kind}{f': {words}' if words else ''}."
 
 
-def _failures(view: View) -> str:
-    n, n_ok = len(view.columns), int(view.columns.ok.sum())
-    if n_ok == n:
+def _failures(summary: Summary) -> str:
+    failed = Counter({kind: n for kind, n in summary.counts.items() if n and kind not in ("planned", "ok")})
+    if not failed:
         return ""
-    outcomes = Counter(str(outcome) for outcome in view.words("outcome"))
-    del outcomes["ok"]
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in outcomes.most_common(3))
-    return f"{n - n_ok:,} of {n:,} requests failed ({kinds}); they count as infinitely late."
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in failed.most_common(3))
+    total = f"{failed.total():,} of {summary.counts['planned']:,}"
+    return f"{total} requests failed ({kinds}); they count as infinitely late."
 
 
 def _tail(summary: Summary) -> str:

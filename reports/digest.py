@@ -12,7 +12,7 @@ from reports.blocks import Banner, Block, Command, Heading, Note
 from reports.estimate_tables import HEADLINE, group_table, latency_table
 from reports.number_format import with_interval
 from reports.page.page import banner, facts, title
-from reports.run_view import View, view_of
+from reports.run_view import View, summary_of, view_of
 from reports.tables import table
 from roofline.reconcile.reconciliation import NotReconciled
 
@@ -29,15 +29,13 @@ TOTALS = (
 
 def headline(run: Run) -> list[Block]:
     """What was served and how fast, the percentiles, the verdict."""
-    view = view_of(run)
-    summary = view.summary
-    return [answer(view), *_latencies(summary), _outcomes(summary), banner(summary)]
+    summary = summary_of(run)
+    return [answer(summary, lambda: view_of(run)), *_latencies(summary), _outcomes(summary), banner(summary)]
 
 
 def overview(run: Run) -> list[Block]:
     """The verdict, every headline number with its interval, memory, outcomes."""
-    view = view_of(run)
-    summary = view.summary
+    summary = summary_of(run)
     groups: tuple[tuple[str, Section], ...] = (
         ("Throughput", summary.throughput),
         ("Memory", summary.memory),
@@ -46,7 +44,7 @@ def overview(run: Run) -> list[Block]:
     )
     return [
         Heading(run.name),
-        answer(view),
+        answer(summary, lambda: view_of(run)),
         banner(summary),
         *_latencies(summary),
         *_hardware(summary),
@@ -68,7 +66,7 @@ def pull_request(view: View) -> list[Block]:
     ]
     return [
         Heading(title(view), level=3),
-        answer(view),
+        answer(summary, lambda: view),
         banner(summary),
         Note(" · ".join(facts(view))),
         *_latencies(summary),

@@ -13,7 +13,7 @@ import operator
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -351,7 +351,3 @@ def arrival_times(items: Sequence[Item]) -> tuple[float, ...] | None:
         return None
     at_s = np.array([item.at_s for item in items], dtype=np.float64)
     return tuple((np.sort(at_s) - at_s.min()).tolist())
-
-
-def by_time(items: Sequence[Item]) -> Iterator[Item]:
-    return iter(sorted(items, key=lambda item: item.at_s or 0.0))

@@ -53,9 +53,6 @@ class Model:
     flags: tuple[str, ...]
 
 
-_NO_MODEL: Final = Model("", None, None, (), None, ())
-
-
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A load: the flags of `burstline run`; those of one sweep share `of`, their name in the file."""

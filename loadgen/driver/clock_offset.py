@@ -125,11 +125,6 @@ class ClockMap:
         return max(self.before.bound_ns, self.after.bound_ns) + self.residual_ns
 
     @property
-    def drift_ppm(self) -> float:
-        """How fast the worker's clock runs against ours, parts per million."""
-        return self._slope * 1e6
-
-    @property
     def _slope(self) -> float:
         span = self.after.at_ns - self.before.at_ns
         return (self.after.ns - self.before.ns) / span if span > 0 else 0.0

@@ -53,10 +53,6 @@ class Conversations:
             if not turn.after:
                 self._waiting.append((request, at_ns))
 
-    @property
-    def n_sessions(self) -> int:
-        return len(self._n_left)
-
     def opening(self) -> Iterator[Due]:
         """Turns that open a session and may be sent: in a closed loop as many as slots are free."""
         while self._waiting and (not self._is_closed or self._n_free):

@@ -113,7 +113,7 @@ def render(run: Run) -> str:
     return document(
         title(view),
         facts(view),
-        answer(view),
+        answer(view.summary, lambda: view),
         banner(view.summary),
         shown,
         view.summary.to_json(),

@@ -66,9 +66,6 @@ _MEANS = {
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .*|check max len infer fail.*)")
 _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 
-_DATA_TYPES = {
-    "float16": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"
-}  # fmt: skip
 _GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
 
 

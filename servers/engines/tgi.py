@@ -60,7 +60,6 @@ _GAUGES = {
     "prompt_tokens": ("tgi_request_input_length_sum",),
     "generation_tokens": ("tgi_request_generated_tokens_sum",),
 }
-_SERVED_DTYPES = {"float16": "float16", "fp16": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16"}
 _LATENCIES = {"e2e": "tgi_request_duration"}
 _MEANS = {
     "queue": mean_of("tgi_request_queue_duration"),
