@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,14 +69,14 @@ def fire(job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Dr
             on_pids([process.pid for process, _ in started if process.pid])
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
             load = _Desk(started, counters, len(job.requests), on_tick, early_s).attend()
+    captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
     for worker, why in load.lost.items():
-        _account_for_lost(parts[worker], n_workers + worker, why)
+        _account_for_lost(parts[worker], captured, n_workers + worker, why)
     return load
 
 
-def _account_for_lost(part: Job, file_number: int, why: str) -> None:
+def _account_for_lost(part: Job, captured: Set[int], file_number: int, why: str) -> None:
     """A capture, `driver_lost`, of every request of which the lost driver left none."""
-    captured = {capture.index for capture in read_captures(part.captures)}
     spool = Spool(part.captures, file_number)
     for request, due_ns in zip(part.requests, part.due_ns, strict=True):
         if request.index not in captured:

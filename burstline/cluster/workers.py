@@ -18,7 +18,6 @@ import platform
 import secrets
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,12 +27,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection, Listener
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from burstline import __version__
+from burstline.bench.driver_processes import DriverProcesses, Process
 from loadgen.driver.canary import canary
 from loadgen.driver.clock_offset import ClockClient, ClockError, ClockMap, ClockServer, ClockWatch, Offset
 from loadgen.driver.counters import NAMES, Counters
@@ -154,7 +154,7 @@ class WorkerActor(NodeFolder):
         self._has_canary, self._open = has_canary, contextlib.ExitStack()
         self._clock = ClockServer()
         self._conn: Connection | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._counters: Counters | None = None
 
     def facts(self) -> WorkerFacts:
@@ -189,23 +189,8 @@ class WorkerActor(NodeFolder):
         job = replace(job, captures=captures, counters=counters, canary_port=port)
         self._counters = Counters.create(job.counters, row + 1)
         self._cells = self._counters.row(row)
-        key = secrets.token_bytes(16)
-        with Listener(str(self._folder / "driver"), authkey=key) as listener:
-            self._log = (self._folder / "driver.log").open("wb")
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "burstline.cluster.driver", str(self._folder / "driver")],
-                env={
-                    **os.environ,
-                    "BURSTLINE_DRIVER_KEY": key.hex(),
-                    "PYTHONPATH": os.pathsep.join(sys.path),
-                },
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-            )
-            listener._listener._socket.settimeout(START_TIMEOUT_S)  # type: ignore[attr-defined]
-            self._conn = listener.accept()
-        self._conn.send(job)
+        processes = self._open.enter_context(DriverProcesses(1))
+        ((self._process, self._conn),) = self._open.enter_context(processes.with_jobs([job], self._counters))
 
     def receive(self, timeout_s: float) -> tuple[tuple[Any, ...] | None, tuple[int, ...]]:
         """The driver's next message, None where none came in time, and its progress counters."""
@@ -215,7 +200,7 @@ class WorkerActor(NodeFolder):
             try:
                 message = self._conn.recv()
             except (EOFError, OSError):
-                message = ("ended", self._last_words())
+                message = ("ended", self._process.lost if self._process else None)
         return message, tuple(self._cells)
 
     def send(self, message: tuple[Any, ...]) -> None:
@@ -235,23 +220,9 @@ class WorkerActor(NodeFolder):
 
     def close(self) -> None:
         """End the driver and leave nothing on this node."""
-        if self._conn is not None:
-            self._conn.close()
-        if self._process is not None:
-            try:
-                self._process.wait(timeout=3.0)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(timeout=3.0)
-            self._log.close()
         self._open.close()
         self._clock.close()
         self.remove()
-
-    def _last_words(self) -> str:
-        code = self._process.wait(timeout=5.0) if self._process else None
-        log = (self._folder / "driver.log").read_text("utf-8", errors="replace").strip().splitlines()
-        return f"the driver process ended with exit code {code}" + (f": {log[-1][:200]}" if log else "")
 
 
 @dataclass(slots=True)
@@ -369,7 +340,7 @@ class _Relay:
                 if message is None:
                     continue
                 if message[0] == "ended":
-                    self.lose(message[1])
+                    self.lose(f"is lost: {message[1]}")
                 elif message[0] == "done":
                     self._conn.send(("done", self._brought_home(message[1])))
                     self._over.set()

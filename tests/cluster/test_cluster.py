@@ -199,7 +199,7 @@ def kill_one(pattern: str):
 @pytest.mark.parametrize("victim", ["driver", "actor"])
 def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
-    pattern = {"driver": "burstline.cluster.driver", "actor": "ray::WorkerActor"}[victim]
+    pattern = {"driver": "loadgen.driver.drive", "actor": "ray::WorkerActor"}[victim]
     argv = long_run(cluster, truth.url, tmp_path / "runs")
     code, took_s, printed = interrupted(cluster, argv, 2.0, kill_one(pattern))
     truth.log()
@@ -210,7 +210,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     assert outcomes["ok"] >= 150
     assert code == 4, printed
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
-    assert not pids("burstline.cluster.driver")
+    assert not pids("loadgen.driver.drive")
 
 
 def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
@@ -227,7 +227,7 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     assert sum(outcomes.values()) == 240
     assert (run.path / "report.html").exists()
     assert took_s < 15
-    assert not pids("burstline.cluster.driver")
+    assert not pids("loadgen.driver.drive")
     assert not pids("ray::WorkerActor")
 
 
