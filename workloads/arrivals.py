@@ -8,6 +8,7 @@ plan is a Poisson process: its achieved rate varies by 1/sqrt(n), as it should.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,8 @@ from numpy.typing import NDArray
 from workloads.request import WorkloadError
 
 Times = NDArray[np.float64]
+MAX_REQUESTS: Final = 10_000_000
+"""What no load of one client can mean: beyond it the plan alone would not fit into memory."""
 
 
 def burst(rate_per_s: float | None, n: int, rng: np.random.Generator) -> Times:
@@ -148,7 +151,10 @@ def asked(
         raise WorkloadError(f"no arrival pattern {pattern!r}; there are {', '.join(ARRIVALS)}")
     wish = Arrivals(pattern, 0, rate_per_s, burstiness, ramp_to_per_s, steps, times_s)
     _check_parameters(wish)
-    n = _n_over(wish, duration_s) if n is None else n
+    n_asked = _n_over(wish, duration_s) if n is None else n
+    if n_asked > MAX_REQUESTS:
+        raise WorkloadError(f"{pattern}: {n_asked:g} requests; expected at most {MAX_REQUESTS:,}")
+    n = round(n_asked)
     if n < 1:
         raise WorkloadError(f"{pattern}: {n} requests; expected at least 1, raise --requests or --duration")
     if times_s is not None and n > len(times_s):
@@ -196,14 +202,14 @@ def _check_parameters(wish: Arrivals) -> None:
             raise WorkloadError(f"{flag} {value}: expected {wants}; finite, and rates and spans above 0")
 
 
-def _n_over(wish: Arrivals, duration_s: float | None) -> int:
+def _n_over(wish: Arrivals, duration_s: float | None) -> float:
     if wish.times_s is not None:
         return len(wish.times_s)
     if wish.steps is not None:
-        return round(sum(rate * span_s for rate, span_s in wish.steps))
+        return sum(rate * span_s for rate, span_s in wish.steps)
     if wish.rate_per_s is None or duration_s is None:
         raise WorkloadError(f"{wish.pattern}: how many requests? give --requests, or a rate and --duration-s")
     if not 0 < duration_s < np.inf:
         raise WorkloadError(f"--duration-s {duration_s}: expected seconds above 0")
     last_per_s = wish.rate_per_s if wish.ramp_to_per_s is None else wish.ramp_to_per_s
-    return round((wish.rate_per_s + last_per_s) / 2 * duration_s)
+    return (wish.rate_per_s + last_per_s) / 2 * duration_s

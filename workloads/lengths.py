@@ -96,6 +96,8 @@ def parse_lengths(text: str, flag: str, least: int = 1) -> Lengths:
         raise WorkloadError(f"{flag} {text}: expected {EXPECTED}") from None
     if not least <= low <= high:
         raise WorkloadError(f"{flag} {text}: expected at least 1 token, and the lower end first")
+    if high > MAX_TOK:
+        raise WorkloadError(f"{flag} {text}: expected at most {MAX_TOK:,} tokens")
     return Lengths(low, high)
 
 
@@ -108,7 +110,7 @@ def _distribution(law: str, rest: str, text: str) -> Lengths:
     words = rest.split(",")
     ends = _range(words.pop()) if ".." in words[-1] else None
     numbers = [float(word) for word in words]
-    if not all(math.isfinite(number) and number > 0 for number in numbers):
+    if not all(math.isfinite(number) and number > 0 for number in numbers) or (ends and ends[1] > MAX_TOK):
         raise ValueError(text)
     if law == "zipf":
         (exponent,) = numbers

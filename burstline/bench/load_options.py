@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from workloads.works import Work
 
 N_REQUESTS: Final = 1000
+MAX_REPEATS: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,10 +349,8 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-MOST_REQUESTS: Final = 10_000_000
 MOST: Final = {"--concurrency": 1_000_000, "--workers": 1024}
 MOST_DEADLINE_S: Final = 604_800.0
-"""What no load of one client can mean: beyond it the plan alone would not fit into memory."""
 
 
 def _check_numbers(wish: Wish) -> None:
@@ -367,8 +366,8 @@ def _check_numbers(wish: Wish) -> None:
     for flag, number in at_least_one:
         if number is not None and number < 1:
             raise WorkloadError(f"{flag} {number}: expected at least 1")
-        if number is not None and number > MOST.get(flag, MOST_REQUESTS):
-            raise WorkloadError(f"{flag} {number}: expected at most {MOST.get(flag, MOST_REQUESTS):,}")
+        if number is not None and number > MOST.get(flag, arrivals.MAX_REQUESTS):
+            raise WorkloadError(f"{flag} {number}: expected at most {MOST.get(flag, arrivals.MAX_REQUESTS):,}")
     for flag, share, most in (("--prefix-hit", wish.prefix_hit, 1), ("--tool-share", wish.tool_share, 1)):
         if share is not None and not 0 <= share <= most:
             raise WorkloadError(f"{flag} {share}: expected a share from 0 to {most}, e.g. 0.6")

@@ -10,6 +10,7 @@ from pathlib import Path
 from burstline import exit_codes
 from burstline.bench import noise
 from burstline.bench.experiment import Settings, run_experiment
+from burstline.bench.load_options import MAX_REPEATS
 from burstline.bench.server_session import Say, Site, Where, serving
 from loadgen.record.rundir import Run, open_run
 from servers.engine import Engine
@@ -38,8 +39,8 @@ def run_repeats(settings: Settings, n: int, *, restart: bool) -> int:
 
     Each repeat has prompts of its own salt, so that none is served from the prefix cache of another.
     """
-    if n < 2:
-        raise WorkloadError(f"--repeats {n}: expected 2 or more; 3 give intervals between runs")
+    if not 2 <= n <= MAX_REPEATS:
+        raise WorkloadError(f"--repeats {n}: expected 2 to {MAX_REPEATS}; 3 give intervals between runs")
     before = set(settings.out.glob("*")) if settings.out.is_dir() else set()
     server, codes = SharedServer(), []
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from burstline.bench.load_options import checked
+from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
@@ -160,8 +160,8 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         sha256=hashlib.sha256(json.dumps(raw, sort_keys=True, default=str).encode()).hexdigest(),
         platforms=tuple(map(platform_of, top.tables("platform"))),
     )
-    if suite.repeats < 1:
-        raise WorkloadError(f"{source}: repeats = {suite.repeats}: expected at least 1")
+    if not 1 <= suite.repeats <= MAX_REPEATS:
+        raise WorkloadError(f"{source}: repeats = {suite.repeats}: expected 1 to {MAX_REPEATS}")
     for kind, names in (
         ("engine", [e.name for e in suite.engines]),
         ("model", [m.name for m in suite.models]),

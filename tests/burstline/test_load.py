@@ -37,6 +37,11 @@ def test_a_closed_loop_needs_no_more_connections_than_its_concurrency():
     ("wish", "words"),
     [
         (Wish(requests=0), "--requests 0"),
+        (Wish(requests=10**11), "--requests 100000000000: expected at most 10,000,000"),
+        (Wish(prompt_tokens="99999999999"), "--prompt-tokens 99999999999: expected at most 16,777,216 tokens"),
+        (Wish(prompt_tokens="zipf:1.1,1..9999999999"), "--prompt-tokens zipf"),
+        (Wish(rate=1000, duration_s=1e9), "constant: 1e[+]12 requests; expected at most 10,000,000"),
+        (Wish(arrival="steps", steps="1e9x1e9"), "steps: 1e[+]18 requests"),
         (Wish(prompt_tokens="none"), "--prompt-tokens none"),
         (Wish(output_tokens="0"), "--output-tokens 0"),
         (Wish(deadline_s=0), "--deadline-s 0"),

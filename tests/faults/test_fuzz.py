@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import sys
 import time
@@ -19,6 +20,7 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -262,8 +264,19 @@ def for_a_while(name: str, seconds: float = SECONDS) -> Iterator[random.Random]:
     )
 
 
+@pytest.fixture
+def bounded_memory() -> Iterator[None]:
+    """A case that asks for gigabytes fails, and does not take the machine with it."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 4 * 2**30, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("bounded_memory")
 def test_fuzz_wire(tmp_path: Path) -> None:
     seeds = golden_wires()
     for rng in for_a_while("HTTP and SSE bytes"):
@@ -299,6 +312,7 @@ def a_value(rng: random.Random, depth: int = 0) -> object:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("bounded_memory")
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_fuzz_replies(engine: str) -> None:
     for rng in for_a_while(f"JSON replies, {engine}", SECONDS / len(ENGINE_NAMES)):
@@ -308,6 +322,7 @@ def test_fuzz_replies(engine: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("bounded_memory")
 def test_fuzz_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rng in for_a_while("run folders"):
         run = shutil.copytree(GOLDEN / "runs" / "2", tmp_path / "run")
@@ -317,6 +332,7 @@ def test_fuzz_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("bounded_memory")
 def test_fuzz_suites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for rng in for_a_while("suites"):
         check_suite(mutated(rng.choice(SUITES).read_bytes(), rng), tmp_path, capsys)
