@@ -367,7 +367,9 @@ def _check_numbers(wish: Wish) -> None:
         if number is not None and number < 1:
             raise WorkloadError(f"{flag} {number}: expected at least 1")
         if number is not None and number > MOST.get(flag, arrivals.MAX_REQUESTS):
-            raise WorkloadError(f"{flag} {number}: expected at most {MOST.get(flag, arrivals.MAX_REQUESTS):,}")
+            raise WorkloadError(
+                f"{flag} {number}: expected at most {MOST.get(flag, arrivals.MAX_REQUESTS):,}"
+            )
     for flag, share, most in (("--prefix-hit", wish.prefix_hit, 1), ("--tool-share", wish.tool_share, 1)):
         if share is not None and not 0 <= share <= most:
             raise WorkloadError(f"{flag} {share}: expected a share from 0 to {most}, e.g. 0.6")

@@ -38,7 +38,10 @@ def test_a_closed_loop_needs_no_more_connections_than_its_concurrency():
     [
         (Wish(requests=0), "--requests 0"),
         (Wish(requests=10**11), "--requests 100000000000: expected at most 10,000,000"),
-        (Wish(prompt_tokens="99999999999"), "--prompt-tokens 99999999999: expected at most 16,777,216 tokens"),
+        (
+            Wish(prompt_tokens="99999999999"),
+            "--prompt-tokens 99999999999: expected at most 16,777,216 tokens",
+        ),
         (Wish(prompt_tokens="zipf:1.1,1..9999999999"), "--prompt-tokens zipf"),
         (Wish(rate=1000, duration_s=1e9), "constant: 1e[+]12 requests; expected at most 10,000,000"),
         (Wish(arrival="steps", steps="1e9x1e9"), "steps: 1e[+]18 requests"),

@@ -112,7 +112,7 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"name": "a b"}, "expected letters"),
         ({"repeats": "3"}, "repeats must be a whole number, not str '3'"),
         ({"repeats": True}, "repeats must be a whole number, not bool True"),
-        ({"repeats": 0}, "expected at least 1"),
+        ({"repeats": 0}, "expected 1 to 1000"),
         ({"engine": []}, "there is no [[engine]]"),
         ({"engine": {"engine": "vllm"}}, "must be written as [[engine]]"),
         ({"workload": None}, "there is no [[workload]]"),
