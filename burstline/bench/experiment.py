@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import __version__, exit_codes
-from burstline.bench.fire import DriverDiedError, Drivers, fire
+from burstline.bench.fire import DriverDiedError, Drivers, VitalSigns, fire
 from burstline.bench.fire import Load as Done
-from burstline.bench.hints import Hints
 from burstline.bench.load_options import Load, Wish, checked, job_of
 from burstline.bench.plan_for_server import expected_cached, plan_for
-from burstline.bench.progress import Progress, Snapshot, progress_for
+from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.server_session import Say, Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.stages import send_stages, with_handover
-from burstline.bench.telemetry_tail import Live
-from burstline.bench.vital_signs import VitalSigns
 from burstline.bench.vocabulary import ASSUMED
 from burstline.interrupt import terminable, uninterrupted
 from burstline.machine import host_facts
+from burstline.machine.hardware import Hints
 from loadgen.driver.canary import canary
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
@@ -138,7 +136,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
         finally:
             progress.close()
         _note_hardware(run, fired, settings.hints, progress)
-        from burstline.bench.noise import known_for
+        from burstline.bench.repeats import known_for
 
         run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
         progress.phase("Decoding what was captured, and writing the report")
@@ -222,7 +220,7 @@ def _measured(
         truth = canary() if settings.canary and settings.ray is None else nullcontext()
         with _drivers(settings.ray, site, progress, early) as drivers, truth as bird:
             fired = _watched(run, site, plan, load, vocabulary, progress, drivers, bird)
-        from burstline.bench.retokenize import recount
+        from burstline.bench.finish import recount
 
         recount(
             run,
@@ -264,7 +262,7 @@ def _watched(
     bird: tuple[int, int] | None,
 ) -> RunOutcome:
     telemetry = run.path / "telemetry.jsonl"
-    live, signs = Live(telemetry), VitalSigns(site, progress.phase)
+    live, signs = LiveTelemetry(telemetry), VitalSigns(site, progress.phase)
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()

@@ -1,4 +1,7 @@
-"""From captures to the page: decode, summarise, report. Everything here can be done again from the files.
+"""After the load: count tokens that the server did not, decode, summarise, report.
+
+The counts are taken while the server is still there and kept with the run, so that everything else can be
+made again from its files.
 
 What summary and page need is imported while child processes decode: that takes a second core as long.
 """
@@ -6,18 +9,34 @@ What summary and page need is imported while child processes decode: that takes 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
+from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
+from burstline.bench.server_session import Site
 from loadgen.driver.job import DriveReport
 from loadgen.record.arrow import keep_pandas_out
 from loadgen.record.decode import decode_run, stage_records
 from loadgen.record.manifest import Status
+from loadgen.record.record import RECOUNTS
+from loadgen.record.retokenize import uncounted
 from loadgen.record.rundir import RunDir, open_run
-from servers.engine import Engine
+from loadgen.record.tables import COUNTS
+from servers.engine import Engine, EngineError
+from servers.host.ready import send
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
     from loadgen.metrics.summary_types import Summary
 
 
@@ -53,3 +72,93 @@ def write_report(run: RunDir) -> Summary:
     run.save_summary(summary)
     run.save_report(render(open_run(run.path)))
     return summary
+
+
+ASKING_S = 60.0
+"""The server is asked for so long: what is left then has a local tokenizer's word, or none."""
+ASK_TIMEOUT_S = 10.0
+N_ASKED_AT_ONCE = 8
+N_BATCH = 1000
+
+Say = Callable[[str], None]
+Count = Callable[[Sequence[str]], Sequence[int | None]]
+
+
+def recount(
+    run: RunDir, site: Site, tokenizer: Path | None, model: str | None, say: Say, *, ask: bool
+) -> None:
+    """Write `counts.parquet`, where the server left replies uncounted and anybody here can count their text.
+
+    `ask` says whether the server is there to be asked. A person's interrupt ends the counting, not the run.
+    """
+    texts = uncounted(run.captures, site.engine.decode)
+    counters: dict[str, Count] = {}
+    parts: list[pa.Table] = []
+    with suppress(KeyboardInterrupt):
+        for batch in iter(lambda: list(islice(texts, N_BATCH)), []):
+            if not parts:
+                say("Replies came without a count of their tokens: their text is tokenized again")
+                counters = {"tokenize": _server(site, ask), "tokenizer": _local(site, tokenizer, model, say)}
+            parts.append(_counted(batch, counters))
+            say(f"  {sum(map(len, parts)):,} replies")
+            if not _known(parts):
+                say("Cannot count tokens: no /tokenize endpoint and no local tokenizer (--tokenizer DIR)")
+                return
+    if parts:
+        run.save_counts(pa.concat_tables(parts))
+
+
+def _counted(batch: Sequence[tuple[int, str]], counters: Mapping[str, Count]) -> pa.Table:
+    indices, texts = zip(*batch, strict=True)
+    counts = {name: count(texts) for name, count in counters.items()}
+    return pa.table({"index": indices, **counts}, schema=COUNTS)
+
+
+def _known(parts: Sequence[pa.Table]) -> bool:
+    return any(part.column(name).null_count < len(part) for part in parts for name in RECOUNTS)
+
+
+def _server(site: Site, ask: bool) -> Count:
+    """The server's own tokenizer, for a minute; silent for good once it does not answer."""
+    engine, target = site.engine, site.target
+    asked = partial(send, target, timeout_s=ASK_TIMEOUT_S)
+    until_s = time.monotonic() + ASKING_S if ask else 0.0
+
+    def one(text: str) -> int | None:
+        nonlocal until_s
+        if time.monotonic() >= until_s:
+            return None
+        try:
+            count = engine.count_tokens(text, asked, target)
+        except EngineError:
+            count = None
+        if count is None:
+            until_s = 0.0
+        return count
+
+    def count(texts: Sequence[str]) -> list[int | None]:
+        with ThreadPoolExecutor(N_ASKED_AT_ONCE) as pool:
+            return list(pool.map(one, texts))
+
+    return count
+
+
+def _local(site: Site, folder: Path | None, model: str | None, say: Say) -> Count:
+    """The tokenizer that is at hand: the one by which prompts were measured, else the folder's or model's."""
+    found: Tokenizer | None = None
+    try:
+        found = local_tokenizer(folder, model)
+        if found is None and not site.capabilities.token_id_prompts:
+            found = tokenizer_for(folder, model, site)
+    except Exception as error:  # whatever the library makes of a file that is none of its own
+        say(f"The local tokenizer cannot be read: {error}")
+    if found is None:
+        return lambda texts: [None] * len(texts)
+    tokenizer = found
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def count(texts: Sequence[str]) -> list[int | None]:
+        return [len(got.ids) for got in tokenizer.encode_batch(list(texts), add_special_tokens=False)]
+
+    return count

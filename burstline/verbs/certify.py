@@ -23,8 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from burstline import exit_codes
-    from burstline.bench.certification import certified, climbed, remember
-    from burstline.bench.certification_load import drill
+    from burstline.bench.certification import certified, climbed, drill, remember
     from burstline.bench.load_options import checked
     from burstline.stdout import json_text
 

@@ -10,9 +10,9 @@ from burstline.verbs.engine_flags import add_engine, share_replicas, where_of
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
-    from burstline.bench.hints import Hints
     from burstline.bench.load_options import Wish
     from burstline.cluster.workers import RayOptions
+    from burstline.machine.hardware import Hints
 
 MOST_EARLY: Final = 16
 """More drivers than these are started when the rest of the command is known to be right."""
@@ -97,7 +97,7 @@ def add_hints(group: argparse._ActionsContainer) -> None:
 
 
 def hints_of(args: argparse.Namespace) -> "Hints":
-    from burstline.bench.hints import Hints, Stated
+    from burstline.machine.hardware import Hints, Stated
 
     stated = Stated(
         args.tp,

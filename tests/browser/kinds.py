@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from burstline.bench.finish import write_report
-from burstline.bench.hints import Hints
-from burstline.machine.hardware import note_hardware
+from burstline.machine.hardware import Hints, note_hardware
 from burstline.verbs.compare import comparison_of
 from loadgen.record.rundir import RunDir, open_run
 from reports.compare import page as comparison_page

@@ -11,8 +11,15 @@ import pytest
 
 from burstline import cli
 from burstline.bench import certification
-from burstline.bench.certification import certificate_for, certified, climbed
-from burstline.bench.certification_load import EVENTS_PER_S, Drill, drill, ladder
+from burstline.bench.certification import (
+    EVENTS_PER_S,
+    Drill,
+    certificate_for,
+    certified,
+    climbed,
+    drill,
+    ladder,
+)
 from burstline.bench.load_options import Load, Wish, checked
 from burstline.verbs.certify import told
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule

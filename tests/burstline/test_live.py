@@ -1,12 +1,12 @@
 """The display's view of a telemetry file that grows."""
 
-from burstline.bench.telemetry_tail import Live
+from burstline.bench.progress import LiveTelemetry
 from servers.host.telemetry import Row, as_lines
 
 
 def test_the_newest_memory_and_the_rate_between_two_counts_are_shown(tmp_path):
     path = tmp_path / "telemetry.jsonl"
-    live = Live(path)
+    live = LiveTelemetry(path)
     live.refresh()
     assert (live.memory_bytes, live.tok_per_s) == (None, None)
     path.write_bytes(
@@ -22,6 +22,6 @@ def test_the_newest_memory_and_the_rate_between_two_counts_are_shown(tmp_path):
 def test_a_missing_reading_is_not_zero(tmp_path):
     path = tmp_path / "telemetry.jsonl"
     path.write_bytes(as_lines([Row(0, "server", "rss_bytes", None, "not provided")]))
-    live = Live(path)
+    live = LiveTelemetry(path)
     live.refresh()
     assert live.memory_bytes is None

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from burstline.bench.retokenize import recount
+from burstline.bench.finish import recount
 from burstline.bench.server_session import Site
 from loadgen.record.capture_store import Spool
 from loadgen.record.manifest import Manifest
@@ -134,7 +134,7 @@ def test_an_interrupt_ends_the_counting_and_not_the_run(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("burstline.bench.retokenize.N_BATCH", 1)
+    monkeypatch.setattr("burstline.bench.finish.N_BATCH", 1)
     answers = iter([lambda: 3, interrupted])
     monkeypatch.setattr("servers.engines.endpoint.count_tokens", lambda *_: next(answers)())
     with tokenizing(len) as (site, _):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from burstline.bench import noise
+from burstline.bench import repeats
 from burstline.cli import main
 from loadgen.record.rundir import open_run
 from servers.truth.rig import truth_server
@@ -39,7 +39,7 @@ def test_three_repeats_give_intervals_between_runs_and_noise_for_a_later_single_
     assert "between runs" in p50["note"]
     (single,) = (tmp_path / "single").iterdir()
     alone = open_run(single)
-    assert alone.manifest.noise == noise.known_for(alone.manifest)
+    assert alone.manifest.noise == repeats.known_for(alone.manifest)
     assert alone.manifest.noise["ttft.p50"].n_runs == 3
     reason = alone.summary.targets[0].reason
     # On a machine busy with other work the grade of the metric comes first.

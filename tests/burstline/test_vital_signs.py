@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from burstline.bench import vital_signs
+from burstline.bench.fire import VitalSigns
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
-from burstline.bench.vital_signs import VitalSigns
 from servers.engine import EngineError, HttpReply, Identity, Target
 from servers.host.ready import Startup
 from servers.registry import ENGINES
@@ -84,7 +83,7 @@ def test_streams_that_all_fall_silent_are_told_once_though_the_server_says_healt
             raise EngineError("nothing answers")
         return HttpReply(status, {}, b"")
 
-    monkeypatch.setattr(vital_signs, "getter", lambda *_, **__: get)
+    monkeypatch.setattr("burstline.bench.fire.getter", lambda *_, **__: get)
     signs, told = watched("lightllm", None)
     for elapsed_s in (1.0, 10.0, 20.9):
         signs.look(at(elapsed_s, 500))

@@ -18,9 +18,8 @@ import pytest
 from scipy import stats as sps
 
 import loadgen.wire.clock
-from burstline.bench.certification import Fired
+from burstline.bench.certification import Fired, drill
 from burstline.bench.certification import fired as fired_drill
-from burstline.bench.certification_load import drill
 from burstline.bench.load_options import Wish, checked
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import Context

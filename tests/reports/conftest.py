@@ -3,8 +3,7 @@
 import pytest
 
 from burstline.bench.finish import write_report
-from burstline.bench.hints import Hints
-from burstline.machine.hardware import note_hardware
+from burstline.machine.hardware import Hints, note_hardware
 from loadgen.record.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 
