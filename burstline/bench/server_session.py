@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from workloads.request import WorkloadError
 ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
+SLOW_STOP_S = 3.0
+"""A stop that takes longer is told: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
 Say = Callable[[str], None]
 
@@ -300,7 +303,7 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
     target = where.dressed(Target(f"http://{HOST}:{port}", served_name))
     for note in launch.notes:
         say(note)
-    with start(launch, run_dir / "server.log") as server:
+    with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
         startup = wait_ready(
             engine, server, target, timeout_s=launch.ready_timeout_s, progress=_every(10.0, say)
         )
@@ -322,6 +325,23 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
         site = Site(engine, target, identity, server, launch, startup, engine.capabilities, pid)
         probed = _probed(site, say)
         yield replace(probed, settings=settings, notes=probed.notes + told)
+
+
+@contextmanager
+def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
+    """Stop the server on the way out, and say so where that takes long: some engines drain first."""
+    try:
+        yield
+    finally:
+        grace_s = server.launch.stop_grace_s
+        text = f"Stopping {engine.title}; what has not ended after {grace_s:.0f} s is killed"
+        slow = threading.Timer(SLOW_STOP_S, say, [text])
+        slow.daemon = True
+        slow.start()
+        try:
+            server.stop()
+        finally:
+            slow.cancel()
 
 
 def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) -> Launch:

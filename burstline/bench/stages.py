@@ -6,12 +6,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from burstline.bench.fire import fire
 from loadgen.driver.job import Job
 from loadgen.record.capture_store import read_captures
-from loadgen.record.manifest import StageFacts
+from loadgen.record.manifest import LoadFacts, StageFacts
 from loadgen.record.record import Outcome, Record, record_of
 from servers.engine import Engine
 from workloads.plan import Plan, Stage
@@ -20,11 +20,6 @@ from workloads.warm_up import HANDOVER
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-AGREE: Final = 0.1
-"""Two warm-up bursts agree where their median E2E latencies differ by no more than this share."""
-AGREE_S: Final = 0.005
-"""Or by so little: small models answer in milliseconds."""
 
 Say = Callable[[str], None]
 
@@ -51,7 +46,7 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> Sent:
     facts: list[StageFacts] = []
     records: list[tuple[int, Record]] = []
     for stage in plan.stages:
-        if stage.name == HANDOVER or (stage.name.startswith("warm-up ") and _agree(facts)):
+        if stage.name == HANDOVER or (stage.name.startswith("warm-up ") and _is_warm(facts)):
             continue
         say(f"Sending {stage.name}: {len(stage.requests):,} requests that do not count")
         t0_ns, came = _sent(stage, job, engine)
@@ -59,11 +54,8 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> Sent:
         records += [(t0_ns, record) for record in came]
         if not facts[-1].ok:
             say(f"  none of them succeeded: {came[0].outcome if came else 'nothing was captured'}")
-    bursts = [fact for fact in facts if fact.name.startswith("warm-up ")]
-    if bursts:
-        times = ", ".join(f"{b.e2e_p50_s:.3g} s" for b in bursts if b.e2e_p50_s is not None)
-        end = "two agree" if _agree(facts) else "no two agree: the server may still be warming up"
-        say(f"Warm-up: {len(bursts)} bursts, median E2E {times or 'unknown'}; {end}")
+    if (warm_up := LoadFacts(stages=tuple(facts)).warm_up) is not None:
+        say(warm_up.sentence)
     return Sent(tuple(facts), tuple(records))
 
 
@@ -101,12 +93,9 @@ def _facts(name: str, records: Sequence[Record]) -> StageFacts:
     return StageFacts(name, len(records), n_ok, median(took) if took else None)
 
 
-def _agree(facts: Sequence[StageFacts]) -> bool:
-    times = [fact.e2e_p50_s for fact in facts if fact.name.startswith("warm-up ")][-2:]
-    if len(times) < 2 or None in times:
-        return False
-    one, two = sorted(time_s for time_s in times if time_s is not None)
-    return two - one <= max(AGREE * one, AGREE_S)
+def _is_warm(facts: Sequence[StageFacts]) -> bool:
+    warm_up = LoadFacts(stages=tuple(facts)).warm_up
+    return warm_up is not None and warm_up.agree
 
 
 def _shifted(record: Record, by_ns: int) -> Record:

@@ -37,7 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     again.add_argument(
         "--repeats", type=int, metavar="N", help="run N times; 3 and more give intervals between runs"
     )
-    again.add_argument("--restart", action="store_true", help="restart the server between repeats")
+    again.add_argument(
+        "--restart",
+        nargs="?",
+        const=1,
+        type=int,
+        metavar="K",
+        help="restart the server between repeats; with K after every K of them, which tells the spread over "
+        "fresh starts from the spread over repeats of one start",
+    )
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
@@ -280,8 +288,8 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
     if args.repeats is not None:
         from burstline.bench.repeats import run_repeats
 
-        return run_repeats(settings, args.repeats, restart=args.restart)
-    if args.restart:
+        return run_repeats(settings, args.repeats, restart_after=args.restart)
+    if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
     return run_experiment(settings, drivers)
 

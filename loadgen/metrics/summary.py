@@ -31,7 +31,7 @@ from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise
+from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise, WarmUpBursts
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
@@ -81,6 +81,7 @@ class Context:
     arrivals: ArrivalFacts | None = None
     expected_cached: float | None = None
     handed_over: bool = False
+    warm_up: WarmUpBursts | None = None
     max_failures: float = MAX_FAILURES
     usd_per_hour: float | None = None
 
@@ -103,6 +104,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         arrivals=manifest.arrivals,
         handed_over=manifest.asked.get("warmup_handover") is True,
         expected_cached=manifest.load.expected_cached_fraction if manifest.load else None,
+        warm_up=manifest.load.warm_up if manifest.load else None,
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
         goals=tuple(map(parse_goal, manifest.targets)),
@@ -169,6 +171,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         expected_cached=context.expected_cached,
         counted_cached=_counted_cached(watched),
         handed_over=context.handed_over,
+        warm_up=context.warm_up,
         cold=cold_start(whole, context.concurrency),
     )
     verdict = judge(_evidence(unjudged, whole, context, steady), warnings)

@@ -93,6 +93,11 @@ class ServerFacts:
     settings: tuple[Setting, ...] = ()
 
     @property
+    def start(self) -> tuple[str | None, float | None]:
+        """What runs at the same start of a server have in common; one that is attached to has one start."""
+        return self.url, None if self.attached else self.ready_s
+
+    @property
     def model_name(self) -> str:
         """The last part of the served model's name or path."""
         return str(self.model or "unnamed").rstrip("/").rpartition("/")[2]
@@ -214,6 +219,35 @@ class StageFacts:
     e2e_p50_s: float | None = None
 
 
+WARM_UP_AGREES: Final = 0.1
+"""Two warm-up bursts agree where their median E2E latencies differ by no more than this share."""
+WARM_UP_AGREES_S: Final = 0.005
+"""Or by so little: small models answer in milliseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUpBursts:
+    """The small bursts of an automatic warm-up, in order."""
+
+    bursts: tuple[StageFacts, ...]
+
+    @property
+    def agree(self) -> bool:
+        """Whether the last two took equally long: the server has come to its pace for this shape."""
+        times = [burst.e2e_p50_s for burst in self.bursts[-2:]]
+        if len(times) < 2 or None in times:
+            return False
+        one, two = sorted(time_s for time_s in times if time_s is not None)
+        return two - one <= max(WARM_UP_AGREES * one, WARM_UP_AGREES_S)
+
+    @property
+    def sentence(self) -> str:
+        known = [burst.e2e_p50_s for burst in self.bursts if burst.e2e_p50_s is not None]
+        times = ", ".join(f"{time_s:.3g} s" for time_s in known) or "unknown"
+        end = "the last two agree" if self.agree else "no two agree: the server may still be warming up"
+        return f"Warm-up: {len(self.bursts)} bursts of {self.bursts[0].n}, median E2E {times}; {end}."
+
+
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
     """Facts of the plan. `dropped` counts rows of a data set or trace that were left out, by reason.
@@ -225,6 +259,12 @@ class LoadFacts:
     dropped: Mapping[str, int] = field(default_factory=dict)
     expected_cached_fraction: float | None = None
     stages: tuple[StageFacts, ...] = ()
+
+    @property
+    def warm_up(self) -> WarmUpBursts | None:
+        """The bursts of an automatic warm-up; None where there was none."""
+        bursts = tuple(stage for stage in self.stages if stage.name.startswith("warm-up "))
+        return WarmUpBursts(bursts) if bursts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,41 @@ class Noise:
         return math.expm1(students_t(self.n_runs - 1) * self.spread * math.sqrt(2))
 
 
+@dataclass(frozen=True, slots=True)
+class Spreads:
+    """The noise of a run at a freshly started server, and of a run repeated at the same server."""
+
+    starts: Noise | Absent
+    repeats: Noise | Absent
+
+
+def spreads_of(starts: Sequence[Floats]) -> Spreads:
+    """Both kinds of noise from one number of each run, grouped by the start of the server that it ran at.
+
+    One-way random effects on the logarithms: the noise of repeats is the standard deviation within starts,
+    pooled, and that of fresh starts adds to its variance the part between the starts' means that repeats do
+    not explain.
+    """
+    for values in starts:
+        if not np.isfinite(values).all() or (len(values) and values.min() <= 0):
+            absent = Absent("noise between runs needs finite values above 0")
+            return Spreads(absent, absent)
+    logs = [np.log(values) for values in starts if len(values)]
+    n, k = sum(map(len, logs)), len(logs)
+    squares = sum(float(((own - own.mean()) ** 2).sum()) for own in logs)
+    within: Noise | Absent = Absent(f"noise of repeats needs {LEAST_RUNS} runs of one start")
+    if n - k >= LEAST_RUNS - 1:
+        within = Noise(math.sqrt(squares / (n - k)), n - k + 1)
+    if k < LEAST_RUNS:
+        return Spreads(Absent(f"noise between starts needs {LEAST_RUNS} starts, there are {k}"), within)
+    mean = float(np.concatenate(logs).mean())
+    between = sum(len(own) * (own.mean() - mean) ** 2 for own in logs) / (k - 1)
+    of_repeats = squares / (n - k) if n > k else 0.0
+    size = (n - sum(len(own) ** 2 for own in logs) / n) / (k - 1)
+    variance = max(float(between) - of_repeats, 0.0) / size + of_repeats
+    return Spreads(Noise(math.sqrt(variance), k), within)
+
+
 def noise_of(values: Floats) -> Noise | Absent:
     """The noise between runs from one number of each run."""
     if len(values) < LEAST_RUNS:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from loadgen.metrics.cold_start import ColdStart
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
-from loadgen.record.manifest import Certificate
+from loadgen.record.manifest import Certificate, WarmUpBursts
 from loadgen.record.record import RECOUNTS
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from loadgen.verdict.verdict import BUSY, Reason
@@ -26,6 +26,7 @@ def caveats(
     expected_cached: float | None = None,
     counted_cached: float | None = None,
     handed_over: bool = False,
+    warm_up: WarmUpBursts | None = None,
     cold: ColdStart | None = None,
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
@@ -43,6 +44,7 @@ def caveats(
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
         _cached(_cached_fraction(summary, counted_cached), expected_cached),
+        _unsettled(warm_up),
         _cold(cold),
         None if handed_over else _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
@@ -117,6 +119,12 @@ def _cached(share: float | None, expected: float | None) -> Reason | None:
         text,
         "Results are not comparable with uncached runs. Pass a new --salt or disable the cache.",
     )
+
+
+def _unsettled(warm_up: WarmUpBursts | None) -> Reason | None:
+    if warm_up is None or warm_up.agree:
+        return None
+    return Reason("warm-up", warm_up.sentence, "Pass --warmup N with more requests; they do not count.")
 
 
 def _cold(cold: ColdStart | None) -> Reason | None:

@@ -11,7 +11,7 @@ from reports.blocks import Banner, Block, Findings, Heading, Note
 from reports.compare.answer import comparison_answer
 from reports.compare.comparison import Comparison, ComparisonCell
 from reports.compare.page import tone_of
-from reports.compare.side_by_side import findings, side_by_side
+from reports.compare.side_by_side import findings, side_by_side, spread_table
 from reports.compare.sweep_words import told
 from reports.compare.sweeps import sweeps_in
 from reports.compare.tradeoff import numbers, remarks
@@ -37,5 +37,7 @@ def _cell(cell: ComparisonCell) -> Iterator[Block]:
     yield Banner(state, *tone_of(state), (*cell.gate.reasons, *cell.gate.warnings), name=name)
     yield Findings(tuple(findings(cell)))
     yield side_by_side(cell)
+    if (spread := spread_table(cell)) is not None:
+        yield spread
     if state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
         yield Note(f"No estimate over matched work either: {cell.matched.reason}.")

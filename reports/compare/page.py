@@ -14,7 +14,7 @@ from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
 from reports.compare.answer import comparison_answer, forests, grid
 from reports.compare.comparison import HEADLINES, TITLES, Comparison, ComparisonCell
-from reports.compare.side_by_side import findings, side_by_side
+from reports.compare.side_by_side import findings, side_by_side, spread_table
 from reports.compare.significance_text import to_json as contrast_json
 from reports.compare.sweeps import Sweep, sweeps_in
 from reports.figures.overlay import EXPLAINED, overlay
@@ -219,7 +219,9 @@ def _runs(cell: ComparisonCell, _: str) -> list[Block]:
         for label, view in runs
     ]
     columns = ["Contender", "Run", "Verdict", "Served as asked"]
-    return [table("Every run, with its own report", columns, rows, text=(0, 1, 2))]
+    spread = spread_table(cell)
+    listing = table("Every run, with its own report", columns, rows, text=(0, 1, 2))
+    return [listing] if spread is None else [listing, spread]
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
+import numpy as np
+
+from loadgen.stats.across_runs import Noise, spreads_of
 from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from reports.compare.comparison import HEADLINES, TITLES, ComparisonCell, Headline
+from reports.compare.pooled_figures import points
 from reports.compare.significance_text import finding, remarks
 from reports.number_format import interval, number, point, scale_of
 from reports.tables import Cell as TableCell
@@ -35,6 +40,54 @@ def side_by_side(cell: ComparisonCell) -> Table:
     return Table(
         f"{cell.name or 'Side by side'}: 95% intervals in brackets", columns, rows, notes=tuple(notes)
     )
+
+
+SPREAD: Final = (
+    ("metrics", "ttft", "p50"),
+    ("metrics", "tpot", "p50"),
+    ("metrics", "e2e", "p50"),
+    ("throughput", "output_tok_per_s"),
+)
+
+
+def spread_table(cell: ComparisonCell) -> Table | None:
+    """How far runs of each contender scatter: at fresh starts of its server, and repeated at one start.
+
+    None where no contender has runs enough for either.
+    """
+    rows = []
+    for label in cell.labels:
+        views = cell.views[label]
+        for path in SPREAD:
+            values = points(views, path)
+            if isinstance(values, Absent):
+                continue
+            starts: dict[object, list[float]] = {}
+            for view, value in zip(views, values, strict=True):
+                starts.setdefault(view.manifest.server and view.manifest.server.start, []).append(value)
+            both = spreads_of([np.array(own) for own in starts.values()])
+            if isinstance(both.starts, Noise) or isinstance(both.repeats, Noise):
+                cells = (_spread(both.starts, "start"), _spread(both.repeats, "repeat"))
+                rows.append(Row((TableCell(label), TableCell(TITLES[path][0]), *cells)))
+    if not rows:
+        return None
+    columns = (
+        Column("Contender", False),
+        Column("Number", False),
+        Column("Over fresh starts"),
+        Column("Over repeats of one start"),
+    )
+    note = (
+        "Standard deviation of one run's number. A fresh start adds to it where the server compiles or "
+        "allocates for the shapes that come first. `--repeats 6 --restart 2` measures both."
+    )
+    return Table("Spread between runs", columns, tuple(rows), notes=(note,))
+
+
+def _spread(noise: Noise | Absent, what: str) -> TableCell:
+    if isinstance(noise, Absent):
+        return TableCell("–", detail=noise.reason)
+    return TableCell(f"{math.expm1(noise.spread):.1%}", detail=f"{noise.n_runs} {what}s")
 
 
 def _is_noise_known(cell: ComparisonCell) -> bool:

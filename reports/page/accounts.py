@@ -153,12 +153,15 @@ def served(view: View) -> list[Block]:
     told = "The engine does not say how many prompt tokens came from a cache."
     if len(cached):
         told = f"{int(cached.sum()):,} prompt tokens came from a cache, says the engine."
+    load = view.manifest.load
+    warm_up = None if load is None else load.warm_up
     return [
         Side((
             table("Tokens of a request", titles, lengths, text=(0, 4)),
             table("Finish reasons", ["Reason", "Requests"], finish),
         )),
         Note(told),
+        *([] if warm_up is None else [Note(f"{warm_up.sentence} Its requests do not count.")]),
     ]  # fmt: skip
 
 

@@ -50,7 +50,6 @@ DEFAULT_SLOTS = 256
 
 _GAUGES = {
     "running": ("lightllm_num_running_reqs", "lightllm_batch_current_size"),
-    "waiting": ("lightllm_queue_size",),
     "prompt_tokens": ("lightllm_prompt_tokens_total",),
     "generation_tokens": ("lightllm_generation_tokens_total",),
     "prefix_hit_tokens": ("lightllm_cache_length_sum",),

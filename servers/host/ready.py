@@ -80,7 +80,7 @@ def wait_ready(
         if server is not None:
             _note_stage(stages, engine, log, waited_s)
         if progress is not None:
-            progress(waited_s, _doing(stages, server, waited_s) or state)
+            progress(waited_s, state if server is None else _doing(stages, log, waited_s))
     raise EngineError(_why_not_ready(engine, server, target, timeout_s, state, stages))
 
 
@@ -139,11 +139,16 @@ def _note_stage(stages: list[Stage], engine: Engine, log: str, at_s: float) -> N
         stages.append(Stage(name, at_s))
 
 
-def _doing(stages: list[Stage], server: Server | None, waited_s: float) -> str | None:
-    """The stage and its age, else the last message of the log in whole words."""
+def _doing(stages: list[Stage], log: str, waited_s: float) -> str:
+    """The stage and its age, else the last telling message of the log in whole words."""
     if stages:
         return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
-    return log_message(server.last_line()) if server else None
+    lines = reversed(log[-MOST_OF_A_LOG:].splitlines())
+    # Indented lines and `warnings.warn(` quote source code.
+    telling = (
+        line for line in lines if line.strip() and not line[0].isspace() and "warnings.warn" not in line
+    )
+    return log_message(next(telling, "")) or "nothing in its log yet"
 
 
 def _why_not_ready(

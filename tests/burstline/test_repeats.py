@@ -46,6 +46,26 @@ def test_three_repeats_give_intervals_between_runs_and_noise_for_a_later_single_
     assert "A/A noise of 3 runs" in reason or "the client read too late" in reason
 
 
+@pytest.mark.slow
+def test_the_spread_over_fresh_starts_stands_beside_the_spread_over_repeats_of_one_start(tmp_path, capsys):
+    out = tmp_path / "runs"
+    flags = ("--repeats", "6", "--restart", "2", "--out", str(out))
+    main(["run", "--engine", "truth", *LOAD, *flags, "--", "--script", '{"ttft_s": 0.05}'])
+    said = capsys.readouterr().out
+    runs = [open_run(path) for path in sorted(out.iterdir()) if not path.name.endswith("-repeats")]
+    starts = [run.manifest.server.start for run in runs]
+    assert [starts.index(start) for start in starts] == [0, 0, 2, 2, 4, 4]
+    print(said)
+    assert "Spread between runs" in said
+    assert "Over fresh starts" in said
+    assert "Over repeats of one start" in said
+    (row,) = (line for line in said.splitlines() if "TTFT p50" in line and "3 starts" in line)
+    assert "4 repeats" in row
+    fresh, repeated = (repeats._stored(runs[0].manifest, kind)["ttft.p50"] for kind in ("starts", "repeats"))
+    assert (fresh.n_runs, repeated.n_runs) == (3, 4)
+    assert repeats.known_for(runs[0].manifest)["ttft.p50"] == fresh
+
+
 def test_two_repeats_are_pooled_without_an_interval_and_leave_no_noise(tmp_path, capsys):
     with truth_server(Script(ttft_s=0.05, gaps_s=(0.01,))) as server:
         run(server.url, tmp_path / "runs", "--repeats", "2")
@@ -56,7 +76,12 @@ def test_two_repeats_are_pooled_without_an_interval_and_leave_no_noise(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"), [(("--repeats", "1"), "2 or more"), (("--restart",), "--repeats N")]
+    ("flags", "words"),
+    [
+        (("--repeats", "1"), "2 to 1000"),
+        (("--restart",), "--repeats N"),
+        (("--repeats", "3", "--restart"), "was not started here"),
+    ],
 )
 def test_repeats_that_make_no_sense_are_refused(flags, words, tmp_path, capsys):
     assert run("http://127.0.0.1:9", tmp_path / "runs", *flags) == 2

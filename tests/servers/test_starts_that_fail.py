@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from burstline import cli, exit_codes
-from burstline.bench.server_session import Where, serving
+from burstline.bench.server_session import Say, Where, serving
 from servers.engine import EngineError
 from servers.engines import lightllm, sglang, transformers_serve, vllm
 from servers.host.installation import Installation
@@ -86,8 +86,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
 
-def start(name: str, model: Path, run_dir: Path) -> None:
-    with serving(ENGINES[name], Where(engine=name, model=str(model)), run_dir, lambda note: None):
+def start(name: str, model: Path, run_dir: Path, say: Say = lambda note: None) -> None:
+    with serving(ENGINES[name], Where(engine=name, model=str(model)), run_dir, say):
         raise AssertionError("it cannot have started")
 
 
@@ -202,6 +202,32 @@ def test_a_wait_tells_the_stage_and_its_age_and_never_raw_json() -> None:
     assert stage_of(ENGINES["lightllm"], "\n".join(lightllm[:56])) == "loading weights"
     assert stage_of(ENGINES["lightllm"], "\n".join(lightllm[:66])) == "warming up"
     assert log_message(lightllm[16]) == "ShmPortArgs alloc metric_port=43165"
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        ("", "nothing in its log yet"),
+        (
+            "Preparing the model\nx.py:3: UserWarning: no AMX\n  warnings.warn(\n\n",
+            "x.py:3: UserWarning: no AMX",
+        ),
+    ],
+)
+def test_a_wait_tells_no_refused_connection_and_no_line_of_source(
+    log: str, told: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fake / "says").write_text(log)
+    monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
+    monkeypatch.setenv("FAKE_ENGINE", "hangs")
+    monkeypatch.setattr(
+        "burstline.bench.server_session._every", lambda _, say: lambda at_s, state: say(state)
+    )
+    monkeypatch.setattr("burstline.bench.server_session.wait_ready", impatient)
+    seen: list[str] = []
+    with pytest.raises(EngineError, match="not ready"):
+        start("tgi", model, fake, seen.append)
+    assert seen[-1] == told
 
 
 @pytest.mark.parametrize("name", LOGS)
