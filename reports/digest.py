@@ -9,7 +9,7 @@ from loadgen.record.rundir import Run
 from loadgen.stats.figure import Estimate
 from reports.answer import answer
 from reports.blocks import Banner, Block, Command, Heading, Note
-from reports.estimate_tables import HEADLINE, group_table, latency_table
+from reports.estimate_tables import HEADLINE, group_table, latency_table, session_tables
 from reports.number_format import with_interval
 from reports.page.page import banner, facts, title
 from reports.run_view import View, summary_of, view_of
@@ -30,7 +30,13 @@ TOTALS = (
 def headline(run: Run) -> list[Block]:
     """What was served and how fast, the percentiles, the verdict."""
     summary = summary_of(run)
-    return [answer(summary, lambda: view_of(run)), *_latencies(summary), _outcomes(summary), banner(summary)]
+    return [
+        answer(summary, lambda: view_of(run)),
+        *_latencies(summary),
+        *_sessions(summary),
+        _outcomes(summary),
+        banner(summary),
+    ]
 
 
 def overview(run: Run) -> list[Block]:
@@ -47,6 +53,7 @@ def overview(run: Run) -> list[Block]:
         answer(summary, lambda: view_of(run)),
         banner(summary),
         *_latencies(summary),
+        *_sessions(summary),
         *_hardware(summary),
         *(group_table(caption, section) for caption, section in groups),
         _outcomes(summary),
@@ -70,6 +77,7 @@ def pull_request(view: View) -> list[Block]:
         banner(summary),
         Note(" · ".join(facts(view))),
         *_latencies(summary),
+        *_sessions(summary),
         *([table("Whole run", ["Whole run", "Measured"], rows)] if rows else []),
         _outcomes(summary),
         *([Command("Reproduce this run", repeat)] if repeat else []),
@@ -86,6 +94,11 @@ def _latencies(summary: Summary) -> Iterator[Block]:
     metrics = {key: row for key, row in summary.metrics.items() if key in HEADLINE}
     if metrics:
         yield latency_table("", metrics, evidence=False)
+
+
+def _sessions(summary: Summary) -> Iterator[Block]:
+    if summary.sessions is not None:
+        yield from session_tables(summary.sessions)
 
 
 def _hardware(summary: Summary) -> Iterator[Block]:

@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary_types import NamedFigure, Section
+from loadgen.metrics.summary_types import NamedFigure, Section, SessionFigures
 from loadgen.record.columns import Floats
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.number_format import Scale, duration, interval, point, scale_of
@@ -112,6 +112,41 @@ def _group_cells(row: NamedFigure, notes: list[str]) -> Iterator[Cell]:
     yield replace(named(row.name, row.title), detail=note or "")
     yield _value(row.figure, scale, notes)
     yield Cell(scale.unit)
+
+
+def session_tables(sessions: SessionFigures) -> tuple[Table, Table]:
+    """Whole sessions, and one row for each turn by its place in them."""
+    notes: list[str] = []
+    turns = sessions.by_turn
+    shown = [
+        ("TTFT p50", [turn.ttft.p50 for turn in turns], False),
+        ("TTFT p90", [turn.ttft.p90 for turn in turns], False),
+        ("TTFT p99", [turn.ttft.p99 for turn in turns], False),
+        ("E2E p50", [turn.e2e.p50 for turn in turns], False),
+        ("E2E p99", [turn.e2e.p99 for turn in turns], False),
+        ("Prompt, mean", [turn.prompt_tok_mean for turn in turns], False),
+        ("From earlier turns", [turn.earlier_fraction for turn in turns], True),
+        ("From the cache", [turn.cached_fraction for turn in turns], True),
+    ]
+    scales = [scale_of(figures, share=share) for _, figures, share in shown]
+    rows = tuple(
+        Row(
+            (
+                Cell(f"{turn.turn}"),
+                Cell(f"{turn.ok:,} of {turn.requests:,}"),
+                *(
+                    _value(figures[k], scale, notes)
+                    for (_, figures, _), scale in zip(shown, scales, strict=True)
+                ),
+            )
+        )
+        for k, turn in enumerate(turns)
+    )
+    units = [f" ({scale.unit})" if scale.unit else "" for scale in scales]
+    titles = [title + unit for (title, _, _), unit in zip(shown, units, strict=True)]
+    columns = tuple(Column(title, k > 0) for k, title in enumerate(["Turn", "Served", *titles]))
+    by_turn = Table("Turns by their place in the session", columns, rows, notes=tuple(notes))
+    return group_table("Whole sessions", sessions), by_turn
 
 
 def nearest(values: Floats, p: float, k: int = 2) -> list[int]:

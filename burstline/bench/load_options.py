@@ -225,7 +225,7 @@ def checked(wish: Wish) -> Load:
         source = wish.data or wish.trace
         raise WorkloadError(f"--requests {wanted.n}: {source} has {n_most} that can be used; lower it")
     due_s = wanted.due_s(rng(wish.seed, "arrivals"))
-    return Load(
+    load = Load(
         work=work,
         arrivals=wanted,
         concurrency=wish.concurrency,
@@ -236,6 +236,9 @@ def checked(wish: Wish) -> Load:
         deadline_s=wish.deadline_s,
         warm_up=parse_warm_up(wish.warmup, handover=wish.warmup_handover),
     )
+    if wish.warmup_handover and load.has_sessions:
+        raise WorkloadError("--warmup-handover is for single requests, and this load has sessions: drop it")
+    return load
 
 
 def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import ttft_service
 from loadgen.record.columns import Columns
+from loadgen.stats.quantiles import quantile_of
+from loadgen.verdict.verdict import Reason
 
 SIZES: Final = (3, 5, 10, 20, 50, 100, 200, 500)
 """How many first requests are looked at together."""
@@ -18,23 +21,52 @@ SLOWER: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class ColdStart:
-    """The first `n` requests had a median TTFT (from the send) that was `slower_s` above the rest's."""
+    """The first `n` requests had a median TTFT, from the send, that was `slower_s` above the rest's.
+
+    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `p99_s` is the TTFT p99
+    with them, `warm_p99_s` without.
+    """
 
     n: int
     slower_s: float
     rest_s: float
+    until_s: float
+    p99_s: float
+    warm_p99_s: float
+
+    @property
+    def size(self) -> str:
+        return (
+            f"The first {self.n} requests waited {self.slower_s:.3g} s longer for their first token "
+            f"than the rest ({self.rest_s:.3g} s at the median)."
+        )
+
+    def counted(self) -> Reason:
+        """Of a run whose figures include those requests."""
+        effect = f"They move TTFT p99 from {self.warm_p99_s:.3g} s to {self.p99_s:.3g} s."
+        advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
+        return Reason("cold", f"{self.size} {effect}", advice)
+
+    def left_out(self) -> Reason:
+        """Of a run whose figures begin after them."""
+        text = f"COLD: {self.size} No figure counts them: the run counts from its steady state."
+        return Reason("cold", text, "Pass --warmup N to warm the server up before the run.")
 
 
-def cold_start(c: Columns, concurrency: int | None) -> ColdStart | None:
+def cold_start(
+    c: Columns, concurrency: int | None, opening: NDArray[np.bool_] | None = None
+) -> ColdStart | None:
     """The largest group of first requests slower by more than the scatter of the rest; None without one.
 
     A burst has no first requests: all wait in one queue. In a closed loop the first wave is left out, whose
-    prompts are all computed at once.
+    prompts are all computed at once. Of sessions only the `opening` turns are alike.
     """
-    order = np.argsort(c.sent_s[c.ok], kind="stable")
-    if concurrency is None and (not len(c) or not np.ptp(c.due_s)):
+    use = c.ok if opening is None else c.ok & opening
+    due_s = c.due_s if opening is None else c.due_s[opening]
+    if concurrency is None and (not len(due_s) or not np.ptp(due_s)):
         return None
-    values = ttft_service(c)[c.ok][order][concurrency or 0 :]
+    order = np.argsort(c.sent_s[use], kind="stable")[concurrency or 0 :]
+    values, due_s = ttft_service(c)[use][order], c.due_s[use][order]
     worst = None
     for n in SIZES:
         if 4 * n > len(values):
@@ -43,5 +75,6 @@ def cold_start(c: Columns, concurrency: int | None) -> ColdStart | None:
         middle, high, scatter = np.quantile(rest, [0.5, 0.9, 0.95])
         slower_s = float(np.median(first) - middle)
         if slower_s > scatter - middle and np.mean(first > high) >= SLOWER:
-            worst = ColdStart(n, slower_s, float(middle))
+            p99s = quantile_of(values, 0.99), quantile_of(rest, 0.99)
+            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), *p99s)
     return worst

@@ -181,6 +181,8 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
         return None if certain else f"the run is {verdict.state}; reading: {result}"
     if verdict.state == State.DISTURBED and result == Result.FAIL:
         return "the run is DISTURBED: other work on this machine may be why it is missed"
+    if verdict.state == State.COLD and result == Result.FAIL:
+        return "the run is COLD: its slow first requests may be why it is missed"
     return None
 
 

@@ -11,11 +11,12 @@ import pyarrow as pa
 
 from loadgen.driver.job import DriveReport
 from loadgen.metrics import throughput
-from loadgen.metrics.cold_start import cold_start
+from loadgen.metrics.cold_start import ColdStart, cold_start
 from loadgen.metrics.definitions import METRICS, Metric, latencies, samples_of
 from loadgen.metrics.memory import cost, memory
 from loadgen.metrics.schedule_fidelity import pacing
 from loadgen.metrics.server_histograms import agreement
+from loadgen.metrics.sessions import Turns, session_figures, turns_of
 from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
 from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, Steady, steady_part
 from loadgen.metrics.summary_types import (
@@ -63,6 +64,7 @@ class Context:
     where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
     elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
     knows: then no part of the run is taken for steady. `usd_per_hour` is what the server's hardware costs.
+    `turns` are the places of the requests in their sessions, where there are any.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry.empty)
@@ -84,6 +86,7 @@ class Context:
     warm_up: WarmUpBursts | None = None
     max_failures: float = MAX_FAILURES
     usd_per_hour: float | None = None
+    turns: Turns | None = None
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
@@ -108,6 +111,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
         goals=tuple(map(parse_goal, manifest.targets)),
+        turns=turns_of(run),
     )
     return summarize(run.columns, context)
 
@@ -132,6 +136,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)
     client = instrument(whole, context.reports, watched, closed_loop=closed)
+    cold = cold_start(whole, context.concurrency, context.turns.opens if context.turns else None)
     rates = throughputs_in(c, steady.window, steady.block_s) if steady else throughput.throughputs(c)
     unjudged = Summary(
         counts=counts(whole),
@@ -149,7 +154,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         survival=survival(whole),
         throughput=rates,
         goodput=_goodput(c, steady, context),
-        window=_window(whole, steady),
+        window=_window(whole, steady, cold),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(whole, context.arrivals, closed_loop=closed),
         concurrency=throughput.concurrency(whole),
@@ -162,7 +167,11 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         conservation=conservation(whole, watched),
         agreement=agreement(whole, watched),
         grades=grades(c),
+        sessions=session_figures(whole, context.turns, steady.window.start_s if steady else None)
+        if context.turns
+        else None,
     )
+    cold_counts = cold is not None and (steady is None or cold.until_s >= steady.window.start_s)
     warnings = caveats(
         unjudged,
         context.certificate,
@@ -172,9 +181,12 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         counted_cached=_counted_cached(watched),
         handed_over=context.handed_over,
         warm_up=context.warm_up,
-        cold=cold_start(whole, context.concurrency),
+        cold=cold.left_out() if cold and not cold_counts else None,
     )
-    verdict = judge(_evidence(unjudged, whole, context, steady), warnings)
+    evidence = _evidence(unjudged, whole, context, steady)
+    if cold and cold_counts:
+        evidence = replace(evidence, cold=(cold.counted(),))
+    verdict = judge(evidence, warnings)
     summary = replace(unjudged, verdict=verdict)
     return replace(summary, targets=judge_goals(context.goals, summary, c, context.noise))
 
@@ -222,7 +234,7 @@ def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> Quantiles:
     return Quantiles(*(early_stopping_bound(values, p, metric.unit) for p in QUANTILES))
 
 
-def _window(c: Columns, steady: Steady | None) -> CountedWindow:
+def _window(c: Columns, steady: Steady | None, cold: ColdStart | None) -> CountedWindow:
     """From when until when rates count, and what was left out in front as warm-up."""
     window = steady.window if steady else throughput.whole_run(c)
     if window is None:
@@ -233,6 +245,8 @@ def _window(c: Columns, steady: Steady | None) -> CountedWindow:
         end_s=measured(window.end_s, "s", ""),
         warm_up_s=steady.warm_up if steady else NOT_STEADY,
         n_warm_up=measured(steady.n_warm_up, "requests", "", len(c)) if steady else NOT_STEADY,
+        cold_requests=measured(cold.n, "requests", "", len(c)) if cold else None,
+        cold_slower_s=measured(cold.slower_s, "s", "", cold.n) if cold else None,
         **{f"start_wave_{name}": figure for name, figure in wave.items()},
     )
 

@@ -133,6 +133,39 @@ class CountedWindow(Section):
     n_warm_up: Figure = titled("Requests in the warm-up")
     start_wave_ttft_p50_s: Figure = titled("TTFT p50 of the start wave")
     start_wave_e2e_p50_s: Figure = titled("E2E p50 of the start wave")
+    cold_requests: Figure | None = optional("First requests that were slower than the rest")
+    cold_slower_s: Figure | None = optional("… their median TTFT, above the rest's")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnFigures(Section):
+    """All turns at one place in their sessions, from 1; `requests` were planned, `ok` of them succeeded."""
+
+    turn: int
+    requests: int
+    ok: int
+    ttft: Quantiles = Quantiles()
+    e2e: Quantiles = Quantiles()
+    prompt_tok_mean: Figure = titled("Prompt tokens, mean")
+    earlier_fraction: Figure = titled("Share of prompt tokens from earlier turns")
+    cached_fraction: Figure = titled("Share of prompt tokens from the prefix cache")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionFigures(Section):
+    """Whole conversations; a session with a failed turn never ends."""
+
+    sessions: Figure = titled("Sessions")
+    completed: Figure = titled("Share of sessions with every turn served", share=True)
+    makespan_p50_s: Figure = titled("Session makespan, p50")
+    makespan_p90_s: Figure = titled("Session makespan, p90")
+    makespan_p95_s: Figure = titled("Session makespan, p95")
+    makespan_p99_s: Figure = titled("Session makespan, p99")
+    makespan_mean_s: Figure = titled("Session makespan, mean")
+    early_turns: Figure = titled("Turns sent before their pause was over")
+    pause_late_p99_s: Figure = titled("Turns sent after their pause, late by p99")
+    earlier_fraction: Figure = titled("Share of prompt tokens from earlier turns")
+    by_turn: tuple[TurnFigures, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +413,7 @@ class Summary:
     conservation: Conservation = Conservation()
     agreement: Agreement = Agreement()
     grades: Mapping[str, Mapping[str, PercentileGrade]] = field(default_factory=dict)
+    sessions: SessionFigures | None = field(default=None, metadata=OPTIONAL)
     roofline: Reconciliation | NotReconciled | None = field(default=None, metadata=OPTIONAL)
     schema: int = SCHEMA
 

@@ -174,6 +174,22 @@ class Run:
         table = self._read("plan.parquet", [name for name in names if name in WITHOUT_PROMPTS])
         return [request for request in requests_without_prompts(table) if request.stage is None]
 
+    def plan_columns(self, *names: str) -> pa.Table | None:
+        """Columns of the plan's own requests, in order; None where the run ended before its plan was written.
+
+        Columns that an older version did not write are left out.
+        """
+        import pyarrow.compute as pc
+        import pyarrow.parquet as pq
+
+        if not (self.path / "plan.parquet").exists():
+            return None
+        known = set(pq.read_schema(self.path / "plan.parquet").names)
+        table: pa.Table = self._read("plan.parquet", [name for name in ("stage", *names) if name in known])
+        if "stage" not in table.column_names:
+            return table
+        return table.filter(pc.is_null(table.column("stage"))).drop_columns(["stage"])
+
     @property
     def record_table(self) -> pa.Table:
         """One row per planned request, in order.

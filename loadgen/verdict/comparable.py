@@ -20,7 +20,7 @@ TOLERANCE: Final = 0.01
 """Served tokens may differ by 1% (a token that a server adds in front is 0.2% of 512), shares of requests
 and of prompt tokens by one point."""
 
-UNUSABLE: Final = (State.FAILED, State.DISTURBED, State.NOT_STATIONARY, State.NOT_COMPARABLE)
+UNUSABLE: Final = (State.FAILED, State.DISTURBED, State.NOT_STATIONARY, State.NOT_COMPARABLE, State.COLD)
 """States of a run that spoil all of its numbers, worst first. A CLIENT-BOUND run has grades: only the
 percentiles that are unreliable are withheld."""
 

@@ -25,6 +25,7 @@ class State(StrEnum):
     DISTURBED = "DISTURBED"
     NOT_STATIONARY = "NOT-STATIONARY"
     NOT_COMPARABLE = "NOT-COMPARABLE"
+    COLD = "COLD"
     VALID = "VALID"
 
 
@@ -94,6 +95,7 @@ class Evidence:
     status: str = "complete"
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
+    cold: tuple[Reason, ...] = ()
 
 
 def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
@@ -104,6 +106,7 @@ def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
         State.DISTURBED: _disturbed(evidence),
         State.NOT_STATIONARY: list(evidence.not_stationary),
         State.NOT_COMPARABLE: list(evidence.not_comparable),
+        State.COLD: list(evidence.cold),
     }
     state = worst(state for state, found in reasons.items() if found)
     return Verdict(state, tuple(reason for state in State for reason in reasons.get(state, ())), warnings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loadgen.metrics.cold_start import ColdStart
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import Certificate, WarmUpBursts
@@ -27,13 +26,13 @@ def caveats(
     counted_cached: float | None = None,
     handed_over: bool = False,
     warm_up: WarmUpBursts | None = None,
-    cold: ColdStart | None = None,
+    cold: Reason | None = None,
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
 
     `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
     `counted_cached` what the server's counters say it served. With `handed_over` these counters also hold a
-    warm-up that led into the load.
+    warm-up that led into the load. `cold` is the warning on slow first requests that no figure counts.
     """
     lengths = summary.lengths
     found = (
@@ -43,9 +42,9 @@ def caveats(
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
-        _cached(_cached_fraction(summary, counted_cached), expected_cached),
+        _cached(_cached_fraction(summary, counted_cached), expected_cached, _from_earlier_turns(summary)),
         _unsettled(warm_up),
-        _cold(cold),
+        cold,
         None if handed_over else _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
         _beyond_certified(summary.instrument),
@@ -108,7 +107,15 @@ def _cached_fraction(summary: Summary, counted: float | None) -> float | None:
     return counted
 
 
-def _cached(share: float | None, expected: float | None) -> Reason | None:
+def _from_earlier_turns(summary: Summary) -> float | None:
+    sessions = summary.sessions
+    return None if sessions is None else _point(sessions.earlier_fraction)
+
+
+def _cached(share: float | None, expected: float | None, earlier: float | None = None) -> Reason | None:
+    """`earlier` is the share of prompt tokens that earlier turns brought: a cache serves at most these."""
+    if earlier is not None:
+        return _prefix_mismatch(share, earlier) if share is not None and share > earlier + NOTABLE else None
     if expected is not None and expected > NOTABLE:
         return _prefix_mismatch(share, expected)
     if share is None or share <= NOTABLE:
@@ -125,16 +132,6 @@ def _unsettled(warm_up: WarmUpBursts | None) -> Reason | None:
     if warm_up is None or warm_up.agree:
         return None
     return Reason("warm-up", warm_up.sentence, "Pass --warmup N with more requests; they do not count.")
-
-
-def _cold(cold: ColdStart | None) -> Reason | None:
-    if cold is None:
-        return None
-    text = (
-        f"COLD: the first {cold.n} requests waited {cold.slower_s:.3g} s longer for their first token "
-        f"than the rest ({cold.rest_s:.3g} s at the median)."
-    )
-    return Reason("cold", text, "Pass --warmup N or --warmup auto; warm-up requests do not count.")
 
 
 def _prefix_mismatch(share: float | None, expected: float) -> Reason | None:

@@ -7,11 +7,15 @@ import pandas as pd
 import pyarrow as pa
 
 from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.sessions import turns_of
 from loadgen.record.rundir import Run
 
 
 def records_csv(run: Run) -> bytes:
-    """Every plain field of the records, and each request's latencies in seconds; empty where undefined."""
+    """Every plain field of the records, and each request's latencies in seconds; empty where undefined.
+
+    Of sessions also each request's session, from 0, and the place of its turn there, from 1.
+    """
     c = run.columns
     frame = run.request_table.to_pandas(integer_object_nulls=True)
     latencies = {
@@ -19,6 +23,9 @@ def records_csv(run: Run) -> bytes:
         for name, metric in METRICS.items()
         if metric.of is not None
     }
+    if (turns := turns_of(run)) is not None:
+        frame.insert(1, "session", turns.session)
+        frame.insert(2, "turn", turns.depth + 1)
     texts = [field.name for field in run.request_table.schema if pa.types.is_string(field.type)]
     for name in texts:
         frame[name] = frame[name].map(_no_formula)

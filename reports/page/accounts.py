@@ -35,6 +35,7 @@ MEANING = {
     "aborted": "the server gave up",
     "cancelled": "Burstline gave up",
     "not_sent": "never left the client",
+    "predecessor": "never sent: a turn that it follows had failed",
 }
 """What each outcome means to a reader; `http_<code>` needs no explanation."""
 COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}

@@ -63,6 +63,13 @@ def _failed(view: View) -> bool:
 SECTIONS: tuple[Section, ...] = (
     Section("nothing", "Cause", "Why was nothing served?", accounts.nothing, lambda v: not v.has_served),
     Section("numbers", "Numbers", "How fast is it?", sections.numbers, _served),
+    Section(
+        "sessions",
+        "Sessions",
+        "How long do sessions and their turns take?",
+        sections.sessions,
+        lambda v: v.has_served and v.summary.sessions is not None,
+    ),
     Section("shape", "Latency", "How are the latencies distributed?", sections.shape, _served),
     Section("when", "Timeline", "What happened when?", sections.when, _served),
     Section(
@@ -99,6 +106,7 @@ STATES: dict[str, tuple[str, str, str]] = {
         "The server did not reach steady state: these numbers depend on the run's length.",
     ),
     "NOT-COMPARABLE": ("warn", "!", "The server did other work than asked: do not compare these numbers."),
+    "COLD": ("warn", "!", "The first requests were slower than the rest, and the figures count them."),
 }
 """A verdict's tone, its mark and what it means."""
 

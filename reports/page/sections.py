@@ -19,6 +19,7 @@ from reports.estimate_tables import (
     is_per_request,
     latency_table,
     nearest,
+    session_tables,
     title_of,
 )
 from reports.figures import ecdf, run_figures, series
@@ -61,6 +62,12 @@ def numbers(view: View) -> list[Block]:
     if cut_off := _cut_off(summary.survival):
         blocks.append(Folded("If those cut off had run on", (cut_off,)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
+
+
+def sessions(view: View) -> list[Block]:
+    """Conversations: their makespan, and each turn's latency and cached prompt by its place in them."""
+    assert view.summary.sessions is not None
+    return list(session_tables(view.summary.sessions))
 
 
 def _small_figures(view: View) -> Iterator[Plot]:

@@ -115,6 +115,11 @@ def test_a_request_beyond_the_models_limit_says_the_limit():
         (Wish(shared_prefix=3, prefix_hit=0.5), "give one"),
         (Wish(prefix_hit=1.5), "--prefix-hit 1.5"),
         (Wish(think_s="2"), "--sessions"),
+        (Wish(sessions=3, warmup="5", warmup_handover=True), "--warmup-handover is for single requests"),
+        (
+            Wish(data=str(DATA / "sessions.jsonl"), warmup="5", warmup_handover=True),
+            "--warmup-handover is for single requests",
+        ),
         (Wish(data="no/such.jsonl"), "no such file"),
         (Wish(trace="no/such.jsonl"), "no such file"),
     ],

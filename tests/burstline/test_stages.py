@@ -1,5 +1,7 @@
 """What is sent before the load counts for nothing, and is kept."""
 
+import json
+
 import pyarrow.parquet as pq
 import pytest
 
@@ -46,35 +48,54 @@ def test_an_automatic_warm_up_is_bounded_and_its_bursts_are_the_same_work():
     assert all(burst == asked[0] for burst in asked)
 
 
-@pytest.mark.slow
-def test_slow_first_replies_are_met_by_the_warm_up_and_by_nothing_that_counts(tmp_path):
-    import json
+STEADY_S, COLD_S = 0.4, 1.5
+SCRIPTS = [{"ttft_s": COLD_S, "gaps_s": 0.01}] * 10 + [{"ttft_s": STEADY_S, "gaps_s": 0.01}]
+"""Ten slow first replies; p99 needs 662 requests, and ten of 700 move it."""
 
-    scripts = [{"ttft_s": 1.0, "gaps_s": 0.01}] * 10 + [{"ttft_s": 0.1, "gaps_s": 0.01}]
-    (tmp_path / "scripts.json").write_text(json.dumps(scripts))
-    flags = ("--engine", "truth", "--requests", "200", "--rate", "100", "--output-tokens", "4")
-    script = ("--", "--script", f"@{tmp_path / 'scripts.json'}")
-    code, output = finished(tmp_path / "runs", *flags, "--warmup", "10", *script)
+
+def cold_run(folder, *flags: str):
+    """Where a run of 700 requests at 200 a second lies, at a server that begins with ten slow replies."""
+    scripts = folder / "scripts.json"
+    scripts.write_text(json.dumps(SCRIPTS))
+    load = ("--engine", "truth", "--output-tokens", "4", "--prompt-tokens", "32", *flags)
+    code, output = finished(folder / "runs", *load, "--", "--script", f"@{scripts}")
     assert code in (0, 4), output
-    path = the_run(tmp_path / "runs")
+    return the_run(folder / "runs"), output
+
+
+@pytest.mark.slow
+def test_with_a_warm_up_p99_is_the_servers_steady_value(tmp_path):
+    path, _ = cold_run(tmp_path, "--arrival", "steps", "--steps", "200x3.5", "--warmup", "10")
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["counts"]["planned"] == 200
-    assert summary["metrics"]["ttft"]["p90"]["point"] < 0.2
-    assert "cold" not in {warning["code"] for warning in summary["verdict"]["warnings"]}
+    assert summary["counts"]["planned"] == 700
+    assert summary["metrics"]["ttft"]["p99"]["point"] == pytest.approx(STEADY_S, rel=0.05)
+    reasons = (*summary["verdict"]["reasons"], *summary["verdict"]["warnings"])
+    assert "cold" not in {reason["code"] for reason in reasons}
     warm = pq.read_table(path / "warmup.parquet").to_pylist()
     assert [row["outcome"] for row in warm] == ["ok"] * 10
     assert all(row["closed_ns"] < 0 for row in warm)
-    assert open_run(path).manifest.load.stages[0].e2e_p50_s > 1
+    assert open_run(path).manifest.load.stages[0].e2e_p50_s > COLD_S
 
 
 @pytest.mark.slow
-def test_without_a_warm_up_slow_first_replies_are_called_cold_with_their_size(tmp_path):
-    import json
+def test_without_a_warm_up_the_run_is_cold_and_says_by_how_much(tmp_path):
+    path, output = cold_run(tmp_path, "--arrival", "steps", "--steps", "200x3.5")
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["metrics"]["ttft"]["p99"]["point"] > 1
+    cold = next(reason for reason in summary["verdict"]["reasons"] if reason["code"] == "cold")
+    assert summary["verdict"]["state"] in ("COLD", "DISTURBED", "CLIENT-BOUND"), "or worse, on a busy machine"
+    assert "The first 10 requests waited 1.1 s longer" in cold["text"]
+    assert "They move TTFT p99 from 0.4" in cold["text"]
+    assert cold["text"] in output
+    assert summary["window"]["cold_requests"]["point"] == 10
+    assert summary["window"]["cold_slower_s"]["point"] == pytest.approx(COLD_S - STEADY_S, rel=0.05)
 
-    scripts = [{"ttft_s": 1.0, "gaps_s": 0.01}] * 10 + [{"ttft_s": 0.1, "gaps_s": 0.01}]
-    (tmp_path / "scripts.json").write_text(json.dumps(scripts))
-    flags = ("--engine", "truth", "--requests", "200", "--rate", "100", "--output-tokens", "4")
-    finished(tmp_path / "runs", *flags, "--", "--script", f"@{tmp_path / 'scripts.json'}")
-    summary = json.loads((the_run(tmp_path / "runs") / "summary.json").read_text())
+
+@pytest.mark.slow
+def test_a_run_that_counts_from_its_steady_state_is_not_cold_but_says_what_it_left_out(tmp_path):
+    path, _ = cold_run(tmp_path, "--rate", "200", "--requests", "700")
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["window"]["n_warm_up"]["point"] >= 10
+    assert "cold" not in {reason["code"] for reason in summary["verdict"]["reasons"]}
     cold = next(w for w in summary["verdict"]["warnings"] if w["code"] == "cold")
-    assert "the first 10 requests waited 0.9" in cold["text"]
+    assert "COLD: The first 10 requests waited 1.1 s longer" in cold["text"]

@@ -85,6 +85,7 @@ CASES = {
         ["no-success", "throttled"],
     ),
     "not comparable": ({"not_comparable": (Reason("eos", "x", "y"),)}, State.NOT_COMPARABLE, ["eos"]),
+    "cold": ({"cold": (Reason("cold", "x", "y"),)}, State.COLD, ["cold"]),
     "not stationary": ({"not_stationary": (Reason("trend", "x", "y"),)}, State.NOT_STATIONARY, ["trend"]),
 }
 
@@ -124,6 +125,7 @@ def test_the_states_have_one_order():
         "DISTURBED",
         "NOT-STATIONARY",
         "NOT-COMPARABLE",
+        "COLD",
         "VALID",
     ]
     assert worst(["VALID", "NOT-STATIONARY", "DISTURBED"]) == State.DISTURBED

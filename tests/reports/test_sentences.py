@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from burstline.cli import main
 from burstline.verbs.compare import comparison_of
+from loadgen.metrics.cold_start import ColdStart
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.verdict import warnings
 from loadgen.verdict.grades import Grade, PercentileGrade
@@ -80,6 +81,8 @@ def reasons() -> Iterator[Reason]:
         warnings._cached(None, 0.5),
         warnings._cached(0.7, 0.5),
         warnings._cached(0.3, 0.5),
+        ColdStart(10, 1.1, 0.4, 0.05, 1.5, 0.41).counted(),
+        ColdStart(10, 1.1, 0.4, 0.05, 1.5, 0.41).left_out(),
         warnings._uncertified(None),
         warnings._uncertified(Absent("--no-certify")),
         warnings._busy_machine(0.8),
