@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from loadgen.metrics.summary_types import Summary
+from loadgen.record.record import NO_FAILURES
 from loadgen.stats.figure import Estimate, Figure
 from reports.blocks import Answer
 from reports.number_format import duration, number
@@ -54,7 +55,7 @@ def cause(view: View) -> str:
 
 
 def _failures(summary: Summary) -> str:
-    failed = Counter({kind: n for kind, n in summary.counts.items() if n and kind not in ("planned", "ok")})
+    failed = Counter({kind: n for kind, n in summary.counts.items() if n and kind not in NO_FAILURES})
     if not failed:
         return ""
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in failed.most_common(3))

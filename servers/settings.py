@@ -171,7 +171,19 @@ def check(settings: Settings) -> None:
 
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
-KV_DTYPES = ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "q8_0", "q4_0")
+KV_DTYPES = (
+    "auto",
+    "float32",
+    "float16",
+    "bfloat16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "int8",
+    "int4",
+    "q8_0",
+    "q4_0",
+)
 
 
 def _at_least(name: str, value: int | None, least: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from workloads.lengths import Lengths, draw_both
 from workloads.prefixes import BLOCK_TOK, Sharing, shared_segments
@@ -53,10 +53,15 @@ class Plan:
     dropped: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
-    def longest_output_tok(self) -> int:
+    def output_tok(self) -> NDArray[np.int64]:
+        """How many tokens each request asks for."""
         if isinstance(self.requests, DrawnRequests):
-            return int(self.requests.column("n_output_tok").max(initial=0))
-        return max((request.n_output_tok for request in self.requests), default=0)
+            return self.requests.column("n_output_tok")
+        return np.array([request.n_output_tok for request in self.requests], dtype=np.int64)
+
+    @property
+    def longest_output_tok(self) -> int:
+        return int(self.output_tok.max(initial=0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,8 @@ def drill(load: Load, budget_s: float) -> Drill:
     )
     script = Script(ttft_s=ttft_s, gaps_s=(gap_s,))
     law = _law(load, hastened)
-    load = replace(load, deadline_s=DEADLINE_S, max_rate_per_s=ceiling_per_s and ceiling_per_s * hastened)
+    ceiling_per_s = ceiling_per_s and ceiling_per_s * hastened
+    load = replace(load, deadline_s=DEADLINE_S, max_rate_per_s=ceiling_per_s, cancel_share=0.0)
     return Drill(load, plan, (script,), law, tuple(note for so, note in notes if so))
 
 

@@ -57,6 +57,7 @@ def _n_cores() -> int:
 
 N_REQUESTS: Final = 1000
 MAX_REPEATS: Final = 1000
+CANCEL_AFTER: Final = Lengths(8, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,16 @@ class Wish:
     fan_out: int | None = None
     warmup: str | None = None
     warmup_handover: bool = False
+    cancel_share: float | None = None
+    cancel_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """A checked wish. `concurrency` makes it a closed loop, where `arrivals` only says how many.
 
-    In a load of sessions, `arrivals` and `concurrency` are those of sessions.
+    In a load of sessions, `arrivals` and `concurrency` are those of sessions. The clients of a share
+    `cancel_share` of the requests hang up after `cancel_after` tokens.
     """
 
     work: Work
@@ -120,6 +124,8 @@ class Load:
     salt: str
     deadline_s: float
     warm_up: WarmUp | None = None
+    cancel_share: float = 0.0
+    cancel_after: Lengths = CANCEL_AFTER
 
     @property
     def shape(self) -> Shape:
@@ -186,6 +192,18 @@ class Load:
         plan = work.plan(self.arrivals, server, self.seed)
         return plan if self.warm_up is None else with_warm_up(plan, self.warm_up, vocabulary)
 
+    def hang_ups(self, plan: Plan) -> dict[int, int]:
+        """After how many tokens which requests are abandoned, by index; drawn from the seed alone.
+
+        One that asks for no more tokens than its client waits for ends by itself and is not among them.
+        """
+        n = len(plan.requests)
+        draws = rng(self.seed, "hang-ups")
+        chosen = np.sort(draws.permutation(n)[: round(self.cancel_share * n)])
+        after_tok = self.cancel_after.draw(len(chosen), draws)
+        ends_early = after_tok < plan.output_tok[chosen]
+        return dict(zip(chosen[ends_early].tolist(), after_tok[ends_early].tolist(), strict=True))
+
 
 def checked(wish: Wish) -> Load:
     """The load; WorkloadError, naming the flag, where the wish cannot be fulfilled."""
@@ -235,10 +253,23 @@ def checked(wish: Wish) -> Load:
         salt=wish.salt,
         deadline_s=wish.deadline_s,
         warm_up=parse_warm_up(wish.warmup, handover=wish.warmup_handover),
+        cancel_share=wish.cancel_share or 0.0,
+        cancel_after=_cancel_after(wish, work.shape),
     )
     if wish.warmup_handover and load.has_sessions:
         raise WorkloadError("--warmup-handover is for single requests, and this load has sessions: drop it")
     return load
+
+
+def _cancel_after(wish: Wish, shape: Shape) -> Lengths:
+    """After how many tokens clients hang up; WorkloadError where none ever would."""
+    after = CANCEL_AFTER if wish.cancel_after is None else parse_lengths(wish.cancel_after, "--cancel-after")
+    if wish.cancel_share and after.low >= shape.output_tok.high:
+        raise WorkloadError(
+            f"--cancel-after {after}: replies have {shape.output_tok} tokens, so no client would hang up; "
+            "give fewer tokens"
+        )
+    return after
 
 
 def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:
@@ -376,6 +407,14 @@ def _check_combination(wish: Wish) -> None:
         raise WorkloadError("--groups needs --shared-prefix N or --prefix-hit P")
     if wish.warmup_handover and wish.warmup in (None, "0", "auto"):
         raise WorkloadError("--warmup-handover needs a fixed warm-up: --warmup N, or --warmup Ns")
+    if wish.cancel_after is not None and not wish.cancel_share:
+        raise WorkloadError("--cancel-after needs --cancel-share P: which share of the clients hang up")
+    if wish.cancel_share and _of_sessions(wish):
+        raise WorkloadError(
+            "--cancel-share is for single requests: the turns after an abandoned one could not follow"
+        )
+    if wish.cancel_share and wish.request_kind != "generate":
+        raise WorkloadError(f"--cancel-share: --request-kind {wish.request_kind} has no stream to abandon")
     if wish.request_kind == "rerank" and wish.data is None:
         raise WorkloadError("--request-kind rerank needs --data FILE whose rows have a query and documents")
 
@@ -405,9 +444,14 @@ def _check_numbers(wish: Wish) -> None:
             raise WorkloadError(
                 f"{flag} {number}: expected at most {MOST.get(flag, arrivals.MAX_REQUESTS):,}"
             )
-    for flag, share, most in (("--prefix-hit", wish.prefix_hit, 1), ("--tool-share", wish.tool_share, 1)):
-        if share is not None and not 0 <= share <= most:
-            raise WorkloadError(f"{flag} {share}: expected a share from 0 to {most}, e.g. 0.6")
+    shares = (
+        ("--prefix-hit", wish.prefix_hit),
+        ("--tool-share", wish.tool_share),
+        ("--cancel-share", wish.cancel_share),
+    )
+    for flag, share in shares:
+        if share is not None and not 0 <= share <= 1:
+            raise WorkloadError(f"{flag} {share:g}: expected a share from 0 to 1, e.g. 0.6")
     if wish.trace_speed is not None and not 0 < wish.trace_speed < float("inf"):
         raise WorkloadError(f"--trace-speed {wish.trace_speed}: expected a factor above 0, e.g. 2")
     if wish.request_kind not in list(RequestKind):
@@ -440,6 +484,7 @@ def job_of(plan: Plan, load: Load, **rest: object) -> Job:
         deadline_s=load.deadline_s,
         concurrency=load.concurrency,
         max_rate_per_s=load.max_rate_per_s,
+        hang_ups=load.hang_ups(plan) if load.cancel_share else {},
         secrets=known_secrets(),
         **rest,  # type: ignore[arg-type]
     )

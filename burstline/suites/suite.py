@@ -287,8 +287,8 @@ def _as_flags(table: TomlTable, known: Mapping[str, argparse.Action]) -> tuple[s
             continue
         kind = action.type if action.type in (int, float) else str
         value = table.raw[key]
-        if kind is str and isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)  # prompt_tokens = 512 is as good as "512"
+        if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)  # prompt_tokens = 512 is as good as "512", cancel_share = 0.2 as "20%"
         else:
             value = table.get(key, kind, None)
         flags += [flag, str(value)]

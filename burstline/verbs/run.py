@@ -147,6 +147,13 @@ def add_load(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0)")
     group.add_argument("--top-p", type=float, metavar="P", help="of sampling, with --temperature (1)")
     group.add_argument(
+        "--cancel-share",
+        type=share,
+        metavar="P",
+        help="the share of requests whose clients hang up in the middle of the reply, e.g. 0.2 or 20%%",
+    )
+    group.add_argument("--cancel-after", metavar="LENGTHS", help="after how many tokens they hang up (8)")
+    group.add_argument(
         "--deadline-s", type=float, default=600.0, help="per request, from when it was due (600)"
     )
     group.add_argument(
@@ -345,7 +352,7 @@ OF_SOURCES = (
     "temperature", "top_p",
     "request_kind", "shared_prefix", "prefix_hit", "groups", "data", "data_split", "data_order", "trace",
     "trace_speed", "trace_window", "sessions", "turns", "turn_tokens", "think_s", "tool_s", "tool_share",
-    "fan_out", "warmup", "warmup_handover",
+    "fan_out", "warmup", "warmup_handover", "cancel_share", "cancel_after",
 )  # fmt: skip
 """Flags that `Wish` takes over as they are."""
 

@@ -60,6 +60,8 @@ from workloads.request import Request
 _LOOK_AHEAD: Final = 10_000
 """So many requests are prepared before they are due: those of a burst all, those of a long run a part."""
 _POLL_S: Final = 0.01
+ABANDONED: Final = "abandoned"
+"""How an exchange ends whose client was to hang up; `loadgen.record.record` has the outcome of this name."""
 _ORPHAN_GRACE_S: Final = 10.0
 """How long a driver may take to end its requests and write its captures when the orchestrator has died."""
 _OPENING_S: Final = 60.0
@@ -216,7 +218,11 @@ class _Drive:
         exchange.max_bytes = reply_limit_bytes(request.n_prompt_tok, request.n_output_tok)
         if not self._stopped:
             exchange.payload = self._built(request)
-            exchange.hang_up_at = self._engine.hang_up_at(request)
+            exchange.hang_up_at = self._job.hang_ups.get(request.index)
+            if exchange.hang_up_at is not None:
+                exchange.hang_up_as = ABANDONED
+            else:
+                exchange.hang_up_at = self._engine.hang_up_at(request)
         self._n_prepared += 1
         self._cells[0] = self._n_prepared
         self._wire.park(exchange)  # a wire that was stopped ends it "not_sent"

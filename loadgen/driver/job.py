@@ -20,7 +20,8 @@ class Job:
     """What one driver has to do: `requests[i]` is due at `due_ns[i]`, ns from the run's start, ascending.
 
     With `concurrency` the loop is closed: that many at a time; `max_rate_per_s` then also bounds how many
-    start each second. `salt` needs `vocabulary` (see `workloads.prompts.salted`), None sends the plan's own
+    start each second. `hang_ups` says, by a request's index, after how many events of its reply the client
+    hangs up. `salt` needs `vocabulary` (see `workloads.prompts.salted`), None sends the plan's own
     bytes. `counters` is the file made by `Counters.create`; this driver writes row `worker`.
     """
 
@@ -37,6 +38,7 @@ class Job:
     max_rate_per_s: float | None = None
     worker: int = 0
     canary_port: int | None = None
+    hang_ups: Mapping[int, int] = field(default_factory=dict, repr=False)
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def split(self, n_workers: int) -> list[Job]:

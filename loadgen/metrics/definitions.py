@@ -136,7 +136,9 @@ def latencies(metric: Metric, c: Columns) -> Floats:
     """The metric of every request, +inf for those that failed, NaN where it is undefined."""
     assert metric.of is not None
     values = metric.of(c)
-    return values if metric.failures == "kept" else np.where(c.ok, values, np.inf)
+    if metric.failures == "kept":
+        return values
+    return np.where(c.ok, values, np.where(c.failed, np.inf, np.nan))
 
 
 def samples_of(metric: Metric, c: Columns) -> Samples:

@@ -17,7 +17,8 @@ def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity 
     `server_peak_bytes` is the largest sum of RSS over the server's processes (a page that n share counts n
     times; `server_anon_peak_bytes` leaves shared pages out, `server_pss_bytes` divides them, once, after the
     load). `device_peak_bytes` is what all GPUs held, reservations included; `kv_peak_fraction` is the share
-    of the KV cache really in use.
+    of the KV cache really in use. What a server still holds after the load counts beyond what it held before
+    it; Absent where its gauges were not read both before and after.
     """
     unknown = "the server does not report it"
     who = identity or Identity("")
@@ -32,6 +33,8 @@ def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity 
         kv_capacity_tok=measured(who.kv_tok, "tok", unknown),
         kv_peak_fraction=watched.peak("engine", "kv_used_fraction", "1"),
         preemptions=watched.grown("engine", "preemptions", "preemptions"),
+        running_after=_left(watched, "running", "requests"),
+        kv_after_fraction=_left(watched, "kv_used_fraction", "1"),
     )
 
 
@@ -58,6 +61,14 @@ def _mean_power(watched: Watched, device: str) -> float | None:
     at_s, values = watched.series(device, "power_w")
     inside = values[(at_s >= 0) & (at_s <= watched.length_s)] if len(values) else values
     return float(inside.mean()) if len(inside) else None
+
+
+def _left(watched: Watched, gauge: str, unit: str) -> Figure | None:
+    """How much more a gauge shows after the load than before; None where the engine does not have it."""
+    grown = watched.grown("engine", gauge, unit)
+    if isinstance(grown, Absent):
+        return grown if len(watched.series("engine", gauge).values) else None
+    return measured(max(0.0, grown.point), unit, "", grown.n)
 
 
 def _client_peak(watched: Watched, reports: Sequence[DriveReport]) -> Figure:

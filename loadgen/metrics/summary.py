@@ -33,6 +33,7 @@ from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise, WarmUpBursts
+from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
@@ -125,21 +126,23 @@ def _duration_s(manifest: Manifest) -> float | None:
 def summarize(records: pa.Table | Columns, context: Context | None = None) -> Summary:
     """Counts, metrics, throughput and the rest, with the verdict on them."""
     context = context or Context()
-    whole = records if isinstance(records, Columns) else columns_of(records)
+    planned = records if isinstance(records, Columns) else columns_of(records)
+    # What its client abandoned as planned is load, and no observation of how long a reply takes.
+    whole = planned.without(Outcome.ABANDONED)
     pattern, closed = context.arrivals.pattern if context.arrivals else None, context.concurrency is not None
     # What a person interrupted was never sent: it is outside the window, not infinitely late.
-    inside = whole.where_sent() if context.status == "interrupted" and not closed else whole
+    inside = whole.without(Outcome.NOT_SENT) if context.status == "interrupted" and not closed else whole
     duration_s = None if context.status == "interrupted" else context.duration_s
     steady = steady_part(inside, pattern, concurrency=context.concurrency, duration_s=duration_s)
     c = inside.due_from(steady.window.start_s) if steady else inside
-    ends_s = whole.closed_s[~np.isnan(whole.closed_s)]
+    ends_s = planned.closed_s[~np.isnan(planned.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)
-    client = instrument(whole, context.reports, watched, closed_loop=closed)
+    client = instrument(planned, context.reports, watched, closed_loop=closed)
     cold = cold_start(whole, context.concurrency, context.turns.opens if context.turns else None)
     rates = throughputs_in(c, steady.window, steady.block_s) if steady else throughput.throughputs(c)
     unjudged = Summary(
-        counts=counts(whole),
+        counts=counts(planned),
         metrics={
             name: replace(figures(metric, c, steady), instrument_error=errors_s.get(name, {}).get("p99"))
             for name, metric in METRICS.items()
@@ -156,15 +159,15 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         goodput=_goodput(c, steady, context),
         window=_window(whole, steady, cold),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
-        schedule=pacing(whole, context.arrivals, closed_loop=closed),
-        concurrency=throughput.concurrency(whole),
+        schedule=pacing(planned, context.arrivals, closed_loop=closed),
+        concurrency=throughput.concurrency(planned),
         burst=throughput.burst(c),
         stalls=throughput.stalls(c),
         lengths=lengths(whole),
         instrument=replace(client, **certified(context.certificate)),
         memory=memory(watched, context.reports, context.identity),
         cost=cost(rates.output_tok_per_s, watched, context.usd_per_hour),
-        conservation=conservation(whole, watched),
+        conservation=conservation(planned, watched),
         agreement=agreement(whole, watched),
         grades=grades(c),
         sessions=session_figures(whole, context.turns, steady.window.start_s if steady else None)
@@ -277,7 +280,7 @@ def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | N
 
 def _cause(c: Columns, counts: Mapping[str, int]) -> str:
     """What the first request that failed in the most frequent way said, at most 200 characters."""
-    kinds = {name: n for name, n in counts.items() if name not in ("planned", "ok")}
+    kinds = {name: n for name, n in counts.items() if name not in NO_FAILURES}
     if not any(kinds.values()):
         return ""
     worst = max(kinds, key=kinds.__getitem__)

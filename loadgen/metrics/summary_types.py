@@ -318,6 +318,8 @@ class Memory(Section):
     kv_capacity_tok: Figure = titled("KV cache, capacity in tokens")
     kv_peak_fraction: Figure = titled("KV cache, peak use")
     preemptions: Figure = titled("Preemptions")
+    running_after: Figure | None = optional("Requests in flight after the load")
+    kv_after_fraction: Figure | None = optional("KV cache, use after the load")
 
 
 @dataclass(frozen=True, slots=True)

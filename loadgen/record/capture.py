@@ -90,7 +90,8 @@ class Capture:
     `dispatched_ns` a slot was granted, `connected_ns` the connection stood (None where one was used again,
     negative where it was opened ahead of the run), `sent_ns` the request was fully written, `closed_ns` the
     reply ended or failed. `failure` names what broke the exchange: connect, reset, truncated, too_large,
-    timeout, cancelled, not_sent, hung_up (the client had all it asked for); None where the reply is whole in
+    timeout, cancelled, not_sent, hung_up (the client had all it asked for), abandoned (it
+    hung up in the middle, as planned); None where the reply is whole in
     HTTP's own terms. `detail` is the error's own text.
     """
 

@@ -85,10 +85,18 @@ class Columns:
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
         return self._of(later, later[self.owner], self.table.filter(later))
 
-    def where_sent(self) -> Columns:
-        """Without the requests that were never sent."""
-        sent = self.table.column("outcome").to_numpy(zero_copy_only=False) != Outcome.NOT_SENT.value
-        return self if sent.all() else self._of(sent, sent[self.owner], self.table.filter(pa.array(sent)))
+    def without(self, outcome: Outcome) -> Columns:
+        """The requests that ended in another way."""
+        others = self.table.column("outcome").to_numpy(zero_copy_only=False) != outcome.value
+        if others.all():
+            return self
+        return self._of(others, others[self.owner], self.table.filter(pa.array(others)))
+
+    @property
+    def failed(self) -> NDArray[np.bool_]:
+        """Neither served as asked nor abandoned by a client that was to do so."""
+        outcome = self.table.column("outcome").to_numpy(zero_copy_only=False)
+        return np.asarray(~self.ok & (outcome != Outcome.ABANDONED.value))
 
     def _of(
         self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table

@@ -32,7 +32,7 @@ class Outcome(StrEnum):
     token at all; `error_event` an error inside the reply, or one that makes no sense; `refused` the server
     says that it has too many requests; `aborted` it says that it gave up; `truncated` the reply stops before
     its end; `too_large` it grew past every reply that was asked for, and we hung up; `timeout`, `connect`,
-    `reset` the wire failed; `cancelled` we gave up;
+    `reset` the wire failed; `cancelled` we gave up; `abandoned` the client hung up in the middle, as planned;
     `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
     """
 
@@ -53,10 +53,13 @@ class Outcome(StrEnum):
     NOT_SENT = "not_sent"
     DRIVER_LOST = "driver_lost"
     PREDECESSOR = "predecessor"
+    ABANDONED = "abandoned"
 
 
 STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})
 """Finish reasons by which a model ends on its own, in the words of every engine."""
+NO_FAILURES: Final = frozenset({"planned", "ok", Outcome.ABANDONED.value})
+"""Among counts by outcome: what is no failure."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
 RECOUNTS: Final = ("tokenize", "tokenizer")

@@ -70,7 +70,8 @@ def comparability(
     `varied` are settings that differ on purpose. With `anyway` differences and disturbed runs are warnings.
     """
     numbers = [_judge_number(number, works) for number in _NUMBERS]
-    settings = [_judge_setting(setting, works) for setting in _SETTINGS if setting.key not in varied]
+    listed = [s for s in _SETTINGS if s.usual is None or any(s.of(work) != s.usual for work in works)]
+    settings = [_judge_setting(setting, works) for setting in listed if setting.key not in varied]
     facts = tuple(fact for fact, _ in [*numbers, *settings])
     differing = [reason for _, reason in [*numbers, *settings] if reason is not None]
     reasons = (*unlike, *_workload(works), *differing, *_cache_truth(works))
@@ -150,17 +151,24 @@ _NUMBERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """A setting that must be equal."""
+    """A setting that must be equal. One that all have at its `usual` value is not listed."""
 
     key: str
     code: str
     name: str
     advice: str
+    usual: str | None = None
+
+    def of(self, work: Work) -> str | None:
+        return work.settings.get(self.key, self.usual)
 
 
 _BATCH = "Start every engine with the same limits (each has its own flags for them)."
 _SETTINGS: Final = (
     _Setting("concurrency", "workload", "Requests at a time", "Drive every engine in the same way."),
+    _Setting(
+        "abandoned", "workload", "Requests abandoned", "Give every run the same --cancel-share.", "none"
+    ),
     _Setting("sampling", "sampling", "Sampling", "Ask every engine for the same sampling."),
     _Setting("dtype", "precision", "Precision of the weights", "Give every engine the same dtype."),
     _Setting("kv_dtype", "precision", "Precision of the KV cache", "Give every engine the same KV dtype."),
@@ -195,7 +203,7 @@ def _why_failed(works: Sequence[Work]) -> str:
 
 
 def _judge_setting(setting: _Setting, works: Sequence[Work]) -> tuple[Fact, Reason | None]:
-    found = [(work.label, work.settings.get(setting.key)) for work in works]
+    found = [(work.label, setting.of(work)) for work in works]
     shown = _shown(found, "{}")
     values = {value for _, value in found if value is not None}
     if len(values) > 1:

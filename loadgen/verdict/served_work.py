@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
-from loadgen.record.manifest import ServerFacts
+from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
 from loadgen.stats.estimates import Absent
@@ -87,7 +87,7 @@ class Work:
 def work_of(run: Run, label: str) -> Work:
     """What the run in a folder served, from its files alone."""
     manifest = run.manifest
-    columns, salt = run.columns, manifest.salt
+    columns, salt = run.columns.without(Outcome.ABANDONED), manifest.salt
     requests = run.plan.requests if salt is None else run.asked
     server = manifest.server or ServerFacts()
     identity = manifest.identity or Identity(manifest.engine)
@@ -104,6 +104,7 @@ def work_of(run: Run, label: str) -> Work:
         expected_cached_fraction=_expected(run, requests, block_tok) if caching else 0.0,
         settings={
             "concurrency": str(manifest.concurrency or OPEN),
+            "abandoned": _abandoned(manifest),
             **settings_of(identity, server.argv, requests),
         },
         seed=manifest.seed,
@@ -138,6 +139,12 @@ def quantization_in(argv: Sequence[str] | None) -> str | None:
         if flag in _QUANTIZATION_FLAGS:
             return value if equals else next(iter(argv[k + 1 :]), "none")
     return "none"
+
+
+def _abandoned(manifest: Manifest) -> str:
+    """Which share of its requests the load abandons, and after how many tokens."""
+    share, after = (manifest.asked.get(name) for name in ("cancel_share", "cancel_after"))
+    return f"{share:.1%} after {after} tokens" if isinstance(share, float) and share else "none"
 
 
 def _sampling(requests: Sequence[Request]) -> str:

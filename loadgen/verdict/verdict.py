@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from loadgen.record.record import NO_FAILURES
 from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
 from loadgen.verdict.grades import Grade, Grades, tolerance_s
 
@@ -116,17 +117,19 @@ def _failed(evidence: Evidence) -> list[Reason]:
     """Nothing or too little was served, because requests failed."""
     counts = evidence.counts
     ok, planned = counts["ok"], counts["planned"]
+    failures = {kind: n for kind, n in counts.items() if kind not in NO_FAILURES and n}
+    n_failed = sum(failures.values())
     if evidence.death:
         text = f"{evidence.death.rstrip('.')}. {ok:,} of {planned:,} requests had succeeded."
         return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     few = ok < early_stopping_floor(0.5)
-    if planned == ok or (not few and planned - ok <= evidence.max_failures * planned):
+    if (ok and not n_failed) or (not few and n_failed <= evidence.max_failures * planned) or not planned:
         return (
             []
             if planned
             else [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
         )
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if kind not in ("planned", "ok") and n)
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in failures.items()) or f"{planned - ok:,} abandoned"
     cause = f" {evidence.cause.rstrip('.')}." if evidence.cause else ""
     if not ok:
         text = f"None of {planned:,} requests succeeded: {kinds}.{cause}"
@@ -137,8 +140,8 @@ def _failed(evidence: Evidence) -> list[Reason]:
         return [Reason("mostly-failed", text, advice)]
     if evidence.status == "interrupted":
         return []
-    share, most = 100 * (planned - ok) / planned, 100 * evidence.max_failures
-    failed = f"{planned - ok:,} of {planned:,} requests failed ({share:.3g}%): {kinds}"
+    share, most = 100 * n_failed / planned, 100 * evidence.max_failures
+    failed = f"{n_failed:,} of {planned:,} requests failed ({share:.3g}%): {kinds}"
     text = f"{failed}; at most {most:.3g}% may.{cause}"
     advice = "See the first failure below; lower the load, or allow more with --max-failures."
     return [Reason("too-many-failures", text, advice)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import Certificate, WarmUpBursts
-from loadgen.record.record import RECOUNTS
+from loadgen.record.record import NO_FAILURES, RECOUNTS, Outcome
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from loadgen.verdict.verdict import BUSY, Reason
 
@@ -39,6 +39,7 @@ def caveats(
         _interrupted(status, summary.counts),
         _few(summary.counts),
         _failures(summary.counts),
+        _abandoned(summary),
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
@@ -70,12 +71,40 @@ def _few(counts: Mapping[str, int]) -> Reason | None:
 
 
 def _failures(counts: Mapping[str, int]) -> Reason | None:
-    failed = counts["planned"] - counts["ok"]
-    if not failed or not counts["ok"]:
+    failures = {kind: n for kind, n in counts.items() if kind not in NO_FAILURES and n}
+    if not failures or not counts["ok"]:
         return None
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if kind not in ("planned", "ok"))
-    text = f"{failed:,} of {counts['planned']:,} requests failed: {kinds}."
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in failures.items())
+    text = f"{sum(failures.values()):,} of {counts['planned']:,} requests failed: {kinds}."
     return Reason("failures", text, "They count as infinitely late; the report lists the first of each kind.")
+
+
+def _abandoned(summary: Summary) -> Reason | None:
+    """How many clients hung up as planned, and whether the server has freed what it held for them."""
+    n, memory = summary.counts.get(Outcome.ABANDONED, 0), summary.memory
+    if not n:
+        return None
+    text = f"{n:,} of {summary.counts['planned']:,} requests were abandoned by their clients, as planned"
+    advice = "They count in no latency and no throughput; the server's work on them does slow the others."
+    running, kv = memory.running_after, memory.kv_after_fraction
+    held = " and ".join(
+        words
+        for figure, words in (
+            (running, f"{_point(running):,.0f} requests in flight"),
+            (kv, f"{_point(kv):.1%} of its KV cache in use"),
+        )
+        if isinstance(figure, Estimate)
+    )
+    if not held:
+        return Reason("abandoned", f"{text}; the server does not report whether it freed them.", advice)
+    if _point(running) > 0 or _point(kv) > NOTABLE:
+        advice = "It works on for clients that have gone: it does not stop when a client hangs up."
+        return Reason(
+            "abandoned-not-freed",
+            f"{text}; after the load the server had {held}, beyond what it had before.",
+            advice,
+        )
+    return Reason("abandoned", f"{text}; the server freed them: {held} after the load.", advice)
 
 
 def _prompt_lengths(n: float) -> Reason | None:

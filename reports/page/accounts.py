@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.record.columns import Floats
+from loadgen.record.record import NO_FAILURES
 from reports import estimate_tables
 from reports.blocks import Block, Command, Folded, Note, Side
 from reports.figures import run_figures
@@ -36,6 +37,7 @@ MEANING = {
     "cancelled": "Burstline gave up",
     "not_sent": "never left the client",
     "predecessor": "never sent: a turn that it follows had failed",
+    "abandoned": "its client hung up, as planned",
 }
 """What each outcome means to a reader; `http_<code>` needs no explanation."""
 COUNTED_BY = {"tokenize": "the server's tokenizer, from the text", "tokenizer": "a tokenizer, from the text"}
@@ -131,7 +133,7 @@ def failures(view: View) -> list[Block]:
             f"{kinds[kind] / n * 100:.1f}%", Cell(f"#{example}", href=view.shown.href(example)),
             Cell(_words(errors[first])[:300], tone="wrap"),
         ])  # fmt: skip
-    lost = n - kinds["ok"]
+    lost = sum(k for kind, k in kinds.items() if kind not in NO_FAILURES)
     text = f"{lost:,} of {n:,} requests were not served as asked." if lost else "Nothing failed."
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its words"]
     return [

@@ -27,6 +27,7 @@ from workloads.request import Request
 
 _GAUGES = {
     "running": ("truth:requests_running",),
+    "kv_used_fraction": ("truth:kv_usage",),
     "prefix_hit_tokens": ("truth:prefix_cache_hit_tokens_total",),
     "prompt_tokens": ("truth:prompt_tokens_total",),
     "generation_tokens": ("truth:generation_tokens_total",),

@@ -1,11 +1,12 @@
-"""Asks a running engine for its own gauges, rarely."""
+"""Asks a running engine, or each of its replicas, for its own gauges, rarely."""
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, replace
 
-from servers.engine import Engine, EngineError, Get, Target
+from servers.engine import Engine, EngineError, Gauges, Get, HttpReply, Target
 from servers.host.ready import getter
 from servers.host.telemetry import Row, missing, rows_of
 from servers.redact import words_of_server
@@ -16,7 +17,8 @@ TIMEOUT_S = 5.0
 SETTLE_S = 15.0
 """How long counters may move after the load; then they are taken as they are."""
 SETTLE_PERIOD_S = 0.25
-COUNTERS = frozenset({"prompt_tokens", "generation_tokens", "ttft_count", "e2e_count"})
+COUNTERS = frozenset({"prompt_tokens", "generation_tokens", "ttft_count", "e2e_count", "running"})
+"""What must stand still after the load: `running` because clients that hung up may be noticed late."""
 
 
 def scrape(
@@ -31,13 +33,13 @@ def scrape(
     if engine.metrics_path is None:
         write([missing("engine", f"{engine.title} has no metrics")])
         return
-    get = getter(target, timeout_s=TIMEOUT_S)
+    gets = [getter(replace(target, url=url), timeout_s=TIMEOUT_S) for url in (target.url, *target.replicas)]
     complaints: set[str] = set()
     is_last, quiet_since_s, until_s = False, 0.0, 0.0
     latest: dict[str, float] = {}
     while True:
         began_ns = time.monotonic_ns()
-        rows = _gauge_rows(engine, get, engine.metrics_path)
+        rows = _gauge_rows(engine, gets)
         fresh = [row for row in rows if row.value is not None or row.name + str(row.note) not in complaints]
         complaints |= {row.name + str(row.note) for row in rows if row.value is None}
         write(fresh)
@@ -55,21 +57,32 @@ def scrape(
                 until_s, quiet_since_s, latest = time.monotonic() + SETTLE_S, time.monotonic(), {}
 
 
-def _gauge_rows(engine: Engine, get: Get, path: str) -> list[Row]:
+def _gauge_rows(engine: Engine, gets: Sequence[Get]) -> list[Row]:
+    """The gauges of all replicas together: sums, and the mean share of their KV caches."""
+    path = engine.metrics_path or ""
     began_ns = time.monotonic_ns()
     try:
-        reply = get(path)
+        gauges = [_gauges(engine, get(path), path) for get in gets]
     except EngineError as error:
         return [missing("engine", str(error))]
     at_ns = time.monotonic_ns()
-    if reply.status != 200:
-        return [missing("engine", f"{path} answers {reply.status}")]
-    try:
-        values = asdict(engine.gauges(reply.body.decode(errors="replace")))
-    except Exception as error:  # whatever a server's bytes can make a parser do
-        return [missing("engine", words_of_server(f"{path} cannot be read: {error}"))]
-    latencies: dict[str, float] = values.pop("latencies") or {}
     rows = [Row(at_ns, "engine", "scrape_s", (at_ns - began_ns) / 1e9)]
-    for name, value in values.items():
-        rows.append(Row(at_ns, "engine", name, value, "not provided" if value is None else None))
+    for name in (each.name for each in fields(Gauges) if each.name != "latencies"):
+        values = [value for each in gauges if (value := getattr(each, name)) is not None]
+        whole = len(values) == len(gauges)
+        mean = len(values) if name == "kv_used_fraction" else 1
+        value = sum(values) / mean if whole else None
+        rows.append(Row(at_ns, "engine", name, value, None if whole else "not provided"))
+    latencies: Counter[str] = Counter()
+    for each in gauges:
+        latencies.update(each.latencies or {})
     return rows + rows_of("engine", latencies, at_ns)
+
+
+def _gauges(engine: Engine, reply: HttpReply, path: str) -> Gauges:
+    if reply.status != 200:
+        raise EngineError(f"{path} answers {reply.status}")
+    try:
+        return engine.gauges(reply.body.decode(errors="replace"))
+    except Exception as error:  # whatever a server's bytes can make a parser do
+        raise EngineError(words_of_server(f"{path} cannot be read: {error}")) from error

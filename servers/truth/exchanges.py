@@ -51,6 +51,7 @@ class Exchange:
         "first_token_ns",
         "index",
         "kernel_stamps",
+        "n_prompt_tok",
         "n_tok",
         "number",
         "path",
@@ -74,6 +75,7 @@ class Exchange:
         self.stamps_ns = array("q")
         self.stamp = b""
         self.token_ns = self.first_token_ns = 0  # when the latest and the first token were sent
+        self.n_prompt_tok = answer.ask.n_prompt_tok if answer.ask else 0
         self.n_tok = 0
         self.ended: str | None = None
         self.ended_ns: int | None = None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -63,6 +63,7 @@ class RoutedAnswer:
     departure_ns: int | None = None
 
 
+KV_TOK: Final = 1_000_000
 AT_MOST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, math.inf)
 
 
@@ -97,11 +98,15 @@ class LoadTally:
 
 @dataclass(slots=True)
 class TruthCounters:
-    """What `/metrics` tells; all counted since the start. Latencies count from the request's arrival."""
+    """What `/metrics` tells; all counted since the start. Latencies count from the request's arrival.
+
+    `kv_tok` is what the requests in flight hold of a cache of `KV_TOK` tokens: prompts and generated tokens.
+    """
 
     arrived: int = 0
     refused: int = 0
     running: int = 0
+    kv_tok: int = 0
     prompt_tok: int = 0
     cached_tok: int = 0
     output_tok: int = 0
@@ -276,6 +281,7 @@ def metrics(counters: TruthCounters, cpu_s: float, native: str = "openai") -> st
     rows = [
         ("truth:requests_running", "gauge", counters.running),
         ("truth:requests_total", "counter", counters.arrived),
+        ("truth:kv_usage", "gauge", counters.kv_tok / KV_TOK),
         ("truth:requests_refused_total", "counter", counters.refused),
         ("truth:prompt_tokens_total", "counter", counters.prompt_tok),
         ("truth:prefix_cache_hit_tokens_total", "counter", counters.cached_tok),

@@ -119,6 +119,8 @@ class TruthServer:
                         counters.ttft.observe(now_ns - exchange.arrival_ns)
                 exchange.token_ns = now_ns
                 exchange.n_tok += mark.n_tok
+                if exchange.connection is not None:
+                    counters.kv_tok += mark.n_tok
                 if at_once:
                     counters.output_tok += mark.n_tok
             counters.events += 1
@@ -168,15 +170,17 @@ class TruthServer:
         if not self.desk.counts_late:
             self.desk.counters.e2e.observe(e2e_ns)
             return
-        n_prompt_tok = exchange.answer.ask.n_prompt_tok if exchange.answer.ask else 0
         ttft_ns = exchange.first_token_ns - exchange.arrival_ns
-        self.desk.ended(LoadTally(n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns), time.monotonic_ns())
+        self.desk.ended(
+            LoadTally(exchange.n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns), time.monotonic_ns()
+        )
 
     def _part(self, connection: Connection) -> None:
         if connection.exchange is not None:
-            connection.exchange.connection = None
-            connection.exchange = None
-            self.desk.counters.running -= 1
+            exchange, counters = connection.exchange, self.desk.counters
+            exchange.connection = connection.exchange = None
+            counters.running -= 1
+            counters.kv_tok -= exchange.n_tok + exchange.n_prompt_tok
 
     def _lose(self, connection: Connection) -> None:
         """The client is gone."""
@@ -283,6 +287,7 @@ class TruthServer:
         self.exchanges.append(exchange)
         connection.exchange = exchange
         self.desk.counters.running += 1
+        self.desk.counters.kv_tok += exchange.n_prompt_tok
         heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
 
     def _page(self, path: str) -> Scene:

@@ -19,6 +19,8 @@ from servers.engine import Call, Target
 from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
 from servers.registry import ENGINES
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
 from tests.burstline.answering import answering
 from workloads.request import Request, Sampling
 
@@ -115,6 +117,40 @@ def test_a_load_asks_as_it_was_told(tmp_path: Path) -> None:
     assert {request.sampling for request in open_run(folder).plan.requests} == {Sampling(0.7, 0.9, 0)}
 
 
+def test_clients_that_hang_up_are_no_failures_and_the_server_frees_what_it_held(tmp_path: Path) -> None:
+    script = Script(ttft_s=0.02, gaps_s=(0.02,))
+    with truth_server(script, thread=True) as truth:
+        words = (
+            "--engine",
+            "truth",
+            "--output-tokens",
+            "40",
+            "--cancel-share",
+            "25%",
+            "--cancel-after",
+            "3..5",
+        )
+        assert run(tmp_path / "runs", "--url", truth.url, *words) in (0, 4)
+        after, log = truth.metrics(), truth.log()
+    (folder,) = (tmp_path / "runs").iterdir()
+    one = open_run(folder)
+    summary = one.summary
+    assert summary is not None
+    assert summary.counts == {"planned": 12, "ok": 9, "abandoned": 3}
+    rows = one.records.to_pandas() if hasattr(one.records, "to_pandas") else one.records
+    gone = rows[rows["outcome"] == "abandoned"]
+    assert all(3 <= len(tokens) < 40 for tokens in gone["token_ns"])
+    assert Counter(row.ended for row in log)["client_closed"] == 3
+    # It held prompts and answers of all twelve, and nothing of them is left.
+    assert (after["truth:requests_running"], after["truth:kv_usage"]) == (0, 0)
+    memory = summary.memory
+    assert (memory.running_after.point, memory.kv_after_fraction.point) == (0, 0)
+    codes = {warning.code for warning in summary.verdict.warnings}
+    assert "abandoned" in codes
+    assert "failures" not in codes
+    assert summary.figure("metrics", "e2e", "mean").n == 9
+
+
 def test_replicas_share_the_requests_evenly(tmp_path: Path) -> None:
     first: list[tuple[str, Any]] = []
     second: list[tuple[str, Any]] = []
@@ -134,6 +170,13 @@ def test_replicas_share_the_requests_evenly(tmp_path: Path) -> None:
         (("--insecure",), "--insecure would be ignored: it is for a --url that begins with https"),
         (("--ca-bundle", "/nowhere.pem"), "--ca-bundle /nowhere.pem is no file"),
         (("--top-p", "0.9"), "--top-p 0.9 would be ignored: greedy decoding draws nothing"),
+        (("--cancel-share", "2"), "--cancel-share 2: expected a share from 0 to 1"),
+        (("--cancel-after", "3"), "--cancel-after needs --cancel-share P"),
+        (
+            ("--cancel-share", "0.5", "--cancel-after", "64"),
+            "replies have 4 tokens, so no client would hang up",
+        ),
+        (("--cancel-share", "0.5", "--turns", "3"), "--cancel-share is for single requests"),
         (("--temperature", "-1"), "--temperature -1: expected 0 (greedy) or more"),
         (("--url", "http://127.0.0.1:1,http://127.0.0.1:2", "--workers", "3"), "cannot share 2 URLs evenly"),
     ],

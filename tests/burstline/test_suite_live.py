@@ -21,31 +21,43 @@ NEEDED = (
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(
         any(name not in os.environ for name in NEEDED), reason=f"{' and '.join(NEEDED)} name no engines"
     ),
 ]
 
-# The embedded engine computes in float32 only, and so do all.
+# The embedded engine computes in float32 only, and so do all. `transformers serve` can be given no limits but
+# that of a step.
 SUITE = """
 name = "five"
+[settings]
+dtype = "float32"
+max_num_batched_tokens = 1024
 [[engine]]
 engine = "reference"
-args = ["--max-num-seqs", "32", "--max-num-batched-tokens", "1024"]
+max_num_seqs = 32
+max_model_len = 1024
+prefix_cache = false
 [[engine]]
 engine = "vllm"
-args = ["--dtype", "float32", "--max-num-seqs", "32", "--max-num-batched-tokens", "1024",
-        "--max-model-len", "1024", "--no-enable-prefix-caching", "--enforce-eager"]
+max_num_seqs = 32
+max_model_len = 1024
+prefix_cache = false
+enforce_eager = true
 [[engine]]
 engine = "sglang"
-args = ["--dtype", "float32", "--max-running-requests", "32", "--chunked-prefill-size", "1024",
-        "--context-length", "1024", "--disable-radix-cache"]
+max_num_seqs = 32
+max_model_len = 1024
+prefix_cache = false
 [[engine]]
 engine = "llamacpp"
-args = ["-np", "32", "-b", "1024", "-c", "32768", "-ctk", "f32", "-ctv", "f32"]
+max_num_seqs = 32
+max_model_len = 1024
+prefix_cache = false
+kv_cache_dtype = "float32"
 [[engine]]
 engine = "transformers"
-args = ["--dtype", "float32"]
 [[model]]
 name = "tiny"
 path = "{model}"

@@ -194,3 +194,31 @@ def test_tokens_spread_over_chunks_are_never_passed_off_as_measured():
     summary = summarized(record_table([replace(ok(i, 0.2, [0.01]), split="spread") for i in range(20)]))
     assert summary["lengths"]["splits"] == {"spread": 20}
     assert "chunks" in {warning["code"] for warning in summary["verdict"]["warnings"]}
+
+
+def test_a_server_that_works_on_for_clients_that_have_gone_is_named():
+    table = record_table(
+        [*(ok(i, 0.2, [0.01]) for i in range(20)), *(failed(i, "abandoned") for i in (20, 21))]
+    )
+    held = telemetry(
+        (-5, "engine", "running", 1.0), (-5, "engine", "kv_used_fraction", 0.1),
+        (900_000_000, "engine", "running", 3.0), (900_000_000, "engine", "kv_used_fraction", 0.4),
+    )  # fmt: skip
+    summary = summarized(table, Context(telemetry=held))
+    assert summary["counts"] == {"planned": 22, "ok": 20, "abandoned": 2}
+    assert summary["metrics"]["ttft"]["mean"]["n"] == 20
+    (warning,) = [w for w in summary["verdict"]["warnings"] if w["code"].startswith("abandoned")]
+    assert warning["code"] == "abandoned-not-freed"
+    assert (
+        "after the load the server had 2 requests in flight and 30.0% of its KV cache in use"
+        in warning["text"]
+    )
+
+
+def test_abandoned_requests_do_not_count_against_the_failures_that_are_allowed():
+    abandoned = [failed(i, "abandoned") for i in range(100, 150)]
+    served = [ok(i, 0.2, [0.01]) for i in range(100)]
+    assert summarized(record_table([*served, *abandoned]))["verdict"]["state"] == "VALID"
+    lost = [failed(i, "timeout") for i in range(150, 160)]
+    reasons = summarized(record_table([*served, *abandoned, *lost]))["verdict"]["reasons"]
+    assert reasons[0]["text"].startswith("10 of 160 requests failed (6.25%): 10 timeout")
