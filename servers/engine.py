@@ -145,7 +145,8 @@ class Target:
 
     `extra_body` is a JSON object laid over each request's body, `headers` go with each request, `loras` are
     adapters that requests name in turn. `replicas` are further base URLs of the same server, one for each
-    load driver in turn. `ca_bundle` is a file of certificates to trust besides, `insecure` trusts any.
+    load driver in turn: requests take turns, or with `url_by` "session" those with a common beginning go to
+    one URL. `ca_bundle` is a file of certificates to trust besides, `insecure` trusts any.
 
     `takes` names the extras that this server was seen to take; only adapters that probe for them look at it.
     """
@@ -159,6 +160,7 @@ class Target:
     headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     loras: tuple[str, ...] = ()
     replicas: tuple[str, ...] = ()
+    url_by: str = "request"
     ca_bundle: str | None = None
     insecure: bool = False
 

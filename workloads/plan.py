@@ -123,6 +123,15 @@ def plan_of(requests: Sequence[Request], due_ns: array[int], seed: int) -> Plan:
     return Plan(requests, due_ns, seed, fingerprint(requests, due_ns))
 
 
+def with_sampling(plan: Plan, sampling: Sampling) -> Plan:
+    """The same requests, their tokens chosen in this way."""
+    if isinstance(plan.requests, DrawnRequests):
+        requests: Sequence[Request] = replace(plan.requests, sampling=sampling)
+    else:
+        requests = tuple(replace(request, sampling=sampling) for request in plan.requests)
+    return replace(plan, requests=requests, sha256=fingerprint(requests, plan.due_ns))
+
+
 def due_ns_of(due_s: ArrayLike) -> array[int]:
     """Seconds as whole nanoseconds."""
     return array("q", (np.asarray(due_s, dtype=np.float64) * 1e9).round().astype(np.int64).tobytes())

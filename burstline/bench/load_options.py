@@ -15,7 +15,7 @@ from servers.engine import Identity
 from servers.redact import known_secrets
 from workloads import arrivals
 from workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from workloads.plan import Plan, Shape
+from workloads.plan import Plan, Shape, with_sampling
 from workloads.prefixes import BLOCK_TOK, Sharing
 from workloads.prompts import Vocabulary
 from workloads.request import GREEDY, RequestKind, Sampling, WorkloadError
@@ -124,6 +124,7 @@ class Load:
     salt: str
     deadline_s: float
     warm_up: WarmUp | None = None
+    sampling: Sampling = GREEDY
     cancel_share: float = 0.0
     cancel_after: Lengths = CANCEL_AFTER
 
@@ -190,6 +191,8 @@ class Load:
         server = Server(vocabulary, materials, block_tok or BLOCK_TOK, limit)
         work = Synthetic(self.shape) if self.work.needs_text and materials is None else self.work
         plan = work.plan(self.arrivals, server, self.seed)
+        if self.sampling != work.shape.sampling:
+            plan = with_sampling(plan, self.sampling)
         return plan if self.warm_up is None else with_warm_up(plan, self.warm_up, vocabulary)
 
     def hang_ups(self, plan: Plan) -> dict[int, int]:
@@ -253,6 +256,7 @@ def checked(wish: Wish) -> Load:
         salt=wish.salt,
         deadline_s=wish.deadline_s,
         warm_up=parse_warm_up(wish.warmup, handover=wish.warmup_handover),
+        sampling=_sampling(wish),
         cancel_share=wish.cancel_share or 0.0,
         cancel_after=_cancel_after(wish, work.shape),
     )
@@ -278,8 +282,6 @@ def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:
 
     kind = RequestKind(wish.request_kind)
     output_tok = parse_lengths(wish.output_tokens, "--output-tokens")
-    if _sampling(wish) != GREEDY and (wish.trace or wish.data or _of_sessions(wish)):
-        raise WorkloadError("--temperature is for synthetic requests: it would be ignored with this source")
     if wish.trace is not None:
         trace = _trace(wish)
         speed = wish.trace_speed or 1.0

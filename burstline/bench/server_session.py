@@ -80,6 +80,7 @@ class Where:
     n_request_tok: int | None = None
     settings: Settings = field(default_factory=Settings)
     replicas: tuple[str, ...] = ()
+    url_by: str | None = None
     endpoint: str | None = None
     extra_body: str | None = None
     headers: tuple[str, ...] = field(default=(), repr=False)
@@ -95,6 +96,7 @@ class Where:
             headers=tuple(map(_header, self.headers)),
             loras=self.loras,
             replicas=tuple(target_at(url).url for url in self.replicas),
+            url_by=self.url_by or "request",
             ca_bundle=self.ca_bundle,
             insecure=self.insecure,
         )
@@ -125,6 +127,10 @@ def _check_requests(where: Where) -> None:
     if (where.insecure or where.ca_bundle is not None) and not tls:
         flag = "--insecure" if where.insecure else "--ca-bundle"
         raise WorkloadError(f"{flag} would be ignored: it is for a --url that begins with https")
+    if where.url_by is not None and not where.replicas:
+        raise WorkloadError(
+            f"--url-by {where.url_by} would be ignored: it is for several URLs, --url URL,URL"
+        )
     for header in where.headers:
         _header(header)
     for url in where.replicas:
@@ -388,9 +394,29 @@ def _attached(engine: Engine, where: Where, say: Say) -> Site:
             f"{error}\nExpected a running {engine.title} at --url {target.url}; {hint}"
         ) from error
     identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), "")
+    for url in target.replicas:
+        _check_replica(engine, replace(target, url=url), identity)
     settings = engine.settings_read(identity, Settings(), {})
     site = _probed(Site(engine, target, identity, None, None, startup, engine.capabilities), say)
     return replace(site, settings=settings)
+
+
+def _check_replica(engine: Engine, target: Target, first: Identity) -> None:
+    """A replica generates, and is what the first URL is: else a part of the load measures another server."""
+    try:
+        wait_ready(engine, None, target, timeout_s=ATTACH_TIMEOUT_S)
+    except RefusalError:
+        raise
+    except EngineError as error:
+        raise EngineError(f"{error}\nExpected another {engine.title} at --url {target.url}") from error
+    identity = identified(engine, getter(target, within_s=PROBE_TIMEOUT_S), "")
+    for name in ("version", "model", "max_model_len", "dtype", "kv_tok", "max_num_seqs"):
+        one, other = getattr(first, name), getattr(identity, name)
+        if one != other:
+            raise WorkloadError(
+                f"--url {target.url} is no replica: its {name.replace('_', ' ')} is {other}, the first URL's "
+                f"is {one}"
+            )
 
 
 def _probed(site: Site, say: Say) -> Site:

@@ -42,9 +42,21 @@ class Job:
     secrets: tuple[str, ...] = field(default=(), repr=False)
 
     def split(self, n_workers: int) -> list[Job]:
-        """The same work for several drivers: every n-th request each, and their share of the limits."""
+        """The same work for several drivers: every n-th request each, and their share of the limits.
+
+        Sessions stay whole, for their turns follow each other; so do families, where their URL goes by them.
+        """
         if any(request.turn for request in self.requests[:1]):
-            return self._split_by_session(n_workers)
+            return self._split_by(
+                n_workers, [request.turn.session for request in self.requests if request.turn]
+            )
+        if self.target.replicas and self.target.url_by == "session":
+            number: dict[int | str, int] = {}
+            keys = [f"alone {r.index}" if r.family is None else r.family for r in self.requests]
+            return self._split_by(n_workers, [number.setdefault(key, len(number)) for key in keys])
+        return self._shares(n_workers)
+
+    def _shares(self, n_workers: int) -> list[Job]:
         shares = range(n_workers)
         urls = (self.target.url, *self.target.replicas)
         return [
@@ -61,12 +73,11 @@ class Job:
             for k in shares
         ]
 
-    def _split_by_session(self, n_workers: int) -> list[Job]:
-        """The same with whole sessions, whose turns follow each other."""
-        of = [request.turn.session if request.turn else 0 for request in self.requests]
+    def _split_by(self, n_workers: int, groups: Sequence[int]) -> list[Job]:
+        """The same with whole groups of requests; `groups` numbers that of each request."""
         jobs = []
-        for k, job in enumerate(replace(self, requests=(), due_ns=array("q")).split(n_workers)):
-            rows = [i for i, session in enumerate(of) if session % n_workers == k]
+        for k, job in enumerate(replace(self, requests=(), due_ns=array("q"))._shares(n_workers)):
+            rows = [i for i, group in enumerate(groups) if group % n_workers == k]
             requests = tuple(self.requests[i] for i in rows)
             jobs.append(replace(job, requests=requests, due_ns=array("q", [self.due_ns[i] for i in rows])))
         return jobs

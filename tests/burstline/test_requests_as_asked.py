@@ -20,11 +20,14 @@ from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
 from servers.registry import ENGINES
 from servers.truth.rig import truth_server
+from servers.truth.router import House
 from servers.truth.script import Script
 from tests.burstline.answering import answering
+from tests.servers.tiny_model import make_tiny_model
 from workloads.request import Request, Sampling
 
 TARGET = Target("http://x", "m")
+ROWS = Path(__file__).parents[1] / "data" / "workloads"
 
 
 def body_of(call: Call) -> dict[str, Any]:
@@ -151,14 +154,63 @@ def test_clients_that_hang_up_are_no_failures_and_the_server_frees_what_it_held(
     assert summary.figure("metrics", "e2e", "mean").n == 9
 
 
-def test_replicas_share_the_requests_evenly(tmp_path: Path) -> None:
-    first: list[tuple[str, Any]] = []
-    second: list[tuple[str, Any]] = []
-    with completions(first) as one, completions(second) as two:
-        words = ("--engine", "vllm", "--vocab-size", "1000")
-        assert run(tmp_path / "runs", "--url", f"{one},{two}", *words) in (0, 4)
-    shares = [sum(body["max_tokens"] == 4 for _, body in asked) for asked in (first, second)]
+def test_replicas_share_the_requests_evenly_and_their_counters_add_up(tmp_path: Path) -> None:
+    with truth_server(thread=True) as one, truth_server(thread=True) as two:
+        words = ("--engine", "truth", "--url", f"{one.url},{two.url}")
+        assert run(tmp_path / "runs", *words) in (0, 4)
+        shares = [sum(row.index is not None for row in truth.log()) for truth in (one, two)]
     assert shares == [6, 6]
+    (folder,) = (tmp_path / "runs").iterdir()
+    summary = open_run(folder).summary
+    assert summary is not None
+    assert summary.conservation.output_server_tok.point == 48
+
+
+def test_requests_with_a_common_beginning_stay_at_one_replica_where_asked(tmp_path: Path) -> None:
+    asked: tuple[list[tuple[str, Any]], list[tuple[str, Any]]] = ([], [])
+    with completions(asked[0]) as one, completions(asked[1]) as two:
+        words = ("--engine", "vllm", "--vocab-size", "1000", "--shared-prefix", "32", "--groups", "4")
+        assert run(tmp_path / "runs", "--url", f"{one},{two}", "--url-by", "session", *words) in (0, 4)
+    beginnings = [
+        {tuple(body["prompt"][:32]) for _, body in each if body["max_tokens"] == 4} for each in asked
+    ]
+    assert len(beginnings[0] | beginnings[1]) <= 4
+    assert beginnings[0]
+    assert beginnings[1]
+    assert not beginnings[0] & beginnings[1]
+
+
+def test_a_server_of_another_kind_is_no_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with truth_server(thread=True) as one, truth_server(house=House(max_model_len=64), thread=True) as two:
+        assert run(tmp_path / "runs", "--engine", "truth", "--url", f"{one.url},{two.url}") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("burstline:")]
+    assert f"--url {two.url} is no replica: its max model len is 64, the first URL's is 1048576" in line
+
+
+@pytest.mark.parametrize("source", ["--data", "--trace"])
+def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests(
+    source: str, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, Any]] = []
+    if source == "--data":
+        make_tiny_model(tmp_path / "tiny")
+        rows = (
+            "--data",
+            str(ROWS / "prompts.jsonl"),
+            "--tokenizer",
+            str(tmp_path / "tiny"),
+            "--requests",
+            "8",
+        )
+    else:
+        rows = ("--trace", str(ROWS / "trace.jsonl"), "--trace-speed", "20", "--requests", "8")
+    with completions(asked) as url:
+        words = ("run", "--no-certify", "--no-calibrate", "-q", "--out", str(tmp_path / "runs"))
+        how = ("--temperature", "0.7", "--top-p", "0.9", "--extra-body", '{"min_p": 0.2}')
+        server = ("--engine", "vllm", "--vocab-size", "1000", "--url", url, "--header", "X-Team: blue")
+        assert cli.main([*words, "--requests", "8", "--seed", "3", *rows, *how, *server]) in (0, 4)
+    drawn = [(b["temperature"], b["top_p"], b["seed"]) for _, b in asked if b["temperature"] and b["min_p"]]
+    assert Counter(drawn) == {(0.7, 0.9, 3): 8}
 
 
 @pytest.mark.parametrize(
@@ -170,6 +222,7 @@ def test_replicas_share_the_requests_evenly(tmp_path: Path) -> None:
         (("--insecure",), "--insecure would be ignored: it is for a --url that begins with https"),
         (("--ca-bundle", "/nowhere.pem"), "--ca-bundle /nowhere.pem is no file"),
         (("--top-p", "0.9"), "--top-p 0.9 would be ignored: greedy decoding draws nothing"),
+        (("--url", "http://127.0.0.1:1", "--url-by", "session"), "--url-by session would be ignored"),
         (("--cancel-share", "2"), "--cancel-share 2: expected a share from 0 to 1"),
         (("--cancel-after", "3"), "--cancel-after needs --cancel-share P"),
         (
