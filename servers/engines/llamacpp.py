@@ -27,6 +27,7 @@ from servers.engine import (
     Sign,
     Target,
 )
+from servers.host.process import threads_for_server
 from servers.protocol.introspection import (
     MIB,
     first_model,
@@ -235,6 +236,14 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         context = -(-options.n_request_tok // _PAD_TOK) * _PAD_TOK
         flags += ["-c", str(slots * context)]
         notes.append(f"-c {slots * context}: {context} tokens for each slot")
+    threads = threads_for_server()
+    if (
+        wanted is not None
+        and threads is not None
+        and not option_of(extra, "-t", "--threads", "-ngl", "--n-gpu-layers")
+    ):
+        flags += ["-t", str(threads)]
+        notes.append(f"-t {threads}: one core is left to the client")
     if wanted is not None and not option_of(extra, "--threads-http"):
         flags += ["--threads-http", str(min(wanted, _MAX_HTTP_THREADS) + 4)]
     return tuple(flags), tuple(notes)

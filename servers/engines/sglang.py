@@ -31,6 +31,7 @@ from servers.engine import (
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
+from servers.host.process import threads_for_server
 from servers.protocol.introspection import (
     GIB,
     first_model,
@@ -344,7 +345,14 @@ def _cpu_flags(extra: Sequence[str], model: str) -> tuple[str, ...]:
 def _cpu_environment(found: Installation) -> dict[str, str]:
     before = os.environ.get("LD_LIBRARY_PATH")
     library = str(found.scripts.parent / _NO_CUDA)
+    threads = threads_for_server()
+    cores = {}
+    if threads is not None and not {"OMP_NUM_THREADS", "SGLANG_CPU_OMP_THREADS_BIND"} & os.environ.keys():
+        # One core is left to the client. Its log names the cores from the second.
+        own = sorted(os.sched_getaffinity(0))[:threads]
+        cores = {"OMP_NUM_THREADS": str(threads), "SGLANG_CPU_OMP_THREADS_BIND": ",".join(map(str, own))}
     return {
+        **cores,
         "SGLANG_USE_CPU_ENGINE": "1",
         "LD_LIBRARY_PATH": f"{library}{os.pathsep}{before}" if before else library,
     }

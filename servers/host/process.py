@@ -117,6 +117,15 @@ class Server:
             self._keeper.wait()
 
 
+def threads_for_server() -> int | None:
+    """How many threads leave the client a core on a machine of 2 to 4; None on any other machine.
+
+    An engine that takes every core spins on all of them between its steps: the client then reads late.
+    """
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return n - 1 if 2 <= n <= 4 else None
+
+
 def start(launch: Launch, log_path: Path) -> Server:
     """Starts the server; its output goes to `log_path`. EngineError where its command cannot be run."""
     is_ours = tuple(launch.argv[1:3]) == child.command("")[1:3]

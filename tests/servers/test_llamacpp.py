@@ -24,6 +24,7 @@ llama_kv_cache:      CUDA0 KV buffer size =   512.00 MiB
 def installed(monkeypatch: pytest.MonkeyPatch) -> str:
     """Any program will do that is not started."""
     monkeypatch.setenv(llamacpp.SERVER_VARIABLE, sys.executable)
+    monkeypatch.setattr(llamacpp, "threads_for_server", lambda: None)
     return sys.executable
 
 
@@ -93,6 +94,16 @@ def test_it_starts_on_one_gguf_file_of_a_folder_with_metrics_and_without_cache(
     (tmp_path / "other.gguf").touch()
     with pytest.raises(EngineError, match="holds 2 GGUF files"):
         ENGINE.launch(options(str(tmp_path)))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_small_machine_keeps_a_core_for_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "threads_for_server", lambda: 1)
+    launch = ENGINE.launch(replace(options("m.gguf"), n_concurrent=8))
+    assert launch.argv[launch.argv.index("-t") + 1] == "1"
+    assert "-t 1: one core is left to the client" in launch.notes
+    chosen = ENGINE.launch(replace(options("m.gguf", "--threads", "2"), n_concurrent=8))
+    assert "-t" not in chosen.argv
 
 
 @pytest.mark.usefixtures("installed")

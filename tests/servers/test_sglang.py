@@ -110,10 +110,16 @@ def test_an_environment_for_cpus_is_started_on_the_cpu_with_its_own_libcuda(
     library = tmp_path / "lib" / "no-cuda"
     library.mkdir(parents=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/lib")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(sglang, "threads_for_server", lambda: 1)
     options = LaunchOptions("/m", "127.0.0.1", 8001, "m", Path(), extra_args=("--device", "cpu"))
     launch = ENGINE.launch(options)
     assert launch.env["SGLANG_USE_CPU_ENGINE"] == "1"
     assert launch.env["LD_LIBRARY_PATH"] == f"{library}:/opt/lib"
+    assert launch.env["OMP_NUM_THREADS"] == "1"
+    assert launch.env["SGLANG_CPU_OMP_THREADS_BIND"].isdecimal()
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert "OMP_NUM_THREADS" not in ENGINE.launch(options).env
     own = launch.argv[launch.argv.index("--attention-backend") :]
     assert own[:4] == (*own[:1], "torch_native", "--disable-overlap-schedule", "--mem-fraction-static")
     assert 0 < float(own[4]) < 0.9
