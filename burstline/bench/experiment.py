@@ -353,7 +353,7 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
 
     status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     conclude(run, engine, status, run.manifest.drivers)
-    print(f"What there is: {run.path}", file=sys.stderr)
+    print(f"Kept of this run: {run.path}", file=sys.stderr)
 
 
 def _told(run: RunDir, summary: Summary, fired: RunOutcome) -> int:

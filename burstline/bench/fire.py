@@ -21,7 +21,8 @@ from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool, read_captures
 from loadgen.record.record import Outcome
 from servers.engine import EngineError
-from servers.host.ready import getter
+from servers.host.process import Server
+from servers.host.ready import getter, how_it_ended
 from servers.protocol.introspection import log_message
 
 LEAD_S = 0.05
@@ -219,21 +220,29 @@ class VitalSigns:
         self.silences: list[str] = []
         self._site, self._say = site, say
         self._n_bytes, self._since_s = -1, 0.0
-        self._lost = 0
+        self._lost = self._n_failed = 0
 
     def look(self, now: Snapshot) -> None:
         """Tell a death at once, and a silence once it has lasted SILENCE_S."""
         n_open = now.sent - now.done - now.failed
         server = self._site.server
-        if self.died_s is None and server is not None and not server.alive():
-            self.died_s, self._lost = now.elapsed_s, max(n_open, 0)
+        if self.died_s is None and server is not None and self._is_dead(server, now):
+            # What failed since it was last seen alive, it took with it.
+            self.died_s, self._lost = now.elapsed_s, max(n_open, 0) + now.failed - self._n_failed
             self._say(self.death() or "")
+        self._n_failed = now.failed
         if now.n_bytes != self._n_bytes or n_open <= 0:
             self._n_bytes, self._since_s = now.n_bytes, now.elapsed_s
         elif now.elapsed_s - self._since_s >= SILENCE_S:
             self._since_s = float("inf")  # told once, until something comes
             self.silences.append(self._silence(n_open))
             self._say(self.silences[-1])
+
+    def _is_dead(self, server: Server, now: Snapshot) -> bool:
+        """Its process has ended, or requests fail and its log says that its engine has."""
+        if not server.alive():
+            return True
+        return now.failed > self._n_failed and self._site.engine.dead(server.log()) is not None
 
     def death(self) -> str | None:
         """That the server died, when, its last words, and what it took with it; None while it lives.
@@ -248,11 +257,12 @@ class VitalSigns:
             if cause is None:
                 return None
         else:
-            cause = engine.root_cause(server.log()) or log_message(server.last_line())
-            how = f"exit code {server.exit_code}"
+            cause = engine.root_cause(server.log())
+            cause = cause or f"its log ends: {log_message(server.last_line()) or '(empty)'}"
+            how = how_it_ended(server.exit_code).removeprefix("was ")
         when = "during the load" if self.died_s is None else f"{self.died_s:.1f} s into the load"
-        lost = f"; {self._lost:,} requests were open" if self._lost else ""
-        return f"{engine.title} died {when} ({how}{lost}): {cause}"
+        lost = f", with {self._lost:,} open requests" if self._lost else ""
+        return f"{engine.title} died {when} ({how}{lost}); {cause}"
 
     def _silence(self, n_open: int) -> str:
         text = f"No token from any of {n_open:,} streams for {SILENCE_S:g} s"

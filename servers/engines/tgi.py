@@ -264,6 +264,12 @@ class Tgi(Engine):
         failed = re.search(r"Shard \d+ (?:failed to start|crashed)|ShardCannotStart|ShardFailed", log)
         return self.root_cause(log) or failed[0] if failed else None
 
+    def dead(self, log: str) -> str | None:
+        """A shard that crashed: the launcher lives on for the seconds that it takes to end the others."""
+        crashed = re.search(r"Shard \d+ crashed|ShardFailed", log)
+        cause = (self.root_cause(log) or "").removeprefix("ERROR ")
+        return ": ".join(filter(None, (crashed[0], cause))) if crashed else None
+
     def root_cause(self, log: str) -> str | None:
         """The last exception of a shard, else a panic, else the first line that is an error."""
         said = "\n".join(_messages(log))

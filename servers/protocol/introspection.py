@@ -120,7 +120,7 @@ def short_dtype(name: str | None) -> str | None:
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LOG_PREFIX = re.compile(
     r"^(?:\([\w -]+ pid=\d+\) )?(?:\[[^\]]*\] ?)*(?:(?:DEBUG|INFO|WARNING|WARN|ERROR)\b[: ]*)?"
-    r"(?:\d[\d-]* [\d:.,]+ )?(?:\[[^\]]*\]:? ?)?"
+    r"(?:\d[\d-]* [\d:.,]+ )?(?:\[[^\]]*\]:? ?)?(?:\d+(?:\.\d{2,3}){3} [DIWE] )?"
 )
 MOST_OF_A_MESSAGE = 120
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +25,9 @@ class Server:
         return self.exit_code is None
 
     def log(self) -> str:
-        return (GOLDEN / "tgi" / "server.log").read_text()
+        lines = (GOLDEN / "tgi" / "server.log").read_text().splitlines()
+        ready = next(k for k, line in enumerate(lines) if '"message":"Connected"' in line)
+        return "\n".join(lines[: ready + 1] if self.alive() else lines)
 
     def last_line(self) -> str:
         return self.log().splitlines()[-1]
@@ -53,7 +56,7 @@ def test_a_server_that_dies_is_told_at_once_with_when_its_last_words_and_what_wa
     signs.look(at(2.75, 200, done=10))
     (line,) = told
     assert line == signs.death()
-    assert line.startswith("TGI died 2.5 s into the load (exit code 1; 20 requests were open): ")
+    assert line.startswith("TGI died 2.5 s into the load (ended with exit code 1, with 20 open requests); ")
     assert "Server error: transport error" in line or "Shard" in line
 
 
@@ -62,9 +65,28 @@ def test_an_engine_that_died_under_a_launcher_that_lives_is_a_death() -> None:
         def log(self) -> str:
             return "ERROR 11-22 [s.py:5] v.EngineDeadError: See stack trace (above) for the root cause.\n"
 
-    signs, _ = watched("vllm", FrontEnd())
-    assert signs.death() == (
-        "vLLM died during the load (its launcher lives): EngineDeadError: a process of its engine core ended"
+    signs, told = watched("vllm", FrontEnd())
+    cause = "EngineDeadError: a process of its engine core ended"
+    assert signs.death() == f"vLLM died during the load (its launcher lives); {cause}"
+    signs.look(at(1.0, 100))
+    assert told == []
+    signs.look(replace(at(1.5, 100), failed=30))
+    assert told == [f"vLLM died 1.5 s into the load (its launcher lives, with 30 open requests); {cause}"]
+
+
+def test_a_shard_that_crashed_under_a_launcher_that_lives_is_a_death() -> None:
+    log = (GOLDEN / "tgi" / "server.log").read_text()
+    assert ENGINES["tgi"].dead(log) == "Shard 0 crashed: Server error: transport error"
+    assert ENGINES["tgi"].dead(Server().log()) is None
+
+
+def test_a_server_that_was_killed_is_told_by_the_name_of_the_signal() -> None:
+    server = Server()
+    signs, told = watched("llamacpp", server)
+    server.exit_code = -9
+    signs.look(at(2.0, 100))
+    assert told[0].startswith(
+        "llama.cpp died 2.0 s into the load (killed by SIGKILL, with 30 open requests); "
     )
 
 
