@@ -12,6 +12,7 @@ Ray is imported by `ray_session` alone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import platform
@@ -101,10 +102,26 @@ class WorkerFacts:
 
 
 class NodeFolder:
-    """A folder on a node, whose files come home in pieces. Base of the actors."""
+    """A folder on a node, whose files come home in pieces. Base of the actors.
+
+    The actor holds a lock on its folder. A killed actor leaves its folder unlocked: the next one on the node
+    removes it, a minute later at the earliest, since a folder is made first and then locked.
+    """
 
     def __init__(self, prefix: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix=prefix))
+        self._lock = os.open(self._folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        for left in self._folder.parent.glob(f"{prefix}*"):
+            with contextlib.suppress(OSError):
+                if left.stat().st_mtime > self._folder.stat().st_mtime - 60:
+                    continue
+                lock = os.open(left, os.O_RDONLY)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(left, ignore_errors=True)
+                finally:
+                    os.close(lock)
 
     def files(self, below: str) -> list[tuple[str, int]]:
         """Path within `below` and size in bytes of each file there."""
@@ -119,6 +136,7 @@ class NodeFolder:
 
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
 
 
 def fetch(ray: Any, actor: Any, below: str, into: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,7 @@ def cluster(tmp_path_factory):
         for k, host in enumerate(made.hosts):
             start(made, k, host)
         yield made
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def start(made: Lab, k: int, host: str, n_nodes: int | None = None) -> None:
