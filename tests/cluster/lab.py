@@ -108,6 +108,9 @@ class Lab:
             time.sleep(1)
         raise AssertionError(f"no {n} Ray nodes within {timeout_s} s: {said[-500:]}")
 
+    def pids(self) -> set[int]:
+        return {pid for host in self.hosts for pid in _pids_in(host)}
+
     def kill_raylet(self, host: str) -> None:
         process = self.raylets.pop(host)
         with contextlib.suppress(ProcessLookupError):
@@ -129,8 +132,10 @@ def lab(
 ) -> Iterator[Lab]:
     """The namespaces, without raylets; everything in them is ended on the way out.
 
-    What host k sends is `late_ms[k]` late, what it receives is not.
+    What host k sends is `late_ms[k]` late, what it receives is not. The names hold our pid, because a
+    run that was killed leaves its namespaces behind.
     """
+    tag = f"{tag}{os.getpid()}n"
     hosts = tuple(f"{tag}{k}" for k in range(n_hosts))
     bridge = f"{tag}br"
     sh(f"ip link add {bridge} type bridge")

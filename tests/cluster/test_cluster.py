@@ -177,9 +177,10 @@ def _sent(path: Path) -> bool:
         return False
 
 
-def pids(pattern: str) -> list[int]:
+def pids(made: Lab, pattern: str) -> list[int]:
+    """Processes of the cluster, not of other work on this machine."""
     done = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in done.stdout.split()]
+    return [int(pid) for pid in done.stdout.split() if int(pid) in made.pids()]
 
 
 LONG = ("--arrival", "constant", "--rate", "30", "--duration-s", "8")
@@ -191,9 +192,9 @@ def long_run(made: Lab, url: str, out: Path) -> list[str]:
     return words[:at] + words[at + 2 :]
 
 
-def kill_one(pattern: str):
+def kill_one(made: Lab, pattern: str):
     def kill(_: object) -> None:
-        os.kill(pids(pattern)[0], signal.SIGKILL)
+        os.kill(pids(made, pattern)[0], signal.SIGKILL)
 
     return kill
 
@@ -203,7 +204,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
     pattern = {"driver": "loadgen.driver.drive", "actor": "ray::WorkerActor"}[victim]
     argv = long_run(cluster, truth.url, tmp_path / "runs")
-    code, took_s, printed = interrupted(cluster, argv, 2.0, kill_one(pattern))
+    code, took_s, printed = interrupted(cluster, argv, 2.0, kill_one(cluster, pattern))
     truth.log()
     outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
     print(f"\n{victim} killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
@@ -212,7 +213,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     assert outcomes["ok"] >= 150
     assert code == 4, printed
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
-    assert not pids("loadgen.driver.drive")
+    assert not pids(cluster, "loadgen.driver.drive")
 
 
 def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
@@ -229,8 +230,8 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     assert sum(outcomes.values()) == 240
     assert (run.path / "report.html").exists()
     assert took_s < 15
-    assert not pids("loadgen.driver.drive")
-    assert not pids("ray::WorkerActor")
+    assert not pids(cluster, "loadgen.driver.drive")
+    assert not pids(cluster, "ray::WorkerActor")
 
 
 @pytest.mark.parametrize(
@@ -336,11 +337,11 @@ def test_a_raylet_that_is_killed_ends_as_outcomes(cluster, tmp_path):
     """The cluster has one node less afterwards, until it is started again."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
     argv = long_run(cluster, truth.url, tmp_path / "runs")
-    code, took_s, printed = interrupted(cluster, argv, 2.0, lambda _: cluster.kill_raylet("bl1"))
+    code, took_s, printed = interrupted(cluster, argv, 2.0, lambda _: cluster.kill_raylet(cluster.hosts[1]))
     truth.log()
     outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
     print(f"\nraylet killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
-    start(cluster, 1, "bl1", n_nodes=3)
+    start(cluster, 1, cluster.hosts[1], n_nodes=3)
     assert sum(outcomes.values()) == 240
     assert outcomes["driver_lost"] in (80, 160)
     assert code == 4, printed
@@ -353,7 +354,7 @@ def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     argv = long_run(cluster, truth.url, tmp_path / "runs")
 
     def part(_: object) -> None:
-        subprocess.run(["ip", "link", "set", "bl2v", "down"], check=True)
+        subprocess.run(["ip", "link", "set", f"{cluster.hosts[2]}v", "down"], check=True)
 
     code, took_s, printed = interrupted(cluster, argv, 2.0, part)
     truth.log()
