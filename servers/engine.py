@@ -425,6 +425,8 @@ class Engine:
     """Where in a request's body it reads an adapter's name."""
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
+    tokenizes: bool = False
+    """It has a `/tokenize` like vLLM's, or may have one (`servers.protocol.openai.tokenize_call`)."""
     returns_ids: bool = False
     """It sends a reply's token ids where asked (`return_token_ids`): a conversation of ids can go on."""
     attach_only: bool = False
@@ -508,7 +510,9 @@ class Engine:
 
     def decode(self, reply: HttpReply) -> Reply:
         """What the server answered; never raises: what cannot be understood is an `error`."""
-        raise NotImplementedError
+        from servers.protocol.openai import decode_completion
+
+        return decode_completion(reply)
 
     def reply_content(self, reply: HttpReply) -> ReplyContent | None:
         """What a reply said, for the next turn of a conversation; None where it is an error."""
@@ -516,16 +520,8 @@ class Engine:
 
         return reply_content(reply)
 
-    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:  # noqa: ARG002
-        """The ids that this server itself makes of a text; None where it has no such endpoint."""
-        return None
-
     def hang_up_at(self, request: Request) -> int | None:  # noqa: ARG002
         """After how many events the client ends the stream; None where the server itself stops as asked."""
-        return None
-
-    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:  # noqa: ARG002
-        """The tokens of a text, special ones not added; None where this server has no such endpoint."""
         return None
 
     def gauges(self, metrics: str) -> Gauges:  # noqa: ARG002

@@ -8,13 +8,12 @@ What summary and page need is imported while child processes decode: that takes 
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,8 +30,9 @@ from loadgen.record.record import RECOUNTS
 from loadgen.record.retokenize import uncounted
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import COUNTS
-from servers.engine import Engine, EngineError
-from servers.host.ready import send
+from servers.engine import Engine, HttpReply
+from servers.protocol.destination import Destination
+from servers.protocol.openai import count_in, tokenize_call
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -78,6 +78,7 @@ ASKING_S = 60.0
 """The server is asked for so long: what is left then has a local tokenizer's word, or none."""
 ASK_TIMEOUT_S = 10.0
 N_ASKED_AT_ONCE = 8
+MOST_ASKED_PER_S = 500
 N_BATCH = 1000
 
 Say = Callable[[str], None]
@@ -119,26 +120,49 @@ def _known(parts: Sequence[pa.Table]) -> bool:
 
 
 def _server(site: Site, ask: bool) -> Count:
-    """The server's own tokenizer, for a minute; silent for good once it does not answer."""
-    engine, target = site.engine, site.target
-    asked = partial(send, target, timeout_s=ASK_TIMEOUT_S)
-    until_s = time.monotonic() + ASKING_S if ask else 0.0
+    """The server's own tokenizer, for a minute; silent for good once it does not answer.
 
-    def one(text: str) -> int | None:
+    Some requests at a time and so many a second: the server may be somebody else's.
+    """
+    import httpx  # here: a run whose server counts never needs it
+    from asyncio_throttle.throttler import Throttler
+
+    target = site.target
+    until_s = time.monotonic() + ASKING_S if ask and site.engine.tokenizes else 0.0
+
+    async def one(client: httpx.AsyncClient, throttler: Throttler, text: str) -> int | None:
         nonlocal until_s
-        if time.monotonic() >= until_s:
-            return None
-        try:
-            count = engine.count_tokens(text, asked, target)
-        except EngineError:
-            count = None
+        async with throttler:
+            if time.monotonic() >= until_s:
+                return None
+            call = tokenize_call(text, target)
+            try:
+                reply = await client.post(call.path, content=call.body, headers=dict(call.headers))
+            except httpx.HTTPError:
+                count = None
+            else:
+                count = count_in(HttpReply(reply.status_code, reply.headers, reply.content))
         if count is None:
             until_s = 0.0
         return count
 
+    async def every(texts: Sequence[str]) -> list[int | None]:
+        throttler = Throttler(MOST_ASKED_PER_S // 10, 0.1)
+        login = tuple(target.login.split(":", 1)) if target.login else None
+        client = httpx.AsyncClient(
+            base_url=target.url,
+            headers=list(target.headers),
+            auth=(login[0], login[1]) if login else None,
+            verify=Destination.of_target(target).tls() or False,
+            timeout=ASK_TIMEOUT_S,
+            limits=httpx.Limits(max_connections=N_ASKED_AT_ONCE),
+            trust_env=False,
+        )
+        async with client:
+            return await asyncio.gather(*(one(client, throttler, text) for text in texts))
+
     def count(texts: Sequence[str]) -> list[int | None]:
-        with ThreadPoolExecutor(N_ASKED_AT_ONCE) as pool:
-            return list(pool.map(one, texts))
+        return asyncio.run(every(texts)) if until_s else [None] * len(texts)
 
     return count
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from burstline.bench.server_session import Site
 from servers.engine import EngineError
 from servers.host.ready import send
+from servers.protocol.openai import tokenize_call, tokens_in
 from workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from workloads.request import WorkloadError
 
@@ -54,11 +54,10 @@ def vocabulary_for(
 
 def _vocabulary_by_tokenizing(site: Site) -> Vocabulary:
     """The ids that the server's own tokenizer makes of some text: a sample, but each of them is valid."""
-    ask = partial(send, site.target, timeout_s=ASK_TIMEOUT_S)
     ids: set[int] = set()
     with suppress(EngineError):  # it has no such endpoint, and closes the connection
-        for text in _texts():
-            made = site.engine.tokenize(text, ask, site.target)
+        for text in _texts() if site.engine.tokenizes else ():
+            made = tokens_in(send(site.target, tokenize_call(text, site.target), ASK_TIMEOUT_S))
             if made is None:
                 break
             ids |= set(made)

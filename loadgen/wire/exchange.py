@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
 from loadgen.wire.clock import Offsets
 from loadgen.wire.http1 import Head, read_head, skip_chunks
-
-if TYPE_CHECKING:
-    import asyncio
 
 READ = struct.Struct("q16sqq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes, and
@@ -29,7 +25,7 @@ class Exchange:
     """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
-    happened. Until it has ended, only the wire's thread may touch it; after that, only who awaits `future`.
+    happened. Until it has ended, only the wire's thread may touch it; after that, only who gets it back.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
     With `hang_up_at` the client ends the exchange once so many events have come, and `failure` says why by
     `hang_up_as`.
@@ -44,7 +40,6 @@ class Exchange:
         "dispatched_ns",
         "due_ns",
         "failure",
-        "future",
         "hang_up_as",
         "hang_up_at",
         "head",
@@ -75,7 +70,6 @@ class Exchange:
         self.hang_up_at: int | None = None
         self.hang_up_as = "hung_up"
         self.n_blocks = self.walked_blocks = 0
-        self.future: asyncio.Future[None] | None = None
         self.reads = bytearray()
         self.data = bytearray()
         self.head: Head | None = None

@@ -5,7 +5,7 @@ in a stream) is tried once, when the server is there, and left out of every requ
 """
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -16,7 +16,6 @@ from servers.engine import (
     Engine,
     EngineError,
     Get,
-    HttpReply,
     Identity,
     Launch,
     LaunchOptions,
@@ -24,7 +23,7 @@ from servers.engine import (
     Target,
 )
 from servers.protocol.introspection import first_model, json_at
-from servers.protocol.openai import count_tokens, decode_completion, post, tokenize
+from servers.protocol.openai import post
 from workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
@@ -45,6 +44,7 @@ class Endpoint(Engine):
         graceful_overload=False,
     )
     attach_only = True
+    tokenizes = True  # many an OpenAI-compatible endpoint is a vLLM or an SGLang
     probe_path: str | None = None  # some have not even a list of models
     metrics_path: str | None = None
     how_to_get = "attach to one: --url URL, the key in BURSTLINE_API_KEY"
@@ -139,16 +139,6 @@ class Endpoint(Engine):
         return post(
             target, "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": prompt}]}
         )
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
-
-    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:
-        return tokenize(text, ask, target)
-
-    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
-        """Many an OpenAI-compatible endpoint is a vLLM or an SGLang, and tokenizes as they do."""
-        return count_tokens(text, ask, target)
 
 
 def completions() -> Endpoint:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from servers.engine import Ask, Call, Capabilities, Engine, HttpReply, Reply, Target
 from workloads.request import Request
 
 ASKED = (
-    "encode", "decode", "ready_call", "probe", "capabilities_of", "tokenize", "count_tokens", "capabilities",
-    "hang_up_at",
+    "encode", "decode", "ready_call", "probe", "capabilities_of", "tokenizes", "capabilities", "hang_up_at",
 )  # fmt: skip
 """What belongs to the dialect; all else is the engine's."""
 
@@ -25,6 +22,7 @@ class Spoken(Engine):
         self.title = f"{engine.title} ({style})"
         self.signs = ()
         self.capabilities = dialect.capabilities
+        self.tokenizes = dialect.tokenizes
         self._dialect = dialect
 
     def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
@@ -44,9 +42,3 @@ class Spoken(Engine):
 
     def capabilities_of(self, target: Target) -> Capabilities:
         return self._dialect.capabilities_of(target)
-
-    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:
-        return self._dialect.tokenize(text, ask, target)
-
-    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
-        return self._dialect.count_tokens(text, ask, target)

@@ -14,18 +14,16 @@ from servers.engine import (
     Engine,
     EngineError,
     Get,
-    HttpReply,
     Identity,
     Image,
     Launch,
     LaunchOptions,
-    Reply,
     Sign,
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
 from servers.protocol.introspection import logged, option_of
-from servers.protocol.openai import decode_completion, post
+from servers.protocol.openai import post
 from servers.settings import Spelling, valued
 from workloads.request import Request
 
@@ -118,9 +116,6 @@ class TransformersServe(Engine):
             fields["seed"] = sampling.seed
         fields["generation_config"] = orjson.dumps(config).decode()
         return post(target, "/v1/completions", fields)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del get  # it has no path that tells anything of the loaded model

@@ -13,17 +13,15 @@ from servers.engine import (
     EngineError,
     Gauges,
     Get,
-    HttpReply,
     Identity,
     Image,
     Launch,
     LaunchOptions,
-    Reply,
     Sign,
     Target,
 )
 from servers.protocol.introspection import first_model, gauges_in, json_at, mean_of, owned_by
-from servers.protocol.openai import decode_completion, encode_completion
+from servers.protocol.openai import encode_completion
 from servers.settings import Spelling, valued
 from workloads.request import Request
 
@@ -100,9 +98,6 @@ class TrtLlm(Engine):
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

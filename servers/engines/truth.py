@@ -11,17 +11,15 @@ from servers.engine import (
     Engine,
     Gauges,
     Get,
-    HttpReply,
     Identity,
     Image,
     Launch,
     LaunchOptions,
-    Reply,
     Sign,
     Target,
 )
 from servers.protocol.introspection import gauges_in, owned_by
-from servers.protocol.openai import decode_completion, encode_completion
+from servers.protocol.openai import encode_completion
 from servers.truth.router import LATENCIES
 from workloads.request import Request
 
@@ -79,9 +77,6 @@ class Truth(Engine):
         call = encode_completion(request, target, extra={"return_token_ids": True})
         headers = (*call.headers, ("x-burstline-index", str(request.index)))
         return Call(call.method, call.path, call.body, headers)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

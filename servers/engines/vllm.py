@@ -9,7 +9,6 @@ from pathlib import Path
 
 from servers.engine import (
     Admission,
-    Ask,
     Call,
     Capabilities,
     CpuSetup,
@@ -17,12 +16,10 @@ from servers.engine import (
     EngineError,
     Gauges,
     Get,
-    HttpReply,
     Identity,
     Image,
     Launch,
     LaunchOptions,
-    Reply,
     Sign,
     Target,
 )
@@ -42,7 +39,7 @@ from servers.protocol.introspection import (
     samples,
     short_dtype,
 )
-from servers.protocol.openai import count_tokens, decode_completion, encode_completion, tokenize
+from servers.protocol.openai import encode_completion
 from servers.settings import Spelling, switch, valued
 from workloads.request import Request
 
@@ -98,6 +95,7 @@ class Vllm(Engine):
         graceful_overload=False,
     )
     speaks = "completions"
+    tokenizes = True
     probe_path: str | None = "/health"
     metrics_path: str | None = "/metrics"
     default_port: int | None = 8000
@@ -171,15 +169,6 @@ class Vllm(Engine):
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
-
-    def tokenize(self, text: str, ask: Ask, target: Target) -> Sequence[int] | None:
-        return tokenize(text, ask, target)
-
-    def count_tokens(self, text: str, ask: Ask, target: Target) -> int | None:
-        return count_tokens(text, ask, target)
 
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")

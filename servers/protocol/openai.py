@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from servers.engine import Ask, Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
+from servers.engine import Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
 from servers.protocol import sse
 from servers.protocol.replies import DONE, Tally, decode_reply, error_message, is_stream, loads, loads_all
 from workloads.request import Request, RequestKind
@@ -66,13 +66,16 @@ def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
     return Call("POST", path_under(target.url, path), orjson.dumps(fields), tuple(headers))
 
 
-def tokenize(text: str, ask: Ask, target: Target) -> list[int] | None:
-    """The ids that the server's `/tokenize` makes of a text; None where it has none, or none like this.
+def tokenize_call(text: str, target: Target) -> Call:
+    """What asks a server's `/tokenize` for the ids of a text, special ones not added.
 
-    vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang call the list `tokens`.
+    In the words of vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.
     """
-    fields = {"model": target.model, "prompt": text, "add_special_tokens": False}
-    reply = ask(post(target, "/tokenize", fields))
+    return post(target, "/tokenize", {"model": target.model, "prompt": text, "add_special_tokens": False})
+
+
+def tokens_in(reply: HttpReply) -> list[int] | None:
+    """The ids in the answer to a `tokenize_call`; None where the server has none, or none like this."""
     answer = loads(reply.body)
     tokens = answer.get("tokens") if reply.status == 200 and isinstance(answer, dict) else None
     if not isinstance(tokens, list) or not all(isinstance(token, int) for token in tokens):
@@ -80,13 +83,8 @@ def tokenize(text: str, ask: Ask, target: Target) -> list[int] | None:
     return tokens
 
 
-def count_tokens(text: str, ask: Ask, target: Target) -> int | None:
-    """What the server's `/tokenize` counts in a text; None where it has none, or none like this.
-
-    In the words of vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.
-    """
-    fields = {"model": target.model, "prompt": text, "add_special_tokens": False}
-    reply = ask(post(target, "/tokenize", fields))
+def count_in(reply: HttpReply) -> int | None:
+    """How many ids the answer to a `tokenize_call` counts; None as for `tokens_in`."""
     answer = loads(reply.body)
     count = answer.get("count") if reply.status == 200 and isinstance(answer, dict) else None
     return count if isinstance(count, int) else None

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from loadgen.record.rundir import open_run
+from loadgen.record.rundir import Run, open_run
 from servers.host.process import require_free_port
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +73,18 @@ output_tokens = 8
 ENGINES = ["llamacpp", "reference", "sglang", "transformers", "vllm"]
 
 
+def settings_table(runs: list[Run]) -> str:
+    """What was asked of each engine, what it was sent for it, and what it says that it uses."""
+    rows = [("engine", "setting", "asked", "sent", "used, says the engine")]
+    for run in runs:
+        rows += [
+            (run.manifest.engine, row.name, row.asked or "-", row.sent or "-", row.actual or "does not say")
+            for row in run.manifest.server.settings
+        ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
 def test_five_real_engines_with_equal_settings_make_one_page_and_leave_nothing_running(tmp_path):
     suite = tmp_path / "five.toml"
     suite.write_text(SUITE.format(model=tmp_path / "tiny"))
@@ -86,6 +98,10 @@ def test_five_real_engines_with_equal_settings_make_one_page_and_leave_nothing_r
         assert list(run.records["outcome"]) == ["ok"] * 16, run.manifest.engine
         assert set(run.records["prompt_tok"]) == {64}
         assert set(run.records["output_tok"]) == {8}
+    print(table := settings_table(runs))
+    assert table.count("\n") > 20
+    for run in runs:
+        assert not [row for row in run.manifest.server.settings if row.differs], run.manifest.engine
     gate = json.loads((folder / "comparison.json").read_text())
     print(done.stdout)
     (cell,) = gate["cells"]

@@ -23,9 +23,9 @@ from loadgen.wire import http1
 from loadgen.wire.dispatcher import Traffic
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.pool import Connection
-from loadgen.wire.transport import Transport
 from loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
+from tests.loadgen.wire_client import Transport
 
 MS = 1_000_000
 Shot = tuple[list[Capture], Transport, Scripted]

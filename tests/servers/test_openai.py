@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.engine import Call, Event, HttpReply, Kind, Reply, Target
-from servers.protocol.openai import count_tokens, decode_completion, encode_completion
+from servers.engine import Event, HttpReply, Kind, Reply, Target
+from servers.protocol.openai import count_in, decode_completion, encode_completion, tokenize_call
 from tests.servers.golden import golden_reply
 from workloads.request import Request, Sampling
 
@@ -84,12 +84,10 @@ def test_of_a_chat_reasoning_and_answer_are_kept_once_and_a_tools_call_is_not_te
 def test_a_servers_own_tokenizer_is_asked_without_special_tokens(
     status: int, answer: object, count: int | None
 ) -> None:
-    def ask(call: Call) -> HttpReply:
-        asked = {"model": "m", "prompt": "a b c", "add_special_tokens": False}
-        assert (call.method, call.path, orjson.loads(call.body)) == ("POST", "/tokenize", asked)
-        return HttpReply(status, {}, orjson.dumps(answer))
-
-    assert count_tokens("a b c", ask, TARGET) == count
+    call = tokenize_call("a b c", TARGET)
+    asked = {"model": "m", "prompt": "a b c", "add_special_tokens": False}
+    assert (call.method, call.path, orjson.loads(call.body)) == ("POST", "/tokenize", asked)
+    assert count_in(HttpReply(status, {}, orjson.dumps(answer))) == count
 
 
 def test_a_base_url_with_v1_gets_no_second_v1_and_the_key_goes_into_the_header() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from burstline import cli
-from servers.engine import Identity
+from servers.engine import HttpReply, Identity
 from servers.registry import ENGINES
 from servers.settings import Settings, spell
 from tests.servers.golden import GOLDEN, golden_reply
@@ -108,18 +108,45 @@ def test_what_the_engine_says_stands_beside_what_was_asked() -> None:
     assert not rows["enforce_eager"].differs
 
 
-def test_facts_are_read_back_from_a_recorded_start_of_vllm() -> None:
-    log = (GOLDEN / "vllm" / "start.log").read_text()
-    identity = ENGINES["vllm"].identify(lambda path: golden_reply("vllm/version.http"), log)
-    assert (identity.dtype, identity.quantization, identity.system) == ("bfloat16", "none", "cpu")
-    assert (identity.tensor_parallel, identity.pipeline_parallel, identity.data_parallel) == (1, 1, 1)
-    assert (identity.chunked_prefill, identity.cuda_graphs) == (True, "off")
+RECORDED = {
+    "tgi": (
+        {"/info": "tgi/info.http"},
+        "tgi/server.log",
+        "max_num_batched_tokens 4096, max_model_len 4096, dtype bfloat16, kv_cache_dtype bfloat16, "
+        "quantization none, prefix_cache off, chunked_prefill on, gpu_memory_utilization 1.0, "
+        "cuda_graphs off, enforce_eager on",
+    ),
+    "lightllm": (
+        {"/get_server_info": "lightllm/server_info.http", "/v1/models": "lightllm/models.http"},
+        "lightllm/logs/start_ok.log",
+        "max_num_seqs 8, max_num_batched_tokens 512, max_model_len 512, dtype bfloat16, "
+        "kv_cache_dtype bfloat16, quantization none, tensor_parallel_size 1, data_parallel_size 1, "
+        "prefix_cache on, chunked_prefill on, gpu_memory_utilization 0.8, cuda_graphs up to 256, "
+        "enforce_eager off",
+    ),
+    "vllm": (
+        {"/version": "vllm/version.http", "/v1/models": "vllm/models.http"},
+        "vllm/start.log",
+        "max_model_len 2048, dtype bfloat16, quantization none, tensor_parallel_size 1, "
+        "pipeline_parallel_size 1, data_parallel_size 1, chunked_prefill on, cuda_graphs off, enforce_eager on",
+    ),
+}
+"""By engine: the recorded replies and the log of one start, and every setting that is read out of them.
+
+The engines that run on a CPU are read live, by `tests/burstline/test_suite_live.py`."""
 
 
-def test_facts_are_read_back_from_a_recorded_lightllm() -> None:
-    identity = ENGINES["lightllm"].identify(lambda path: golden_reply("lightllm/server_info.http"), "")
-    assert (identity.dtype, identity.quantization, identity.data_parallel) == ("bf16", "none", 1)
-    assert identity.chunked_prefill is not None
+@pytest.mark.parametrize("name", RECORDED)
+def test_settings_are_read_back_from_a_recorded_start(name: str) -> None:
+    paths, log, expected = RECORDED[name]
+    engine = ENGINES[name]
+
+    def get(path: str) -> HttpReply:
+        return golden_reply(paths[path]) if path in paths else HttpReply(404, {}, b"{}")
+
+    identity = engine.identify(get, (GOLDEN / log).read_text(errors="replace"))
+    rows = engine.settings_read(identity, Settings(), {})
+    assert ", ".join(f"{row.name} {row.actual}" for row in rows) == expected
 
 
 @pytest.mark.parametrize(

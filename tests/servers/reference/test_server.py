@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from servers.engine import Call, EngineError, HttpReply, Kind, LaunchOptions, Target
+from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
+from servers.protocol.openai import count_in, tokenize_call, tokens_in
 from servers.reference.config import ModelConfig
 from servers.reference.steplog import load_steps
 from servers.reference.tokenizer import built_in
@@ -258,14 +259,13 @@ def test_tokenize_counts_what_a_completion_counts(client: httpx.Client) -> None:
 
 
 def test_a_text_is_counted_by_its_own_tokenizer(client: httpx.Client) -> None:
-    def ask(call: Call) -> HttpReply:
-        reply = client.request(call.method, call.path, content=call.body, headers=dict(call.headers))
-        return HttpReply(reply.status_code, dict(reply.headers), reply.content)
-
     target = Target(str(client.base_url), client.get("/v1/models").json()["data"][0]["id"])
     text = " a b c, dé"
     known = built_in(300).encode(text, add_special_tokens=False).ids
-    assert REFERENCE.count_tokens(text, ask, target) == len(known)
+    call = tokenize_call(text, target)
+    reply = client.request(call.method, call.path, content=call.body, headers=dict(call.headers))
+    answer = HttpReply(reply.status_code, dict(reply.headers), reply.content)
+    assert (count_in(answer), tokens_in(answer)) == (len(known), known)
 
 
 def test_a_prompt_that_begins_like_an_earlier_one_is_partly_cached_and_counted(client: httpx.Client) -> None:

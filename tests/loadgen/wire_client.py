@@ -1,4 +1,4 @@
-"""The httpx face of the wire: requests go through httpx as everywhere, bytes go through our own sockets."""
+"""The wire as an httpx transport, for its tests: each request is a task, its reply a response."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ class Transport(httpx.AsyncBaseTransport):
         )
         self._barrier = barrier
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._futures: dict[Exchange, asyncio.Future[None]] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if (request.url.scheme, request.url.host, request.url.port) != self._origin:
@@ -80,7 +81,7 @@ class Transport(httpx.AsyncBaseTransport):
         exchange.payload = _serialised(request, await request.aread())
         if not self._barrier:
             exchange.due_ns = time.monotonic_ns()  # due at once, on a run that began when the clock did
-        future = exchange.future = self._running_loop().create_future()
+        future = self._futures[exchange] = self._running_loop().create_future()
         self.wire.park(exchange)
         try:
             await future
@@ -132,7 +133,13 @@ class Transport(httpx.AsyncBaseTransport):
 
     def _on_ended(self, ended: list[Exchange]) -> None:
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_resolve, ended)
+            self._loop.call_soon_threadsafe(self._resolve, ended)
+
+    def _resolve(self, ended: list[Exchange]) -> None:
+        for exchange in ended:
+            future = self._futures.pop(exchange, None)
+            if future is not None and not future.done():
+                future.set_result(None)
 
 
 class _Body(httpx.AsyncByteStream):
@@ -147,12 +154,6 @@ class _Body(httpx.AsyncByteStream):
             yield body_of(head, bytes(self._exchange.data))
         if self._exchange.failure is not None:
             raise _error(self._exchange)
-
-
-def _resolve(ended: list[Exchange]) -> None:
-    for exchange in ended:
-        if exchange.future is not None and not exchange.future.done():
-            exchange.future.set_result(None)
 
 
 def _response(exchange: Exchange) -> httpx.Response:
