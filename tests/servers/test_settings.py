@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -112,23 +115,30 @@ RECORDED = {
     "tgi": (
         {"/info": "tgi/info.http"},
         "tgi/server.log",
-        "max_num_batched_tokens 4096, max_model_len 4096, dtype bfloat16, kv_cache_dtype bfloat16, "
-        "quantization none, prefix_cache off, chunked_prefill on, gpu_memory_utilization 1.0, "
-        "cuda_graphs off, enforce_eager on",
+        (
+            "max_num_batched_tokens 4096, max_model_len 4096, dtype bfloat16, kv_cache_dtype bfloat16, "
+            "quantization none, prefix_cache off, chunked_prefill on, gpu_memory_utilization 1.0, "
+            "cuda_graphs off, enforce_eager on"
+        ),
     ),
     "lightllm": (
         {"/get_server_info": "lightllm/server_info.http", "/v1/models": "lightllm/models.http"},
         "lightllm/logs/start_ok.log",
-        "max_num_seqs 8, max_num_batched_tokens 512, max_model_len 512, dtype bfloat16, "
-        "kv_cache_dtype bfloat16, quantization none, tensor_parallel_size 1, data_parallel_size 1, "
-        "prefix_cache on, chunked_prefill on, gpu_memory_utilization 0.8, cuda_graphs up to 256, "
-        "enforce_eager off",
+        (
+            "max_num_seqs 8, max_num_batched_tokens 512, max_model_len 512, dtype bfloat16, "
+            "kv_cache_dtype bfloat16, quantization none, tensor_parallel_size 1, data_parallel_size 1, "
+            "prefix_cache on, chunked_prefill on, gpu_memory_utilization 0.8, cuda_graphs up to 256, "
+            "enforce_eager off"
+        ),
     ),
     "vllm": (
         {"/version": "vllm/version.http", "/v1/models": "vllm/models.http"},
         "vllm/start.log",
-        "max_model_len 2048, dtype bfloat16, quantization none, tensor_parallel_size 1, "
-        "pipeline_parallel_size 1, data_parallel_size 1, chunked_prefill on, cuda_graphs off, enforce_eager on",
+        (
+            "max_model_len 2048, dtype bfloat16, quantization none, tensor_parallel_size 1, "
+            "pipeline_parallel_size 1, data_parallel_size 1, chunked_prefill on, cuda_graphs off, "
+            "enforce_eager on"
+        ),
     ),
 }
 """By engine: the recorded replies and the log of one start, and every setting that is read out of them.
@@ -149,35 +159,36 @@ def test_settings_are_read_back_from_a_recorded_start(name: str) -> None:
     assert ", ".join(f"{row.name} {row.actual}" for row in rows) == expected
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--dtype", "float12"), "--dtype float12: expected one of"),
-        (("--max-num-seqs", "0"), "--max-num-seqs 0: expected at least 1"),
-        (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization 1.5: expected a share above 0"),
-        (("--enforce-eager", "--cuda-graphs", "8"), "contradict each other"),
-        (("--dtype", "bfloat16"), "cannot be given --dtype bfloat16"),
-        (
-            ("--url", "http://127.0.0.1:1", "--max-num-seqs", "4"),
-            "--max-num-seqs would be ignored: --url names",
-        ),
-        (
-            ("--url", "http://127.0.0.1:1", "--", "--max-num-seqs", "4"),
-            "-- --max-num-seqs 4 would be ignored",
-        ),
-        (("--url", "http://127.0.0.1:1", "--port", "8000"), "--port would be ignored"),
-        (("--engine", "reference", "--prefix-cache", "maybe"), "expected on or off, not 'maybe'"),
-        (("--engine", "reference", "--engine", "vllm"), "--engine is given twice"),
-        (("--engine", "vlm"), "unknown engine 'vlm'"),
-        (("--engine", "openai"), "--engine openai needs --url URL"),
-        (("--engine", "vllm"), "--engine vllm needs a model"),
-        (("--url", "127.0.0.1:8000"), "--url 127.0.0.1:8000"),
-        (("--url", "ftp://host"), "--url ftp://host"),
-        (("--engine", "reference", "--port", "70000"), "there is no port 70000"),
-        (("--engine", "vllm", "--model", "./nowhere"), "--model ./nowhere is not a folder"),
-        (("--engine", "reference", "--vocab-size", "0"), "--vocab-size 0"),
-    ],
+SILLY: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("--dtype", "float12"), "--dtype float12: expected one of"),
+    (("--max-num-seqs", "0"), "--max-num-seqs 0: expected at least 1"),
+    (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization 1.5: expected a share above 0"),
+    (("--enforce-eager", "--cuda-graphs", "8"), "contradict each other"),
+    (("--dtype", "bfloat16"), "cannot be given --dtype bfloat16"),
+    (
+        ("--url", "http://127.0.0.1:1", "--max-num-seqs", "4"),
+        "--max-num-seqs would be ignored: --url names",
+    ),
+    (
+        ("--url", "http://127.0.0.1:1", "--", "--max-num-seqs", "4"),
+        "-- --max-num-seqs 4 would be ignored",
+    ),
+    (("--url", "http://127.0.0.1:1", "--port", "8000"), "--port would be ignored"),
+    (("--engine", "reference", "--prefix-cache", "maybe"), "expected on or off, not 'maybe'"),
+    (("--engine", "reference", "--engine", "vllm"), "--engine is given twice"),
+    (("--engine", "vlm"), "unknown engine 'vlm'"),
+    (("--engine", "openai"), "--engine openai needs --url URL"),
+    (("--engine", "vllm"), "--engine vllm needs a model"),
+    (("--url", "127.0.0.1:8000"), "--url 127.0.0.1:8000"),
+    (("--url", "ftp://host"), "--url ftp://host"),
+    (("--engine", "reference", "--port", "70000"), "there is no port 70000"),
+    (("--engine", "vllm", "--model", "./nowhere"), "--model ./nowhere is not a folder"),
+    (("--engine", "reference", "--vocab-size", "0"), "--vocab-size 0"),
 )
+"""What somebody may type about engines and URLs by mistake, and what the one line says."""
+
+
+@pytest.mark.parametrize(("words", "said"), SILLY)
 def test_silly_inputs_about_engines_are_one_line_and_exit_code_2_before_anything_is_written(
     words: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,3 +203,20 @@ def test_silly_inputs_about_engines_are_one_line_and_exit_code_2_before_anything
     assert said in lines[0]
     assert len(lines) <= 2  # the second names the help
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_silly_inputs_are_answered_at_once_by_the_command_itself(tmp_path: Path) -> None:
+    """Prints how long each takes; asserts what does not depend on the machine."""
+    for words, said in SILLY:
+        at = words.index("--") if "--" in words else len(words)
+        argv = ["run", "--out", str(tmp_path / "runs"), "--requests", "5", *words[:at], *words[at:]]
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "burstline", *argv], capture_output=True, text=True, check=False
+        )
+        print(f"{time.monotonic() - began_s:5.2f} s  {' '.join(words)}: {done.stderr.splitlines()[0]}")
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert not (tmp_path / "runs").exists()
