@@ -24,6 +24,11 @@ class Spoken(Engine):
         self.capabilities = dialect.capabilities
         self.tokenizes = dialect.tokenizes
         self._dialect = dialect
+        self._made_of = (name, engine, dialect, style)
+
+    def __reduce__(self) -> tuple[type[Spoken], tuple[str, Engine, Engine, str]]:
+        # Decoders are other processes, and the settings that were copied hold functions that cannot be sent.
+        return Spoken, self._made_of
 
     def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
         return None

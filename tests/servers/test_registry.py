@@ -1,10 +1,12 @@
 """The table of engines: names at once, modules on first use."""
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 
+from servers.engine import HttpReply
 from servers.registry import ENGINES
 
 
@@ -30,3 +32,10 @@ def test_asking_for_one_engine_imports_no_other() -> None:
 def test_an_engine_knows_its_own_name(name: str) -> None:
     assert ENGINES[name].name == name
     assert ENGINES[name] is ENGINES[name]
+
+
+@pytest.mark.parametrize("name", [*ENGINES, "vllm+chat", "tgi+completions", "sglang+chat"])
+def test_an_engine_can_be_sent_to_the_processes_that_decode_for_it(name: str) -> None:
+    sent = pickle.loads(pickle.dumps(ENGINES[name].decode))
+    reply = HttpReply(200, {}, b'{"choices":[{"text":"x","finish_reason":"length"}]}')
+    assert sent(reply) == ENGINES[name].decode(reply)
