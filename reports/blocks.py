@@ -87,11 +87,12 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Figures or tables of one kind side by side, explained together."""
+    """Figures or tables side by side, explained together; a column of tables is at least `least_rem` wide."""
 
     kind: ClassVar[str] = "side"
     blocks: tuple[Plot | Table, ...]
     explained: str = ""
+    least_rem: int = 25
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -97,20 +97,39 @@ def _value(figure: Figure, scale: Scale, notes: list[str], href: str = "") -> Ce
 
 
 def group_table(caption: str, section: Section, only: Collection[str] | None = None) -> Table:
-    """A section of the summary, one figure a row; of the figures in `only` where that is given."""
-    notes: list[str] = []
+    """A section of the summary, one figure a row; of the figures in `only` where that is given.
+
+    Absent figures are named below the table, with the reasons.
+    """
     shown = [row for row in section.rows() if only is None or row.name in only]
-    rows = tuple(Row(tuple(_group_cells(row, notes))) for row in shown)
+    known = [row for row in shown if isinstance(row.figure, Estimate)]
     columns = (Column("What", numeric=False), Column("Value"), Column("Unit", numeric=False))
-    return Table(caption, columns, rows, notes=tuple(notes))
+    return Table(
+        caption, columns, tuple(Row(tuple(_group_cells(row))) for row in known), remark=_absent(shown)
+    )
 
 
-def _group_cells(row: NamedFigure, notes: list[str]) -> Iterator[Cell]:
+def _absent(rows: Iterable[NamedFigure]) -> str:
+    """`Not available: weights; preemptions (the server does not report it).`, "" where all is known."""
+    titles: dict[str, list[str]] = {}
+    for row in rows:
+        if isinstance(row.figure, Absent):
+            titles.setdefault(row.figure.reason, []).append(_within_a_sentence(row.title))
+    told = "; ".join(f"{'; '.join(dict.fromkeys(names))} ({why})" for why, names in titles.items())
+    return f"Not available: {told}." if told else ""
+
+
+def _within_a_sentence(title: str) -> str:
+    words = title.removeprefix("… ")
+    return f"{words[0].lower()}{words[1:]}" if words[1:2].islower() else words
+
+
+def _group_cells(row: NamedFigure) -> Iterator[Cell]:
     scale = scale_of([row.figure], share=row.is_share)
     # What a gap is the gap of decides its sign: means may lie the other way round than the medians above it.
     note = row.figure.note if row.name.endswith("_gap_s") and isinstance(row.figure, Estimate) else None
     yield replace(named(row.name, row.title), detail=note or "")
-    yield _value(row.figure, scale, notes)
+    yield Cell(point(row.figure, scale), detail=interval(row.figure, scale))
     yield Cell(scale.unit)
 
 

@@ -38,7 +38,8 @@ class Row:
 class Table:
     """A table with its caption; `sortable` lets a reader with JavaScript sort it by any column.
 
-    `notes` stand below the table, numbered from 1: what several cells say, said once.
+    `notes` stand below the table, numbered from 1: what several cells say, said once. `remark` is a sentence
+    about the table as a whole.
     """
 
     kind: ClassVar[str] = "table"
@@ -48,6 +49,7 @@ class Table:
     sortable: bool = False
     id: str = ""
     notes: tuple[str, ...] = ()
+    remark: str = ""
 
 
 def table(

@@ -193,11 +193,13 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
         cell_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
     )
     facts = (
-        suite["description"],
+        suite["name"] if suite["description"] else "",
         f"{len(suite['slots']) - len(missing)} of {len(suite['slots'])} runs",
         "interleaved in time, each engine started anew for each run",
     )
-    return Comparison(suite["name"], cells, tuple(filter(None, facts)), tuple(missing))
+    return Comparison(
+        suite["description"] or suite["name"], cells, tuple(filter(None, facts)), tuple(missing)
+    )
 
 
 def write_all(comparison: Comparison, folder: Path) -> Path:

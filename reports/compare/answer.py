@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer as Decided
@@ -38,12 +38,22 @@ def comparison_answer(comparison: Comparison) -> Answer:
     said += [f"{cell.name}: {cell_sentence(cell)}" if cell.name else cell_sentence(cell) for cell in alone]
     if not said:
         return Answer("No run came to its end: there is nothing to compare.")
-    winners = [cell.best(_headline(E2E)) for cell in comparison.cells]
-    most = max(set(winners) - {None}, key=winners.count, default=None)
-    if most is None or swept:
-        return Answer(said[0], tuple(said[1:]))
-    n = winners.count(most)
-    return Answer(f"{most} is fastest in {n} of {len(winners)} cells (E2E p50).", tuple(said))
+    overall = "" if swept else _overall(comparison.cells)
+    return Answer(overall, tuple(said)) if overall else Answer(said[0], tuple(said[1:]))
+
+
+def _overall(cells: Sequence[ComparisonCell]) -> str:
+    """Who has the lowest E2E p50 in most cells, and in how many for certain; "" where nothing is ranked."""
+    ranked = [cell for cell in cells if cell.gate.comparable and len(cell.labels) > 1]
+    leaders = [min(cell.labels, key=lambda label: _e2e(cell, label)) for cell in ranked]
+    if not leaders:
+        return ""
+    first = max(dict.fromkeys(leaders), key=leaders.count)
+    n, n_sure = leaders.count(first), sum(cell.best(_headline(E2E)) == first for cell in ranked)
+    if n_sure == n:
+        return f"{first} is fastest in {n} of {len(cells)} cells (E2E p50)."
+    sure = f"significantly in {n_sure}" if n_sure else "but in none significantly faster than every other"
+    return f"{first} has the lowest E2E p50 in {n} of {len(cells)} cells, {sure}."
 
 
 def cell_sentence(cell: ComparisonCell) -> str:
@@ -179,7 +189,9 @@ def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
 
 def _state(cell: ComparisonCell, anchor: str) -> TableCell:
     tone = "good" if cell.gate.comparable else "warn"
-    return TableCell(cell.gate.state, href=f"#{anchor}", tone=tone)
+    winner = cell.best(_headline(E2E))
+    told = f"{winner} is fastest" if winner else "no significant winner" if cell.gate.comparable else ""
+    return TableCell(cell.gate.state, detail=told, href=f"#{anchor}", tone=tone)
 
 
 def _grid_cell(cell: ComparisonCell, label: str) -> TableCell:

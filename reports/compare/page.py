@@ -19,7 +19,7 @@ from reports.compare.significance_text import to_json as contrast_json
 from reports.compare.sweeps import Sweep, sweeps_in
 from reports.figures.overlay import EXPLAINED, overlay
 from reports.number_format import interval, point, scale_of
-from reports.page.page import STATES, PageSection, document
+from reports.page.page import STATES, PageSection, document, facts_by_name
 from reports.tables import Cell as TableCell
 from reports.tables import Table, table
 
@@ -54,21 +54,35 @@ def render(comparison: Comparison) -> str:
     anchors = {id(cell): f"{ids[id(cell)]}numbers" for cell in alone}
     whole = grid(comparison, anchors) if not swept else None
     if whole is not None:
-        shown.insert(0, PageSection("cells", "All cells", "Every cell", [whole]))
+        shown.insert(0, PageSection("cells", "Overview", "Which is fastest where?", [whole]))
+    from reports.compare.digest import digest  # which shows this page's banners
+    from reports.formats.markdown import markdown
+
     return document(
         comparison.title,
-        comparison.facts,
+        (*comparison.facts, *common_facts(comparison)),
         comparison_answer(comparison),
         banner(comparison),
         shown,
         to_json(comparison),
         "these runs",
+        markdown(digest(comparison)),
     )
+
+
+def common_facts(comparison: Comparison) -> list[str]:
+    """Model, data type, devices and day, where all runs have the same."""
+    views = [view for cell in comparison.cells for views in cell.views.values() for view in views]
+    each = [facts_by_name(view) for view in views]
+    names = ("model", "dtype", "devices", "date")
+    common = [{facts[name].partition(",")[0] for facts in each} for name in names]
+    return [values.pop() for values in common if len(values) == 1 and values != {""}]
 
 
 def banner(comparison: Comparison) -> Banner:
     """The worst state of all cells, with the reasons of each."""
     states = [cell.gate.state for cell in comparison.cells]
+    refused = [cell.name for cell in comparison.cells if not _is_good(cell)]
     worst = max(states, key=_severity, default=ALONE)
     worst = SWEEP if worst == ALONE and comparison.comparable else worst
     tone, mark, sentence = tone_of(worst)
@@ -78,7 +92,15 @@ def banner(comparison: Comparison) -> Banner:
         for cell in comparison.cells
         for reason in (*cell.gate.reasons, *cell.gate.warnings)
     )
+    if 0 < len(refused) < len(states):
+        n = len(states) - len(refused)
+        sentence = f"Not ranked: {'; '.join(refused)}. The others did the same work: their numbers compare."
+        return Banner(f"{n} OF {len(states)} {COMPARABLE}", "warn", "!", sentence, reasons)
     return Banner(worst, tone, mark, sentence, reasons)
+
+
+def _is_good(cell: ComparisonCell) -> bool:
+    return bool(cell.gate.comparable) or cell.gate.state == ALONE
 
 
 def tone_of(state: str) -> tuple[str, str, str]:
@@ -103,7 +125,8 @@ def _sections(cell: ComparisonCell, prefix: str) -> Iterator[PageSection]:
         "runs": ("Runs", "Which runs are these?", _runs),
     }
     for name, (short, question, blocks) in titles.items():
-        yield PageSection(f"{prefix}{name}", f"{of}{short}", f"{of}{question}", blocks(cell, prefix))
+        in_nav = (cell.name if name == "numbers" else "") if of else short
+        yield PageSection(f"{prefix}{name}", in_nav, f"{of}{question}", blocks(cell, prefix))
 
 
 def _of_sweep(

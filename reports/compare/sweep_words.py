@@ -14,19 +14,38 @@ KNEE: Final = 0.9
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Best load meeting all SLOs: vllm: 8 req/s (1,200 tok/s); tgi: none.`, or who gives most."""
-    if not sweep.goals:
-        most = [(max(known, key=lambda at: at.output_point), label)
-                for label in sweep.labels
-                if (known := [at for at in sweep.of(label) if isinstance(at.output, Estimate)])]  # fmt: skip
-        parts = [f"{label} {number(at.output_point)} {sweep.output_unit} at {at.load}" for at, label in most]
-        return f"Highest output: {'; '.join(parts)}." if parts else ""
-    parts = []
-    for label in sweep.labels:
-        best = best_within(sweep.of(label))
-        load = f"{best.load} ({number(best.output_point)} {sweep.output_unit})" if best else "none"
-        parts.append(f"{label}: {load}")
-    return f"Best load meeting all SLOs: {'; '.join(parts)}."
+    """`Most output within all SLOs: vllm 1,200 tok/s at 8/s, 1.5x tgi's 800 tok/s at 6/s.`
+
+    Without SLOs the highest output; the contender that gives most stands first.
+    """
+    best = {
+        label: best_within(points) if sweep.goals else _highest(points)
+        for label in sweep.labels
+        if (points := sweep.of(label))
+    }
+    known = sorted((at for at in best.values() if at), key=lambda at: -at.output_point)
+    without = [label for label, at in best.items() if at is None]
+    if not known:
+        return f"No load meets all SLOs for certain: {', '.join(without)}." if sweep.goals else ""
+    first, *others = known
+    parts = [f"{first.label} {_told(first, sweep)}"]
+    for at in others:
+        times = first.output_point / at.output_point if at.output_point else 0.0
+        parts.append(f"{number(times)}x {at.label}'s {_told(at, sweep)}" if times else _told(at, sweep))
+    what = "Most output within all SLOs" if sweep.goals else "Highest output"
+    lacking = f"; {' and '.join(without)} at no load" if without and sweep.goals else ""
+    return f"{what}: {', '.join(parts)}{lacking}."
+
+
+def _told(at: Point, sweep: Sweep) -> str:
+    return f"{number(at.output_point)} {sweep.output_unit} at {at.load}"
+
+
+def _highest(points: Sequence[Point]) -> Point | None:
+    """Of the points that can be relied on, or of all where none can."""
+    known = [at for at in points if isinstance(at.output, Estimate)]
+    reliable = [at for at in known if not at.doubts]
+    return max(reliable or known, key=lambda at: at.output_point, default=None)
 
 
 def best_within(points: Sequence[Point]) -> Point | None:

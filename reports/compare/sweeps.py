@@ -15,10 +15,13 @@ from loadgen.stats.figure import Absent, Estimate, Figure
 from loadgen.verdict.verdict import State
 from reports.compare.comparison import ComparisonCell, Headline
 from reports.compare.sweep_load import SweepLoad, load_of, work_asked
+from reports.figures.scatter import Reach
 from reports.run_view import View
 from roofline.reconcile.reconciliation import Reconciliation
 
 PERCENTILES: Final = ("p99", "p95", "p90", "p50")
+AGAINST: Final = ("p50", "p90", "p99")
+"""The percentiles that are shown against the load."""
 OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
 
 
@@ -26,9 +29,9 @@ OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `speed` is the tokens per second that the median user sees, 1 / TPOT. `result` is the worst of all its
-    runs' targets, "" without any; `doubts` are the states other than VALID of its runs and of the comparison
-    at its load.
+    `speed` is the tokens per second that the median user sees, 1 / TPOT; `percentiles` are those of AGAINST
+    by metric. `result` is the worst of all its runs' targets, "" without any; `doubts` are the states other
+    than VALID of its runs and of the comparison at its load.
     """
 
     label: str
@@ -36,6 +39,7 @@ class Point:
     output: Figure
     speed: Figure
     latency: Mapping[str, Figure]
+    percentiles: Mapping[str, Mapping[str, Figure]]
     result: str
     missed: tuple[str, ...]
     doubts: tuple[str, ...]
@@ -65,6 +69,14 @@ class Sweep:
 
     def of(self, label: str) -> list[Point]:
         return [point for point in self.points if point.label == label]
+
+
+def reach_of(figure: Estimate, divisor: float) -> Reach:
+    """Without a level a figure has no interval; with one, an end that is missing has no bound."""
+    low, high = figure.low, figure.high
+    beyond = (-math.inf, math.inf) if figure.level else (figure.point, figure.point)
+    ends = (beyond[0] if low is None else low, figure.point, beyond[1] if high is None else high)
+    return Reach(*(end / divisor for end in ends))
 
 
 def sweeps_in(cells: Sequence[ComparisonCell]) -> list[tuple[Sweep, list[ComparisonCell]]]:
@@ -141,6 +153,9 @@ def _point(
         output=_each(cell.figure(label, OUTPUT), lambda value: value / n),
         speed=_speed(cell.figure(label, _headline("tpot", percentile["tpot"]))),
         latency={m: cell.figure(label, _headline(m, percentile[m])) for m in ("ttft", "e2e")},
+        percentiles={
+            m: {p: cell.figure(label, _headline(m, p)) for p in AGAINST} for m in ("ttft", "tpot", "e2e")
+        },
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
         doubts=tuple(_doubts(cell, views)),

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Findings, Note, Side
+from reports.compare.against_load import EXPLAINED, against_load, not_drawn
 from reports.compare.sweep_load import KINDS
 from reports.compare.sweep_words import told
-from reports.compare.sweeps import Point, Sweep
-from reports.figures.drawing import NARROW, WIDE, Plot
-from reports.figures.scatter import Dot, Reach, Region, ScatterCurve, scatter
+from reports.compare.sweeps import Point, Sweep, reach_of
+from reports.figures.drawing import HALF, NARROW, WIDE, Plot
+from reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from reports.number_format import Scale, interval, number, point, scale_for
 from reports.page.slo_lines import MARKS
 from reports.tables import Cell, Column, Row, Table
-
-HALF: Final = 470.0
-"""How wide a figure is of which two stand side by side, CSS pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,8 @@ def blocks(sweep: Sweep, prefix: str, anchors: Mapping[str, str]) -> list[Block]
     shown: list[Block] = [Findings(tuple(told(sweep)))]
     shown += [wide] if wide else []
     shown += [Side(pair, _explained(sweep))] if pair else []
+    against = against_load(sweep, prefix)
+    shown += [Side(against, EXPLAINED)] if against else []
     shown += [Note(text) for text in remarks(sweep)]
     return [*shown, numbers(sweep, anchors)]
 
@@ -111,16 +110,8 @@ def _dot(at: Point, cost: Cost, scale: Scale) -> Dot | None:
     figure, output = cost.of(at), at.output
     if not _is_drawn(at, cost) or isinstance(figure, Absent) or isinstance(output, Absent):
         return None
-    x, y = _reach(figure, scale.divisor), _reach(output, 1.0)
+    x, y = reach_of(figure, scale.divisor), reach_of(output, 1.0)
     return Dot(f"{at.load.number}", x, y, hollow=bool(at.doubts))
-
-
-def _reach(figure: Estimate, divisor: float) -> Reach:
-    """Without a level a figure has no interval; with one, an end that is missing has no bound."""
-    low, high = figure.low, figure.high
-    beyond = (-math.inf, math.inf) if figure.level else (figure.point, figure.point)
-    ends = (beyond[0] if low is None else low, figure.point, beyond[1] if high is None else high)
-    return Reach(*(end / divisor for end in ends))
 
 
 def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
@@ -196,7 +187,7 @@ def remarks(sweep: Sweep) -> list[str]:
         ]
         if lost:
             said.append(f"{cost.title} lacks {'; '.join(lost)}.")
-    return said
+    return [*said, *not_drawn(sweep)]
 
 
 def _why_absent(figure: Figure) -> str:
@@ -252,6 +243,10 @@ def to_json(sweep: Sweep) -> dict[str, Any]:
                 "contender": at.label,
                 "load": at.load.value,
                 "output_tok_per_s": at.output.to_json(),
+                "percentiles": {
+                    metric: {p: figure.to_json() for p, figure in figures.items()}
+                    for metric, figures in at.percentiles.items()
+                },
                 **{cost.label: cost.of(at).to_json() for cost in costs},
                 "targets": at.result or None,
                 "doubts": list(at.doubts),

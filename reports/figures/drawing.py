@@ -120,12 +120,15 @@ class Plot:
     rows: tuple[int, ...] = ()
 
 
-WIDE, NARROW = 960.0, 380.0
+WIDE, HALF, NARROW = 960.0, 470.0, 380.0
+"""How wide a figure is drawn, CSS pixels: alone on a wide screen, beside another one, on a narrow screen."""
 
 
-def in_both_widths(name: str, draw: Callable[[str, float], Drawing]) -> tuple[Drawing, Drawing]:
-    """What `draw(name, width)` makes for a wide and for a narrow screen."""
-    return draw(name, WIDE), draw(f"{name}-narrow", NARROW)
+def in_both_widths(
+    name: str, draw: Callable[[str, float], Drawing], *, wide: float = WIDE
+) -> tuple[Drawing, Drawing]:
+    """What `draw(name, width)` makes for a wide and for a narrow screen; `wide` is HALF beside another."""
+    return draw(name, wide), draw(f"{name}-narrow", NARROW)
 
 
 def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[Axes]]:
@@ -151,6 +154,13 @@ class Ticks(Formatter):
     def __call__(self, value: float, pos: int | None = None) -> str:
         del pos
         return self.format_ticks([value])[0]
+
+
+class LogTicks(Ticks):
+    """Each number with its own decimals: 0.05, 0.1, 1, 20."""
+
+    def format_ticks(self, values: Iterable[float]) -> list[str]:
+        return [f"{value:,.6f}".rstrip("0").rstrip(".") for value in values]
 
 
 def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:

@@ -14,9 +14,12 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 from reports.figures.drawing import (
     BAD,
     DASHES,
+    HALF,
     INK,
     MUTED,
+    PAPER,
     SERIES,
+    TEXT,
     WIDE,
     Drawing,
     Plot,
@@ -47,6 +50,16 @@ class _Dot:
     @property
     def lowest(self) -> float:
         return min(self.predicted, self.measured or self.predicted)
+
+
+EXPLAINED = (
+    "Each dot is one matrix product or attention of this phase's typical step; how far it lies below the "
+    "solid line is what a perfect kernel could gain, and left of the ridge more FLOP/s need fewer bytes, "
+    "not faster arithmetic. The horizontal axis is a property of the shapes, not of the speed, and dots "
+    "say nothing of what lies between the kernels."
+)
+LEAST_SHARE = 0.002
+"""Parts of the waterfall below this share of the run are not drawn."""
 
 
 def roofline(phase: PhaseRow, device: DeviceFacts) -> Plot | None:
@@ -80,11 +93,8 @@ def roofline(phase: PhaseRow, device: DeviceFacts) -> Plot | None:
         name,
         f"Roofline of {phase.phase}",
         _roofline_finding(phase, dots, device),
-        "Each dot is one matrix product or attention of this phase's typical step; how far it lies below the "
-        "solid line is what a perfect kernel could gain, and left of the ridge more FLOP/s need fewer bytes, "
-        "not faster arithmetic. The horizontal axis is a property of the shapes, not of the speed, and dots "
-        "say nothing of what lies between the kernels.",
-        in_both_widths(name, draw),
+        "",
+        in_both_widths(name, draw, wide=HALF),
         _dots_table(phase, dots, device, scale),
     )
 
@@ -234,13 +244,15 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
     scale = scale_for("s", [float(max(ends.max(), measured_s))])
     spans = [
         (bar.name, (end - bar.seconds) / scale.divisor, end / scale.divisor)
-        for bar, end in zip(bars, ends.tolist(), strict=True)
+        for k, (bar, end) in enumerate(zip(bars, ends.tolist(), strict=True))
+        if k == 0 or abs(bar.seconds) >= LEAST_SHARE * measured_s  # the table has them all
     ]
     spans.append(("measured", 0.0, measured_s / scale.divisor))
 
     def draw(name: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 26 * len(spans) + HEAD + FOOT)
         _draw_spans(panel, spans)
+        _write_values(panel, spans, scale)
         panel.set_xlabel(f"time of the whole run ({scale.unit})", loc="right")
         head(panel, "Ceiling to measured", named=False)
         margins(figure, top=40, bottom=FOOT, left=158)
@@ -261,6 +273,26 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
         in_both_widths("waterfall", draw),
         _spans_table(bars, measured_s, scale),
     )
+
+
+def _write_values(panel: Axes, spans: Sequence[tuple[str, float, float]], scale: Scale) -> None:
+    """How long each bar is, to its right, or to its left where there is no room."""
+    left, right = panel.get_xlim()
+    for k, (_, start, end) in enumerate(spans):
+        value = duration((end - start) * scale.divisor)
+        is_far = max(start, end) > left + 0.84 * (right - left)
+        inside = is_far and abs(end - start) > 0.3 * (right - left)
+        at = max(start, end) if not is_far or inside else min(start, end)
+        panel.annotate(
+            value,
+            (at, k),
+            (-6 if is_far else 6, 0),
+            textcoords="offset points",
+            ha="right" if is_far else "left",
+            va="center",
+            color=PAPER if inside else INK,
+            fontsize=TEXT,
+        )
 
 
 def _draw_spans(panel: Axes, spans: Sequence[tuple[str, float, float]]) -> None:

@@ -9,17 +9,19 @@ from itertools import cycle, pairwise
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from loadgen.record.columns import Columns, Floats, Ints
 from reports.figures.drawing import (
     BAD,
     DASHES,
+    HALF,
     MUTED,
     SERIES,
     TEXT,
     WIDE,
     Drawing,
+    LogTicks,
     Plot,
     canvas,
     drawn,
@@ -243,6 +245,8 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
                 *_segments(times[column], times[column + 1], middles[row]), color=SERIES[0], linewidth=thick,
                 alpha=level / GAP_LEVELS, solid_capstyle="butt",
             )  # fmt: skip
+        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panel.yaxis.set_major_formatter(LogTicks())
         panel.yaxis.set_minor_locator(NullLocator())
         panel.set_xlabel("time since the run's start (s)", loc="right")
         head(panel, f"Gap between tokens ({scale.unit}, log scale)", named=False)
@@ -325,7 +329,7 @@ def drain(
         "request ahead in the queue costs, the inverse of the prefill rate; steps are waves that wait for "
         "room in the batch or the KV cache, and points far from the line were served out of order. The "
         f"horizontal axis is the order in which requests left the client, not time.{_thinned(len(place))}",
-        in_both_widths("drain", draw),
+        in_both_widths("drain", draw, wide=HALF),
         _drain_table(place, index, y, scale, href),
     )
 

@@ -20,7 +20,7 @@ from reports.figures.drawing import (
     TEXT,
     WIDE,
     Drawing,
-    Ticks,
+    LogTicks,
     canvas,
     drawn,
     head,
@@ -123,13 +123,6 @@ def _fit(panel: Axes, x: Sequence[Reach], y: Sequence[Reach], *, is_log: bool) -
         panel.set_xlim(0, right * 1.06)
         panel.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     panel.set_ylim(0, min(max(_finite(r.high, r.at) for r in y), 1.5 * max(r.at for r in y)) * 1.12)
-
-
-class LogTicks(Ticks):
-    """Each number with its own decimals: 0.05, 0.1, 1, 20."""
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:  # type: ignore[override]
-        return [f"{value:,.6f}".rstrip("0").rstrip(".") for value in values]
 
 
 def _shade(panel: Axes, region: Region) -> Annotation | None:

@@ -36,7 +36,9 @@ def _parts(block: Block) -> Iterator[str]:
         case Banner():
             yield from _banner(block)
         case Table():
-            yield _table(block)
+            if block.rows or not block.remark:
+                yield _table(block)
+            yield _plain(block.remark)
             yield "\n".join(f"{k}. {_plain(note)}" for k, note in enumerate(block.notes, 1))
         case Note():
             yield _plain(block.text)

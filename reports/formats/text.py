@@ -78,7 +78,9 @@ def _table(table: Table) -> str:
             shown = [_text(row[k]), row[k].detail]
             line += shown if split else [" ".join(filter(None, shown))]
     notes = [f"  {str(k).translate(RAISED)} {note}" for k, note in enumerate(table.notes, 1)]
-    return "\n".join(filter(None, [table.caption, columns(grid, words), *notes]))
+    if not table.rows and table.remark:
+        return f"{table.caption}: {table.remark}"
+    return "\n".join(filter(None, [table.caption, columns(grid, words), *notes, table.remark]))
 
 
 def _text(cell: Cell) -> str:

@@ -192,20 +192,25 @@ def title(view: View) -> str:
 
 def facts(view: View) -> list[str]:
     """Who was measured, with what, when: short phrases, those that are known."""
+    return [fact for fact in facts_by_name(view).values() if fact]
+
+
+def facts_by_name(view: View) -> dict[str, str]:
+    """The same, each under its name; "" where it is not known."""
     manifest = view.manifest
     identity = manifest.identity or Identity(manifest.engine)
     devices = [device.name for device in manifest.devices]
     utc = manifest.clock.utc if manifest.clock else ""
-    parts = [
-        f"{identity.engine} {identity.version}" if identity.version else "",
-        identity.model or (manifest.server.model if manifest.server else None),
-        identity.dtype,
-        " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices)),
-        "" if devices else manifest.host.cpu,
-        datetime.fromisoformat(utc).astimezone(UTC).strftime("%d %B %Y, %H:%M UTC") if utc else "",
-        "" if view.status == "complete" else f"the run is {view.status}",
-    ]
-    return [part for part in parts if part]
+    at = datetime.fromisoformat(utc).astimezone(UTC) if utc else None
+    many = " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices))
+    return {
+        "engine": f"{identity.engine} {identity.version}" if identity.version else "",
+        "model": identity.model or (manifest.server.model if manifest.server else None) or "",
+        "dtype": identity.dtype or "",
+        "devices": many or manifest.host.cpu or "",
+        "date": f"{at:%d %B %Y, %H:%M} UTC" if at else "",
+        "status": "" if view.status == "complete" else f"the run is {view.status}",
+    }
 
 
 def banner(summary: Summary) -> Banner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports.blocks import Block, Folded, Note, Tile, Tiles
+from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
 from reports.figures import roofline
 from reports.number_format import count, duration, number, scale_for
 from reports.run_view import View
@@ -24,15 +24,17 @@ def metal(view: View) -> list[Block]:
         why = found.absent if found else "this was never computed"
         return [Note(f"The run cannot be compared with its hardware: {why}.")]
     measured_s = sum(bar.seconds for bar in found.waterfall)
-    plots = [roofline.roofline(phase, found.device) for phase in found.phases]
+    drawn = (roofline.roofline(phase, found.device) for phase in found.phases)
+    plots = tuple(plot for plot in drawn if plot is not None)
+    bounds = tuple(_bounds(phase, found.device) for phase in found.phases)
     return [
         Note(found.sentence),
         Tiles(tuple(_tiles(found, measured_s))),
         _shares(found),
-        *(plot for plot in plots if plot is not None),
-        *(_bounds(phase, found.device) for phase in found.phases),
         roofline.waterfall(found.waterfall, measured_s),
         _sensitivity(found, measured_s),
+        *([Side(plots, roofline.EXPLAINED)] if plots else []),
+        Folded("What bounds each operation of a step, and for how long", bounds),
         Folded("What was assumed, and where the ceilings come from", (_assumed(found),)),
     ]
 

@@ -47,8 +47,13 @@ def numbers(view: View) -> list[Block]:
     details: list[tuple[str, Section]] = [("Concurrency", summary.concurrency), ("Stalls", summary.stalls)]
     blocks: list[Block] = [
         Overview(Tiles(tuple(_tiles(view))), tuple(_small_figures(view))),
-        latency_table("Latency of all planned requests", headline),
-        Side(tuple(group_table(caption, section) for caption, section in groups)),
+        Side(
+            (
+                latency_table("Latency of all planned requests", headline),
+                *(group_table(caption, section) for caption, section in groups),
+            ),
+            least_rem=36,
+        ),
         Folded(
             "Concurrency and stalls",
             (Side(tuple(group_table(caption, section) for caption, section in details)),),
@@ -72,9 +77,9 @@ def sessions(view: View) -> list[Block]:
 
 def _small_figures(view: View) -> Iterator[Plot]:
     """The distribution of the end-to-end latency and the pulse of the run; their numbers stand below."""
-    whole = ecdf.ecdf("small-e2e", "End to end", "E2E", view.counted("e2e"))
+    whole = ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.counted("e2e"))
     if whole is not None:
-        yield replace(whole, table="ecdf-e2e-numbers", finding="Share of requests within each latency.")
+        yield whole
     if (edges := _edges(view)) is not None:
         yield run_figures.pulse(
             edges, series.in_flight(view.columns, edges), series.tokens_per_s(view.columns, edges)
@@ -149,11 +154,10 @@ def _evidence_row(view: View, key: str, p: str, figure: Figure) -> Row:
 
 
 def shape(view: View) -> list[Block]:
-    """The distributions of TTFT, TPOT and E2E."""
+    """The distributions of TTFT and TPOT; that of E2E stands with the headline numbers."""
     drawn = (
         ecdf.ecdf("ecdf-ttft", "Time to first token", "TTFT", view.counted("ttft")),
         ecdf.ecdf("ecdf-tpot", "Time per output token", "TPOT", view.counted("tpot")),
-        ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.counted("e2e")),
     )
     plots = tuple(plot for plot in drawn if plot is not None)
     split = _ttft_split(view)
@@ -285,7 +289,8 @@ def burst(view: View) -> list[Block]:
     plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
         return [Note("No request has a first token: there is nothing to drain.")]
-    return [plot, group_table("The burst in numbers", group)]
+    numbers = group_table("The burst in numbers", group)
+    return [Side((replace(plot, explained=""), numbers), plot.explained)]
 
 
 def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:

@@ -3,11 +3,10 @@
 import shutil
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.browser.kinds import comparison_pages, run_pages
+from tests.browser.kinds import Pages
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 
@@ -33,13 +32,9 @@ def browser() -> Iterator:
 
 
 @pytest.fixture(scope="session")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Pages:
     """A page of each kind, by name."""
-    folder = tmp_path_factory.mktemp("pages")
-    made = run_pages(folder) | comparison_pages(folder)
-    for name, html in made.items():
-        (folder / f"{name}.html").write_text(html)
-    return {name: folder / f"{name}.html" for name in made}
+    return Pages(tmp_path_factory.mktemp("pages"))
 
 
 @pytest.fixture(scope="session")

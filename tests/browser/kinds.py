@@ -1,11 +1,16 @@
-"""Every kind of page there is: of one run, and of several held against each other."""
+"""Every kind of page there is, of runs that never happened: single runs, comparisons, sweeps and suites."""
 
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.finish import write_report
 from burstline.machine.hardware import Hints, note_hardware
-from burstline.verbs.compare import comparison_of
-from loadgen.record.rundir import RunDir, open_run
+from burstline.verbs.compare import comparison_of, comparison_of_suite
+from loadgen.metrics.summary import summarize_run
+from loadgen.record.record import Outcome, Record
+from loadgen.record.rundir import Run, RunDir, open_run
 from reports.compare import page as comparison_page
 from reports.page import page
 from tests.reports import synthetic
@@ -13,51 +18,182 @@ from tests.reports.synthetic_sweep import finished_run
 
 SPEEDS = {"vllm": 1.0, "tgi": 1.35, "lightllm": 0.93}
 TARGETS = ("ttft.p90<=150ms", "tpot.p50<=12ms")
+PLATFORMS = {"h100": ("NVIDIA H100 80GB HBM3", 1.0), "l40s": ("NVIDIA L40S", 2.6), "cpu": ("", 9.0)}
+MS = 1_000_000
+LOG = (
+    "INFO 11-22 08:01:12 [core.py:58] Initializing a V1 LLM engine (v0.11.2)",
+    "INFO 11-22 08:01:40 [kv_cache_utils.py:864] GPU KV cache size: 512 tokens",
+    "ERROR 11-22 08:01:44 [core.py:710] torch.OutOfMemoryError: CUDA out of memory, 1.50 GiB",
+    "INFO:     Application shutdown complete.",
+)
 
 
-def run_pages(folder: Path) -> dict[str, str]:
-    """The pages of single runs by name: good, bad, empty, small, unwatched, held against its hardware."""
-    rows = {
-        "burst": synthetic.records(n=1000),
-        "lossy": synthetic.records(n=1000, n_failed=300),
-        "hopeless": synthetic.records(n=20, n_failed=20),
-        "single": synthetic.records(n=1),
-        "unwatched": synthetic.records(n=80),
-    }
-    runs = {
-        name: synthetic.finished_run(folder, records, watched=name not in ("single", "unwatched"))
-        for name, records in rows.items()
-    }
-    metal = synthetic.finished_run(folder, synthetic.records(n=200, output_tok=16))
-    note_hardware(RunDir(metal.path), Hints("h100-sxm5-80g", "llama-2-7b"), lambda _: None)
-    write_report(RunDir(metal.path))
-    steady = finished_run(
-        folder, "vllm", 400, rate=20, targets=("ttft.p50<=1s", "ttft.p99<=1ms", "ttft<=15ms")
+def _burst(folder: Path) -> Run:
+    return _held_to_its_hardware(synthetic.finished_run(folder, synthetic.records(n=1000)))
+
+
+def _slow_tail(folder: Path) -> Run:
+    """Each fiftieth request waits 20 s in the middle of its reply."""
+
+    def stalled(row: Record) -> Record:
+        token_ns = [at + (20_000 * MS if k >= 12 else 0) for k, at in enumerate(row.token_ns)]
+        return replace(row, token_ns=token_ns, closed_ns=token_ns[-1] + MS)
+
+    rows = synthetic.records(n=400, prompt_tok=128)
+    return synthetic.finished_run(folder, [stalled(r) if r.index % 50 == 7 else r for r in rows])
+
+
+def _hopeless(folder: Path) -> Run:
+    run = synthetic.finished_run(folder, synthetic.records(n=20, n_failed=20))
+    RunDir(run.path).server_log.write_text("\n".join(LOG))
+    return open_run(run.path)
+
+
+def _interrupted(folder: Path) -> Run:
+    """Ctrl-C after half of the replies: what was in flight is cancelled."""
+    rows = synthetic.records(n=300)
+    end_ns = sorted(r.closed_ns or 0 for r in rows)[150]
+    run = RunDir(synthetic.finished_run(folder, [_cut(r, end_ns) for r in rows]).path)
+    run.finish("interrupted")
+    run.save_summary(summarize_run(open_run(run.path)))
+    return open_run(run.path)
+
+
+def _cut(row: Record, end_ns: int) -> Record:
+    if (row.closed_ns or 0) <= end_ns:
+        return row
+    token_ns = [at for at in row.token_ns if at <= end_ns]
+    return replace(
+        row,
+        outcome=Outcome.CANCELLED,
+        closed_ns=end_ns,
+        token_ns=token_ns,
+        **{name: getattr(row, name)[: len(token_ns)] for name in ("token_n", "read_lag_ns", "read_error_ns")},
+        answer_ns=token_ns[0] if token_ns else None,
+        headers_ns=row.headers_ns if token_ns else None,
+        output_tok=len(token_ns),
+        finish_reason=None,
+        error="interrupted by Ctrl-C",
     )
-    runs |= {"metal": open_run(metal.path), "steady": steady}
-    return {name: page.render(run) for name, run in runs.items()}
 
 
-def comparison_pages(folder: Path) -> dict[str, str]:
-    """Three engines with repeats, two runs, a sweep of three, one of rates, and what may not be compared."""
-    repeats = [
+def _many(folder: Path) -> Run:
+    rows = synthetic.records(n=100_000, prompt_tok=64, output_tok=8)
+    return synthetic.finished_run(folder, rows)
+
+
+def _held_to_its_hardware(run: Run) -> Run:
+    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"), lambda _: None)
+    write_report(RunDir(run.path))
+    return open_run(run.path)
+
+
+RUNS: dict[str, Callable[[Path], Run]] = {
+    "burst": _burst,
+    "tail": _slow_tail,
+    "lossy": lambda folder: synthetic.finished_run(folder, synthetic.records(n=1000, n_failed=300)),
+    "hopeless": _hopeless,
+    "interrupted": _interrupted,
+    "slo": lambda folder: finished_run(
+        folder, "vllm", 400, rate=20, targets=("ttft.p50<=1s", "ttft.p99<=1ms", "ttft<=15ms")
+    ),
+    "many": _many,
+    "unwatched": lambda folder: synthetic.finished_run(folder, synthetic.records(n=80), watched=False),
+    "single": lambda folder: synthetic.finished_run(folder, synthetic.records(n=1), watched=False),
+}
+
+
+def _repeats(folder: Path) -> list[Run]:
+    return [
         finished_run(folder, engine, 120, speed=speed * noise, seed=k)
         for k, noise in enumerate((0.98, 1.0, 1.02))
         for engine, speed in SPEEDS.items()
     ]
-    loads = [
-        finished_run(folder, engine, 140, speed=speed, concurrency=k, targets=TARGETS, n_failed=lost)
-        for engine, speed in SPEEDS.items()
+
+
+def _loads(folder: Path) -> list[Run]:
+    return [
+        finished_run(folder, engine, 140, speed=SPEEDS[engine], concurrency=k, targets=TARGETS, n_failed=lost)
+        for engine in ("vllm", "tgi")
         for k in (1, 2, 4, 8, 16, 32)
         for lost in [20 if (engine, k) == ("tgi", 32) else 0]
     ]
-    rates = [finished_run(folder, "vllm", n, rate=n / 8) for n in (40, 100, 160, 400, 900)]
-    stopping = finished_run(folder, "lightllm", 120, output_tok=9)
-    kinds = {
-        "three": repeats,
-        "two": repeats[:2],
-        "sweep": loads,
-        "rates": rates,
-        "unequal": [repeats[0], stopping],
-    }
-    return {name: comparison_page.render(comparison_of(runs, folder)) for name, runs in kinds.items()}
+
+
+def _unequal(folder: Path) -> list[Run]:
+    return [finished_run(folder, "vllm", 120), finished_run(folder, "lightllm", 120, output_tok=9)]
+
+
+COMPARISONS: dict[str, Callable[[Path], list[Run]]] = {
+    "three": _repeats,
+    "two": lambda folder: _repeats(folder)[:2],
+    "sweep": _loads,
+    "rates": lambda folder: [finished_run(folder, "vllm", n, rate=n / 8) for n in (40, 100, 160, 400, 900)],
+    "unequal": _unequal,
+}
+
+
+def _suite(folder: Path) -> None:
+    """Three engines at two workloads, three times each."""
+    slots = [
+        (engine, cell, repeat, {"n": n, "output_tok": output_tok, "speed": speed * (0.97 + 0.02 * repeat)})
+        for cell, n, output_tok in (("llama-2-7b, chat", 120, 24), ("llama-2-7b, long replies", 60, 64))
+        for repeat in (1, 2, 3)
+        for engine, speed in SPEEDS.items()
+    ]
+    _write_suite(folder, "three-engines", "Three engines at two workloads", slots)
+
+
+def _platforms(folder: Path) -> None:
+    """Two engines on three platforms, twice each."""
+    slots = [
+        (engine, f"llama-2-7b, chat, {name}", repeat,
+         {"n": 80, "gpu": gpu, "speed": slower * SPEEDS[engine] * (0.97 + 0.02 * repeat)})
+        for name, (gpu, slower) in PLATFORMS.items()
+        for repeat in (1, 2)
+        for engine in ("vllm", "tgi")
+    ]  # fmt: skip
+    _write_suite(folder, "three-platforms", "Two engines on H100, L40S and a CPU", slots)
+
+
+def _write_suite(folder: Path, name: str, description: str, slots: list) -> None:
+    rows = []
+    for k, (engine, cell, repeat, options) in enumerate(slots):
+        finished_run(folder / f"{k:03d}", engine, seed=repeat, **options)
+        rows.append({"id": f"{k:03d}", "engine": engine, "cell": cell, "repeat": repeat})
+    told = {"name": name, "description": description, "slots": rows}
+    (folder / "suite.json").write_text(json.dumps(told))
+
+
+SUITES: dict[str, Callable[[Path], None]] = {"suite": _suite, "platforms": _platforms}
+
+
+class Pages(Mapping[str, Path]):
+    """The page of each kind, made under `folder` when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __getitem__(self, name: str) -> Path:
+        path = self.folder / f"{name}.html"
+        if not path.exists():
+            path.write_text(_html(name, self.folder / name))
+        return path
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*RUNS, *COMPARISONS, *SUITES))
+
+    def __len__(self) -> int:
+        return len(RUNS) + len(COMPARISONS) + len(SUITES)
+
+
+def _html(name: str, folder: Path) -> str:
+    folder.mkdir()
+    if name in RUNS:
+        return page.render(RUNS[name](folder))
+    if name in COMPARISONS:
+        return comparison_page.render(comparison_of(COMPARISONS[name](folder), folder))
+    SUITES[name](folder)
+    comparison = comparison_of_suite(folder)
+    assert comparison is not None
+    return comparison_page.render(comparison)

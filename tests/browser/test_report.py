@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.browser.kinds import COMPARISONS, RUNS, SUITES
 from tests.browser.looking import (
     THEMES,
     WIDTHS,
@@ -18,11 +19,8 @@ from tests.browser.looking import (
 
 pytestmark = pytest.mark.browser
 
-RUNS = ("burst", "lossy", "hopeless", "single", "unwatched", "metal", "steady")
-COMPARISONS = ("three", "two", "sweep", "rates", "unequal")
 
-
-@pytest.mark.parametrize("kind", [*RUNS, *COMPARISONS])
+@pytest.mark.parametrize("kind", [*RUNS, *COMPARISONS, *SUITES])
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("theme", THEMES)
 def test_the_page_is_quiet_offline_whole_and_fits(browser, pages, kind, width, theme):
@@ -225,7 +223,7 @@ def test_without_javascript_everything_is_there(browser, pages):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
-@pytest.mark.parametrize("kind", ["lossy", "hopeless", "metal", "three", "sweep", "unequal"])
+@pytest.mark.parametrize("kind", ["burst", "lossy", "hopeless", "three", "sweep", "unequal", "suite"])
 @pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize("width", [390, 1600])
 def test_axe_finds_nothing_serious(browser, pages, axe, kind, theme, width):

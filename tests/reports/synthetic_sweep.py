@@ -36,7 +36,7 @@ def finished_run(
     targets: Sequence[str] = (),
     output_tok: int = OUTPUT_TOK,
     seed: int = 0,
-    gpu: bool = True,
+    gpu: str = "NVIDIA H100 80GB HBM3",
 ) -> Run:
     """A burst of `n` requests, or a closed or open loop, kept in a folder under `parent` as a run is."""
     due_ns = (np.arange(n) * 1e9 / rate).astype(int).tolist() if rate else [0] * n
@@ -56,7 +56,7 @@ def finished_run(
         targets=tuple(targets),
         seed=0,
         salt="5eed",
-        devices=(GpuFacts("NVIDIA H100 80GB HBM3", 85_520_809_984),) if gpu else (),
+        devices=(GpuFacts(gpu, 85_520_809_984),) if gpu else (),
         host=HostFacts(cpu="A CPU", cores=8),
         identity=Identity(
             engine,

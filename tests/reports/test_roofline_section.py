@@ -19,15 +19,17 @@ def view(metal):
 
 
 def of_kind(blocks, kind):
-    return [block for block in blocks if block.kind == kind]
+    """Also those that fold or stand side by side."""
+    inner = [b for block in blocks if block.kind in ("side", "folded") for b in block.blocks]
+    return [block for block in (*blocks, *inner) if block.kind == kind]
 
 
 def test_every_phase_has_its_roofline_its_bounds_and_the_gap_is_shown(view):
     blocks = section(view)
     assert [plot.id for plot in of_kind(blocks, "plot")] == [
+        "waterfall",
         "roofline-prefill",
         "roofline-decode",
-        "waterfall",
     ]
     captions = [table.caption for table in of_kind(blocks, "table")]
     assert sum(caption.startswith("What bounds each op") for caption in captions) == 2

@@ -141,10 +141,13 @@ def test_what_the_words_rest_on_is_said_beside_them():
     assert not list(remarks([{PATH: Absent("")}]))
 
 
-def test_the_worst_cell_stands_in_the_banner_and_says_which_it_is():
+def test_the_banner_of_several_cells_says_how_many_compare_and_which_do_not():
     good = replace(cell({"A": [figure(1)]}), name="small")
     bad = replace(cell({"A": [figure(1)]}, comparable=False), name="large")
-    assert banner(Comparison("t", (good, bad))).state == "NOT-COMPARABLE"
+    shown = banner(Comparison("t", (good, bad)))
+    assert shown.state == "1 OF 2 COMPARABLE"
+    assert shown.sentence.startswith("Not ranked: large.")
+    assert banner(Comparison("t", (bad, bad))).state == "NOT-COMPARABLE"
     assert banner(Comparison("t", (good,))).state == COMPARABLE
 
 

@@ -1,0 +1,317 @@
+"""Each printed number is the same in the JSON, on the page, in the terminal, in Markdown and in exports."""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from burstline.cli import main
+from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.summary_types import Section, Summary
+from loadgen.record.rundir import Run, open_run
+from loadgen.stats.figure import Absent, Estimate, Figure
+from reports.number_format import SCALES
+from reports.page.page import render
+from tests.reports.synthetic_sweep import finished_run
+
+DIVISORS = {name: divisor for unit, steps in SCALES.items() if unit != "ns" for divisor, name in steps}
+LATENCIES = {METRICS[key].title: key for key in ("ttft", "tpot", "itl", "e2e")}
+PERCENTILES = ("p50", "p90", "p95", "p99", "mean")
+Shown = dict[tuple[str, str], tuple[str, str, str]]
+"""Number, unit and interval as they are printed, by row and column."""
+
+
+@pytest.fixture(scope="module")
+def open_loop(tmp_path_factory) -> Run:
+    goals = ("ttft.p50<=1s", "ttft.p99<=1ms", "ttft<=15ms")
+    return finished_run(tmp_path_factory.mktemp("open"), "vllm", 150, rate=20, targets=goals)
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory) -> Run:
+    """A burst of 120 requests, of which nine failed."""
+    return finished_run(tmp_path_factory.mktemp("failing"), "vllm", 120, n_failed=9)
+
+
+@pytest.fixture(params=["failing", "open_loop"])
+def run(request) -> Run:
+    return request.getfixturevalue(request.param)
+
+
+@cache
+def page_of(path: Path) -> str:
+    return render(open_run(path))
+
+
+def printed(argv: list[str], capsys) -> str:
+    capsys.readouterr()
+    main(argv)
+    return capsys.readouterr().out
+
+
+# Every table of a format, as rows of (text, detail) by caption or heading.
+
+
+def html_tables(html: str) -> Iterator[tuple[str, list[list[tuple[str, str]]]]]:
+    for source in re.findall(r"<table.*?</table>", html, re.DOTALL):
+        table = ET.fromstring(source.replace("&nbsp;", "\u00a0"))
+        yield (
+            "".join(table.find("caption").itertext()),
+            [[cell_of(cell) for cell in row] for row in table.iter("tr")],
+        )
+
+
+def cell_of(cell: ET.Element) -> tuple[str, str]:
+    details = [child for child in cell if child.tag in ("small", "sup")]
+    detail = "".join("".join(child.itertext()) for child in details if child.tag == "small")
+    for child in details:
+        child.text, kept = "", child.tail
+        child[:] = []
+        child.tail = kept
+    return clean("".join(cell.itertext())), detail
+
+
+def clean(text: str) -> str:
+    return re.sub(r"[↑↓\u00a0]", "", text).strip()
+
+
+def markdown_tables(text: str) -> Iterator[list[list[str]]]:
+    for part in text.split("\n\n"):
+        if part.startswith("|"):
+            lines = [re.split(r"(?<!\\)\|", line)[1:-1] for line in part.splitlines()]
+            yield [[clean(cell) for cell in line] for k, line in enumerate(lines) if k != 1]
+
+
+VALUE = r"(–[⁰¹²³⁴⁵⁶⁷⁸⁹]*|∞|−?[\d,]+(?:\.\d+)?)(?:\s+\(\d\))?(?:\s+([\[(][^\])]+[\])]))?"
+
+
+def latency_rows(lines: list[str], columns: list[str]) -> Shown:
+    """Rows such as `TTFT ↓  s  13.7  [13.2, 14.1]  25.7 ...`, whatever stands between the cells."""
+    found: Shown = {}
+    for line in lines:
+        for title in LATENCIES:
+            if match := re.match(rf"\|?\s*{title}(?:\u00a0|\s)*↓\s*\|?\s+(s|ms|µs)\s+\|?(.*)", line):
+                values = re.findall(VALUE, match[2].replace("|", " "))
+                for column, (value, interval) in zip(columns, values, strict=False):
+                    found[title, column] = (value[:1] if value[0] == "–" else value, match[1], interval)
+    return found
+
+
+def latencies_in_html(html: str) -> Shown:
+    rows = next(rows for caption, rows in html_tables(html) if caption == "Latency of all planned requests")
+    head, *body = rows
+    return {
+        (row[0][0], title): (text, row[1][0], detail)
+        for row in body
+        for (title, _), (text, detail) in zip(head, row, strict=True)
+        if title in PERCENTILES
+    }
+
+
+def agrees(shown: str, figure: float, unit: str = "") -> bool:
+    """Whether the printed number is this one, rounded to the digits that were printed."""
+    value = figure / DIVISORS.get(unit, 1.0)
+    if shown in ("∞", "−∞") or math.isinf(value):
+        return shown == ("∞" if value > 0 else "−∞")
+    number = float(shown.replace(",", "").replace("−", "-"))
+    decimals = len(shown.partition(".")[2])
+    step = 10.0**-decimals if decimals else 10.0 ** max(math.floor(math.log10(abs(number) or 1)) - 2, 0)
+    return abs(number - value) <= 0.51 * step
+
+
+def check(shown: tuple[str, str, str], figure: Figure, where: object) -> None:
+    text, unit, interval = shown
+    if isinstance(figure, Absent):
+        assert text == "–", (where, shown)
+        return
+    assert agrees(text, figure.point, unit), (where, shown, figure)
+    ends = [end for end in re.findall(r"[−\d.,∞]+(?=[,\])])", interval) if end not in (",", ".")]
+    for end, value in zip(ends, (figure.low, figure.high), strict=bool(interval)):
+        assert end.endswith("∞") if value is None else agrees(end.rstrip(","), value, unit), (where, shown)
+
+
+def in_json(path: Path) -> Summary:
+    return Summary.from_json(json.loads((path / "summary.json").read_text()))
+
+
+def test_latencies_are_the_same_in_every_format(run, tmp_path, capsys):
+    page = latencies_in_html(page_of(run.path))
+    assert len(page) >= 4 * 4
+    summary = in_json(run.path)
+    for (title, p), shown in page.items():
+        check(shown, summary.figure("metrics", LATENCIES[title], p), (title, p))
+    columns = [p for p in PERCENTILES if ("E2E", p) in page]
+    terminal = printed(["show", str(run.path)], capsys)
+    assert latency_rows(terminal.splitlines(), columns) == page
+    main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    text = (tmp_path / "summary.md").read_text()
+    assert latency_rows(text.splitlines(), columns) == page
+
+
+def test_throughput_memory_and_other_totals_are_the_same_in_every_format(run, tmp_path, capsys):
+    summary, html = in_json(run.path), page_of(run.path)
+    named = dict(html_tables(html))
+    groups: list[tuple[str, Section]] = [
+        ("Throughput", summary.throughput), ("Memory", summary.memory), ("Concurrency", summary.concurrency),
+        ("Stalls", summary.stalls), ("The burst in numbers", summary.burst),
+        ("Everything about the client", summary.instrument), ("Tokens, counted twice", summary.conservation),
+    ]  # fmt: skip
+    terminal, n = printed(["show", str(run.path)], capsys), 0
+    main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    whole = next(t for t in markdown_tables((tmp_path / "summary.md").read_text()) if t[0][0] == "Whole run")
+    for caption, section in groups:
+        figures = {row.title: row.figure for row in section.rows()}
+        for (title, _), (value, interval), (unit, _) in named.get(caption, [])[1:]:
+            check((value, unit, interval), figures[title], title)
+            n += 1
+            if caption in ("Throughput", "Memory"):
+                line = next(line for line in terminal.splitlines() if line.startswith(title))
+                assert re.search(rf"\s{re.escape(value)}\s.*{re.escape(unit)}$", line), line
+            for told in (told for name, told in whole if name == title):
+                assert told == " ".join(filter(None, (value, unit, interval)))
+    assert n > 15
+
+
+def test_the_first_sentence_has_the_numbers_of_the_summary(run, tmp_path, capsys):
+    summary, html = in_json(run.path), page_of(run.path)
+    sentence = re.search(r'<div class="answer"><p>(.*?)</p>', html)[1]
+    assert printed(["show", str(run.path)], capsys).splitlines()[2] == sentence
+    main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    assert f"**{sentence}**" in (tmp_path / "summary.md").read_text()
+    rate, tokens, first, first_unit, each, each_unit = re.match(
+        r"Served (\S+) req/s, (\S+) output tok/s; median first token (\S+) (\w+), then (\S+) (\w+) per token",
+        sentence,
+    ).groups()
+    for shown, unit, path in (
+        (rate, "", ("throughput", "requests_per_s")),
+        (tokens, "", ("throughput", "output_tok_per_s")),
+        (first, first_unit, ("metrics", "ttft", "p50")),
+        (each, each_unit, ("metrics", "tpot", "p50")),
+    ):
+        check((shown, unit, ""), summary.figure(*path), path)
+    tiles = re.findall(r"<dt>(.*?)</dt><dd><strong>(.*?)</strong>(?: <span>(.*?)</span>)?", html)
+    told = {label: (value, unit) for label, value, unit in tiles}
+    assert told["Output throughput"] == (tokens, "tok/s")
+    assert told["TTFT p50"] == (first, first_unit)
+
+
+def test_percentiles_of_the_csv_are_those_of_the_page(failing, tmp_path):
+    main(["export", str(failing.path), "--to", str(tmp_path), "--format", "csv"])
+    frame, page = pd.read_csv(tmp_path / "records.csv"), latencies_in_html(page_of(failing.path))
+    for title in ("TTFT", "E2E"):
+        values = np.sort(frame[f"{LATENCIES[title]}_s"].fillna(math.inf))
+        for p, share in (("p50", 0.5), ("p90", 0.9)):
+            text, unit, _ = page[title, p]
+            assert agrees(text, values[math.ceil(share * len(values)) - 1], unit), (title, p)
+
+
+def test_slos_are_measured_the_same_on_the_page_in_junit_and_in_the_summary(open_loop, tmp_path):
+    main(["export", str(open_loop.path), "--to", str(tmp_path), "--format", "junit"])
+    cases = {case.get("name"): case for case in ET.parse(tmp_path / "junit.xml").iter("testcase")}
+    lines = re.findall(r"</b> <code>(.*?)</code> (.*?)(?: <span|</li>)", page_of(open_loop.path))
+    measured = {target.replace("&lt;", "<"): words.strip() for target, words in lines}
+    assert in_json(open_loop.path).targets
+    for target in in_json(open_loop.path).targets:
+        (child,) = cases[target.target]
+        told = (child.get("message") or child.text).partition("measured ")[2]
+        assert told in measured[target.target]
+        if told != "–":
+            number, unit = told.split()[:2]
+            check((number, unit, ""), target.measured, target.target)
+
+
+# Comparisons and sweeps
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> Path:
+    """Two engines, two runs each, with the page, the Markdown and the JSON over them."""
+    folder = tmp_path_factory.mktemp("compared")
+    runs = [
+        finished_run(folder / "runs", engine, 60, speed=speed * noise, seed=k)
+        for k, noise in enumerate((0.98, 1.02))
+        for engine, speed in (("vllm", 1.0), ("tgi", 1.35))
+    ]
+    return written(folder, runs)
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("swept")
+    return written(folder, [finished_run(folder / "runs", "vllm", 60, concurrency=k) for k in (2, 8)])
+
+
+def written(folder: Path, runs: list[Run]) -> Path:
+    for shape in ("html", "markdown", "json", "text"):
+        argv = ["compare", *(str(run.path) for run in runs), "--format", shape]
+        main([*argv, "--out", str(folder / f"out.{shape}")])
+    return folder
+
+
+def test_a_comparisons_numbers_are_the_same_in_every_format(compared):
+    (cell,) = json.loads((compared / "out.json").read_text())["cells"]
+    rows = next(
+        rows
+        for caption, rows in html_tables((compared / "out.html").read_text())
+        if "Side by side" in caption
+    )
+    head, *body = rows
+    tables = [t for t in markdown_tables((compared / "out.markdown").read_text()) if t[0][0] == "Number"]
+    in_markdown = {row[0]: row for row in tables[0][1:]}
+    lines = (compared / "out.text").read_text().splitlines()
+    assert len(body) >= 8
+    for row in body:
+        title, unit = row[0][0], row[1][0]
+        (line,) = (line for line in lines if re.match(rf"{re.escape(title)}\s+[↑↓]", line))
+        for (label, _), (value, interval) in zip(head[2:], row[2:], strict=True):
+            if label in cell["numbers"][title]:
+                check(
+                    (value.removeprefix("★ "), unit, interval), figure(cell["numbers"][title][label]), title
+                )
+            elif value:
+                (pair,) = cell["contrasts"]
+                told = pair["numbers"][title]
+                true = told["noise"] * 100 if label == "A/A noise" else told["ratio"]["point"]
+                assert agrees(value.split()[0].rstrip("%"), true), (title, label, value)
+            told = " ".join(filter(None, (value, interval)))
+            assert told in in_markdown[title]
+            assert value in line
+            assert interval in line
+
+
+def test_a_sweeps_numbers_are_the_same_in_every_format(swept):
+    html = (swept / "out.html").read_text()
+    (sweep,) = json.loads((swept / "out.json").read_text())["sweeps"]
+    points = {f"{point['load']:g}": point for point in sweep["points"]}
+    tables = dict(html_tables(html))
+    head, *body = tables["Every load; 95% intervals in brackets"]
+    (in_markdown,) = (
+        t for t in markdown_tables((swept / "out.markdown").read_text()) if "Requests at" in t[0][0]
+    )
+    lines = (swept / "out.text").read_text()
+    for row, markdown_row in zip(body, in_markdown[1:], strict=True):
+        for (title, _), (value, interval), told in zip(head, row, markdown_row, strict=True):
+            assert told == " ".join(filter(None, (value, interval)))
+            assert value in lines
+            if title.startswith("Output"):
+                check((value, "", interval), figure(points[row[0][0]]["output_tok_per_s"]), title)
+    for metric in ("ttft", "tpot", "e2e"):
+        head, *body = tables[f"{METRICS[metric].title} against load, with 95% intervals"]
+        assert len(head) > 1
+        for (load, _), *cells in body:
+            for (title, _), (value, interval) in zip(head[1:], cells, strict=True):
+                p, unit = re.fullmatch(r"(p\d+).* \((\w+)\)", title).groups()
+                check(
+                    (value, unit, interval), figure(points[load]["percentiles"][metric][p]), (metric, title)
+                )
+
+
+def figure(row: dict) -> Figure:
+    return Absent(row["absent"]) if "absent" in row else Estimate(**row)
