@@ -310,7 +310,8 @@ def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
     steps = run.steps[run.steps["end_ns"] > begin_ns]
     # A request that decodes next was there already, and so was one that waits: the engine did not idle.
     at_once = (steps["n_waiting"] > 0) | (steps["decode_tok"].shift(-1) > 0)
-    steps = steps.assign(until_ns=steps["start_ns"].shift(-1).where(at_once, steps["end_ns"]))
+    follows_ns = steps["start_ns"].shift(-1).fillna(steps["end_ns"])  # none follows where the run was cut off
+    steps = steps.assign(until_ns=follows_ns.where(at_once, steps["end_ns"]))
     rows = steps.to_dict("records")
     return [_logged_step({str(name): value for name, value in row.items()}) for row in rows] or None
 

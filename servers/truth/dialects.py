@@ -286,6 +286,29 @@ def chat_plain(ask: Ask, script: Script, n_tok: int) -> Json:
     return _chat(ask, [choice], "chat.completion") | _plain_usage(ask, script, n_tok)
 
 
+def read_embedding(body: Json, model: str) -> tuple[Ask, Prompt]:
+    return asked("embeddings", body, model, body.get("input"), 1, False)
+
+
+def embedding_plain(ask: Ask, script: Script, n_tok: int) -> Json:
+    del script, n_tok
+    row = {"object": "embedding", "index": 0, "embedding": [1.0, 0.0]}
+    return {"object": "list", "model": ask.model, "data": [row], "usage": _usage(ask, 0)}
+
+
+def read_rerank(body: Json, model: str) -> tuple[Ask, Prompt]:
+    texts = [body.get("query"), *(body.get("documents") or [])]
+    if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+        raise WorkloadError("expected a query and documents, all of them texts")
+    return asked("rerank", body, model, " ".join(map(str, texts)), 1, False)
+
+
+def rerank_plain(ask: Ask, script: Script, n_tok: int) -> Json:
+    del script, n_tok
+    row = {"index": 0, "relevance_score": 1.0}
+    return {"id": "rerank-truth", "model": ask.model, "results": [row], "usage": _usage(ask, 0)}
+
+
 def openai_error(message: str, status: int) -> Json:
     return {"error": {"message": message, "type": "scripted_error", "param": None, "code": status}}
 
@@ -329,6 +352,10 @@ DIALECTS: dict[str, Dialect] = {
         role=chat_role,
         done=True,
     ),
+    "embeddings": Dialect(
+        read=read_embedding, token=completion_token, plain=embedding_plain, error=openai_error
+    ),
+    "rerank": Dialect(read=read_rerank, token=completion_token, plain=rerank_plain, error=openai_error),
     "tgi": Dialect(read=read_tgi, token=tgi_token, plain=tgi_plain, error=tgi_error),
     "lightllm": Dialect(
         read=read_lightllm,
@@ -348,19 +375,26 @@ DIALECTS: dict[str, Dialect] = {
     ),
 }
 
+ALWAYS = {
+    "/v1/completions": "completions",
+    "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+}
+"""OpenAI's paths, which are always served."""
+
 ROUTES: dict[str, dict[str, str]] = {
     "openai": {},
     "tgi": {"/generate": "tgi", "/generate_stream": "tgi", "/": "tgi"},
     "lightllm": {"/generate": "lightllm", "/generate_stream": "lightllm"},
     "sglang": {"/generate": "sglang"},
 }
-"""The native paths of each engine; `/v1/completions` and `/v1/chat/completions` are always served."""
+"""The native paths of each engine."""
 
 
 def read_request(path: str, body: Json, model: str, native: str) -> tuple[Ask, Prompt]:
     """What a request to `path` wants, and its prompt; KeyError where no dialect has the path."""
-    routes = {"/v1/completions": "completions", "/v1/chat/completions": "chat"} | ROUTES[native]
-    name = routes[path]
+    name = (ALWAYS | ROUTES[native])[path]
     if path == "/generate_stream":
         body = body | {"stream": True}
     return DIALECTS[name].read(body, model)

@@ -4,7 +4,9 @@ import json
 import os
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -12,7 +14,7 @@ from burstline.bench.finish import write_report
 from burstline.cli import main
 from burstline.machine import cpu_calibration, hardware, host_overhead
 from burstline.machine.hardware import DEVICE_FILE, Hints, Stated, check_hints, note_hardware
-from burstline.machine.roofline_input import reconciled, seen_in
+from burstline.machine.roofline_input import _logged, reconciled, seen_in
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
@@ -302,3 +304,10 @@ def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):
 def test_a_stated_fact_that_cannot_be_is_refused_before_anything_runs(stated, message):
     with pytest.raises(RooflineError, match=message):
         check_hints(Hints(stated=stated))
+
+
+def test_a_step_log_that_was_cut_off_amid_the_queue_ends_with_its_last_step():
+    step = {"new_tok": [8], "context_tok": [8], "n_logits": 1, "attention_ns": 10, "decode_tok": 0}
+    rows = [step | {"start_ns": k * 1000, "end_ns": k * 1000 + 900, "n_waiting": 3} for k in range(3)]
+    seen = _logged(SimpleNamespace(steps=pd.DataFrame(rows)), [SimpleNamespace(sent_s=0.0)])
+    assert [step.seconds * 1e9 for step in seen] == pytest.approx([1000, 1000, 900])

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.workloads import made_files
 from workloads.prefixes import PrefixTree, expected_hit_fraction, hits
 from workloads.prompts import salted, vocabulary_from_size
 from workloads.request import WorkloadError
@@ -120,3 +121,26 @@ def test_a_silly_table_names_its_row(tmp_path, rows, words):
     file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""]))
     with pytest.raises(WorkloadError, match=words):
         read_trace(str(file))
+
+
+def hits_by_hash(rows: list[dict], block_tok: int = 512) -> list[int]:
+    """What a cache without limits serves of each prompt by its hashes: whole blocks, never the last token."""
+    held: set[int] = set()
+    counts = []
+    for row in rows:
+        whole = row["hash_ids"][: row["input_length"] // block_tok]
+        n = next((k for k, key in enumerate(whole) if key not in held), len(whole))
+        counts.append(min(n, (row["input_length"] - 1) // block_tok) * block_tok)
+        held.update(whole)
+    return counts
+
+
+@pytest.mark.slow
+def test_ten_thousand_mooncake_requests_hit_as_their_hashes_say(tmp_path):
+    path = made_files.mooncake(tmp_path, 10_000, longest_tok=3000)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    implied = hits_by_hash(rows)
+    plan = read_trace(str(path)).requests(VOCABULARY, 0)
+    assert sum(implied) / sum(row["input_length"] for row in rows) > 0.2
+    assert PrefixTree().add(plan, 512) == implied, "of the plan's prefixes"
+    assert hits((request.prompt_ids for request in plan), 512) == implied, "of the token ids that are sent"
