@@ -290,7 +290,7 @@ def _watched(
     ) as watcher:
 
         def while_drivers_prepare(pids: list[int]) -> None:
-            from loadgen.record.arrow import keep_pandas_out
+            from loadgen.record.tables import keep_pandas_out
 
             watcher.add_clients([*pids, *(bird[1:] if bird else ())])
             keep_pandas_out()

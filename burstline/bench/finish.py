@@ -23,13 +23,11 @@ import pyarrow as pa
 from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
 from burstline.bench.server_session import Site
 from loadgen.driver.job import DriveReport
-from loadgen.record.arrow import keep_pandas_out
-from loadgen.record.decode import decode_run, stage_records
+from loadgen.record.decode import decode_run, stage_records, uncounted
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
-from loadgen.record.retokenize import uncounted
 from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.tables import COUNTS
+from loadgen.record.tables import COUNTS, keep_pandas_out
 from servers.engine import Engine, HttpReply
 from servers.protocol.destination import Destination
 from servers.protocol.openai import count_in, tokenize_call

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from burstline import exit_codes
+from burstline.engine_flags import API_KEY_VARIABLE
 from burstline.interrupt import terminable
 from burstline.suites.suite import SCHEMA, Contender, Model, Slot, Suite, load_suite, schedule
-from burstline.verbs.engine_flags import API_KEY_VARIABLE
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run
 from servers.host import child

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import MAX_REPEATS, checked
+from burstline.engine_flags import add_engine, add_settings, on_or_off
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import TomlTable
-from burstline.verbs.engine_flags import add_engine, add_settings, on_or_off
 from burstline.verbs.run import add_arrivals, add_load, add_sources, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
 from servers.redact import without_secrets

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from burstline import exit_codes
-from burstline.verbs.bound_text import compared, told
+from reports.formats.bound_text import compared, told
 from roofline.device.calibration import Calibration, load_calibration
 from roofline.device.device import Device, load_device
 from roofline.errors import RooflineError
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(compared(found) if several else told(found[0]))
     if args.figure:
-        from burstline.verbs.study_figures import write_bound  # matplotlib takes a second to import
+        from reports.figures.study_figures import write_bound  # matplotlib takes a second to import
 
         write_bound(args.figure, [one for one in found if "impossible" not in one])
         print(f"Written to {args.figure}.")

@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from loadgen.record.arrow import keep_pandas_out
     from loadgen.record.rundir import open_run
+    from loadgen.record.tables import keep_pandas_out
     from workloads.request import WorkloadError
 
     keep_pandas_out()

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
-from burstline.verbs.engine_flags import add_engine, share_replicas, where_of
+from burstline.engine_flags import add_engine, share_replicas, where_of
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses

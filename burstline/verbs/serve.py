@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from burstline.verbs.engine_flags import add_settings, add_start, where_of
+from burstline.engine_flags import add_settings, add_start, where_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

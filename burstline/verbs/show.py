@@ -14,8 +14,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from loadgen.metrics.summary import summarize_run
-    from loadgen.record.arrow import keep_pandas_out
     from loadgen.record.rundir import open_run
+    from loadgen.record.tables import keep_pandas_out
     from reports.digest import overview
     from reports.formats.text import text
 

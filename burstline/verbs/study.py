@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burstline import exit_codes
-from burstline.verbs.bound_text import aligned
+from reports.formats.bound_text import aligned
 from roofline.device.device import load_device
 from roofline.model.catalog import bundled_models, load_model
 from roofline.model.ops import Op, ops
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
     compared = generations(args.model, asked, args.device)
     if args.figures:
-        from burstline.verbs.study_figures import write_figures  # matplotlib takes a second to import
+        from reports.figures.study_figures import write_figures  # matplotlib takes a second to import
 
         write_figures(args.figures, runs, scaling, compared)
     if args.json:

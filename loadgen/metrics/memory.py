@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary_types import Cost, Memory
-from loadgen.metrics.telemetry_query import Watched
+from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 from servers.engine import Identity
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from loadgen.metrics.definitions import e2e_service, itl, ttft_service
 from loadgen.metrics.summary_types import Agreement
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from loadgen.verdict.grades import FLOOR_S
 from loadgen.verdict.verdict import Reason

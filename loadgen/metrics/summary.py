@@ -26,17 +26,17 @@ from loadgen.metrics.summary_types import (
     Quantiles,
     Stationarity,
     Summary,
+    Survival,
 )
-from loadgen.metrics.survival import survival
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise, WarmUpBursts
 from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
-from loadgen.record.telemetry import Telemetry
+from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
+from loadgen.stats.kaplan_meier import survival_percentiles
 from loadgen.stats.quantiles import mean, percentiles
 from loadgen.stats.serial_correlation import (
     OrderedSamples,
@@ -286,3 +286,28 @@ def _cause(c: Columns, counts: Mapping[str, int]) -> str:
     worst = max(kinds, key=kinds.__getitem__)
     rows = zip(c.table.column("outcome").to_pylist(), c.table.column("error").to_pylist(), strict=True)
     return next((str(error)[:200] for outcome, error in rows if outcome == worst and error), "")
+
+
+NONE_CUT_OFF: Final = Absent("no request was cut off", "none-cut-off")
+
+_CUT_OFF = (Outcome.TIMEOUT.value, Outcome.CANCELLED.value)
+
+
+def survival(c: Columns) -> dict[str, Survival]:
+    """TTFT and E2E of all requests that were sent, those cut off counted for as long as they ran.
+
+    By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run, also where it
+    never got a connection; a request that failed in another way never ends.
+    """
+    outcome = c.table.column("outcome").to_numpy()
+    cut_off, set_out = np.isin(outcome, _CUT_OFF), outcome != Outcome.NOT_SENT.value
+    if not cut_off.any():
+        return dict.fromkeys(("ttft", "e2e"), Survival.absent(NONE_CUT_OFF))
+    watched_s = np.where(cut_off, c.closed_s - c.origin_s, np.inf)
+    began, ended = ~np.isnan(c.first_s) & (c.ok | cut_off), c.ok
+    ttft_s = np.where(began, c.first_s - c.origin_s, watched_s)
+    e2e_s = np.where(ended, c.last_s - c.origin_s, watched_s)
+    return {
+        "ttft": Survival(**survival_percentiles(ttft_s[set_out], began[set_out])),
+        "e2e": Survival(**survival_percentiles(e2e_s[set_out], ended[set_out])),
+    }

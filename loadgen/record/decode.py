@@ -1,4 +1,7 @@
-"""Captures to records, in child processes: what decoding costs is not the driver's nor the caller's."""
+"""Captures to records, in child processes, so that decoding costs neither the driver nor the caller.
+
+Also the texts of replies whose tokens the server did not count, for a tokenizer to count.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,21 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from loadgen.record.arrow import keep_pandas_out
 from loadgen.record.capture import Capture, reply_limit_bytes
 from loadgen.record.capture_store import DamagedCapturesError, OnDamage, read_captures, refuse
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
-from loadgen.record.tables import RECORDS, counts_of, record_table
+from loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
+from loadgen.wire import http1
+from servers.engine import EngineError, Reply
 from servers.host import child
+from servers.protocol.replies import understood
 from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from workloads.request import Request
 
@@ -211,3 +217,34 @@ def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
 
 if __name__ == "__main__":
     main()
+
+
+GLANCE: Final = 32
+"""A server that counted so many replies, and left none uncounted, counts: the others need no look."""
+
+
+def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:
+    """The index and the text of each reply without a token count, in the order in which they ended.
+
+    Where a server counts, a reply that was cut off before its count may be left out.
+    """
+    n_counted = n_found = 0
+    for capture in read_captures(captures):
+        reply = _reply(capture, decode)
+        if reply is None:
+            continue
+        if reply.text is not None:
+            n_found += 1
+            yield capture.index, reply.text
+        elif reply.n_output_ids is not None or reply.n_output_usage is not None:
+            n_counted += 1
+            if n_counted == GLANCE and not n_found:
+                return
+
+
+def _reply(capture: Capture, decode: Decode) -> Reply | None:
+    try:
+        parsed = http1.parse(capture.reads)
+    except EngineError:
+        return None
+    return understood(decode, parsed[0]) if parsed else None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -106,3 +107,27 @@ def telemetry_table(rows: Iterable[Row], t0_ns: int = 0) -> pa.Table:
     return pa.table(
         [pa.array(c, field.type) for c, field in zip(columns, TELEMETRY, strict=True)], schema=TELEMETRY
     )
+
+
+class _NoPandas:
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is left out here")
+
+
+def keep_pandas_out() -> None:
+    """Have pyarrow convert without pandas: at its first conversion it would import it (0.3 s, 50 MB).
+
+    It looks once whether pandas is there, and again where a frame is asked for: `to_pandas` works all the
+    same. For processes of our own: where a user's code passes series to pyarrow, it must have looked.
+    """
+    import pyarrow as pa
+
+    if "pandas" in sys.modules:
+        return
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([])
+    finally:
+        sys.meta_path.remove(_NoPandas)

@@ -9,8 +9,8 @@ import numpy as np
 
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary_types import Instrument
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 
 NOT_SENT = "no request was sent"

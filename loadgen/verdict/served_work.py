@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
+from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent
 from servers.engine import Identity
 from workloads.prefixes import BLOCK_TOK, expected_hit_fraction

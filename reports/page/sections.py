@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from loadgen.metrics.summary import NONE_CUT_OFF
 from loadgen.metrics.summary_types import Quantiles, Section, Survival
-from loadgen.metrics.survival import NONE_CUT_OFF
 from loadgen.record.columns import Floats
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Folded, Note, Overview, Side, Tile, Tiles

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from burstline.bench.finish import recount
 from burstline.bench.server_session import Site
 from loadgen.record.capture_store import Spool
+from loadgen.record.decode import GLANCE, uncounted
 from loadgen.record.manifest import Manifest
-from loadgen.record.retokenize import GLANCE, uncounted
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import counts_of, records_of
 from servers.engine import Identity, Target
@@ -149,7 +149,7 @@ def test_a_server_that_counts_is_not_looked_through(tmp_path: Path, monkeypatch:
     assert (said, asked, (run.path / COUNTS).exists()) == ([], [], False)
     many = [capture(wire((10, event(1, finish="length")), (30, DONE)))] * GLANCE
     silent = capture(wire((10, event(finish="length")), (30, DONE)))
-    monkeypatch.setattr("loadgen.record.retokenize.read_captures", lambda _: iter([*many, silent]))
+    monkeypatch.setattr("loadgen.record.decode.read_captures", lambda _: iter([*many, silent]))
     assert list(uncounted(run.captures, decode_completion)) == []
-    monkeypatch.setattr("loadgen.record.retokenize.read_captures", lambda _: iter([silent, *many, silent]))
+    monkeypatch.setattr("loadgen.record.decode.read_captures", lambda _: iter([silent, *many, silent]))
     assert list(uncounted(run.captures, decode_completion)) == [(0, "x")] * 2

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from loadgen.metrics.server_histograms import agreement, disagreement
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry
+from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent, Estimate
 from servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok

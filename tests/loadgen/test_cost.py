@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.metrics.memory import cost
-from loadgen.metrics.telemetry_query import Watched
-from loadgen.record.telemetry import Telemetry
+from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent, measured
 
 

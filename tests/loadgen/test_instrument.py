@@ -2,10 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
-from loadgen.record.telemetry import Telemetry
+from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent
 from loadgen.verdict.instrument import instrument
 from tests.loadgen.making import MS, ok

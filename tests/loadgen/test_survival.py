@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from loadgen.metrics.survival import NONE_CUT_OFF, survival
+from loadgen.metrics.summary import NONE_CUT_OFF, survival
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import Absent, Estimate

@@ -17,8 +17,8 @@ from types import FunctionType
 import pytest
 
 from loadgen.driver import canary, drive
-from loadgen.metrics import definitions, server_histograms, slo, steady_state, telemetry_query, throughput
-from loadgen.record import columns, record
+from loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
+from loadgen.record import columns, record, telemetry
 from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
 from loadgen.verdict import grades, verdict
 from loadgen.wire import clock
@@ -308,7 +308,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the server's histogram is read once, after the load",
-        telemetry_query.Watched.grown_together,
+        telemetry.Watched.grown_together,
         "float(last[0] - first[0])",
         "float(last[0])",
         LOADGEN

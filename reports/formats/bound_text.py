@@ -1,4 +1,4 @@
-"""What `burstline bound` found, as a person reads it in a terminal."""
+"""The output of `burstline bound` as text for a terminal."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
