@@ -59,7 +59,7 @@ from workloads.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
-    from burstline.cluster.workers import RayOptions
+    from burstline.cluster.session import RayOptions
     from loadgen.metrics.summary_types import Summary
 
 
@@ -243,7 +243,8 @@ def _drivers(
     if ray is None:
         yield early.with_jobs if early else None
         return
-    from burstline.cluster.workers import fleet_of, ray_session
+    from burstline.cluster.session import ray_session
+    from burstline.cluster.workers import fleet_of
 
     with ray_session(ray) as session, fleet_of(session, ray, site.target.url) as fleet:
         for driver in fleet.drivers:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from burstline.cluster.workers import CALL_TIMEOUT_S, PLACE_TIMEOUT_S, NodeFolder, fetch, first_line
+from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, fetch, first_line
+from burstline.cluster.workers import PLACE_TIMEOUT_S
 from burstline.suites.execution import make_where_missing
 from burstline.suites.platform import Platform
 from burstline.suites.suite import Model, Slot

@@ -165,7 +165,7 @@ def _over_cluster(
 ) -> list[int]:
     """Each platform's runs one after another, the platforms side by side."""
     from burstline.cluster.platforms import run_by_platform
-    from burstline.cluster.workers import RayOptions, ray_session
+    from burstline.cluster.session import RayOptions, ray_session
 
     with ray_session(RayOptions(address)) as ray:
 

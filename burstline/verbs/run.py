@@ -11,7 +11,7 @@ from burstline.engine_flags import add_engine, share_replicas, where_of
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
     from burstline.bench.load_options import Wish
-    from burstline.cluster.workers import RayOptions
+    from burstline.cluster.session import RayOptions
     from burstline.machine.hardware import Hints
 
 MOST_EARLY: Final = 16
@@ -310,7 +310,7 @@ def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
         if args.worker_resources is not None:
             raise WorkloadError("--worker-resources says what a worker takes of a Ray node: add --ray")
         return None
-    from burstline.cluster.workers import RayOptions, parse_resources
+    from burstline.cluster.session import RayOptions, parse_resources
 
     if args.ray.endswith(".toml"):
         raise WorkloadError(

@@ -35,9 +35,9 @@ from servers.engine import (
     Sign,
     Target,
 )
-from servers.host.hf_ready import generate
 from servers.host.model_overlay import endless_copy
 from servers.host.process import free_ports
+from servers.host.ready import generate
 from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
 from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply

@@ -20,9 +20,16 @@ from typing import Any, Self
 
 from servers.engine import Target
 from servers.host import child
-from servers.host.processes import ProcessTree
 from servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
-from servers.host.sources import CpuPressure, HostCpu, MissingSourceError, Source, Throttling, gpus
+from servers.host.sources import (
+    CpuPressure,
+    HostCpu,
+    MissingSourceError,
+    ProcessTree,
+    Source,
+    Throttling,
+    gpus,
+)
 from servers.host.telemetry import Row, as_lines, missing, rows_of
 from servers.redact import known_secrets, learn
 from servers.registry import ENGINES

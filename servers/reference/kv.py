@@ -6,8 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from servers.reference.config import ModelConfig
-from servers.reference.weights import Array
+from servers.reference.weights import Array, ModelConfig
 
 Index = npt.NDArray[np.intp]
 

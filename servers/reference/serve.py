@@ -14,13 +14,12 @@ import uvicorn
 from servers.reference import tokenizer
 from servers.reference.api import Api
 from servers.reference.completions import Reader
-from servers.reference.config import ModelConfig, ModelError
 from servers.reference.engine import Engine
 from servers.reference.kv import BlockPool, KVCache
 from servers.reference.model import GEMMS, Model
 from servers.reference.scheduler import Scheduler
 from servers.reference.steplog import StepLog
-from servers.reference.weights import assemble, random_source, safetensors_source
+from servers.reference.weights import ModelConfig, ModelError, assemble, random_source, safetensors_source
 
 
 def serve(options: argparse.Namespace, listener: socket.socket) -> None:

@@ -32,8 +32,7 @@ from burstline.models.random_weights import (
 )
 from roofline.model.catalog import bundled_models
 from roofline.model.shapes import ModelShape
-from servers.reference.config import ModelConfig
-from servers.reference.weights import assemble, safetensors_source
+from servers.reference.weights import ModelConfig, assemble, safetensors_source
 from workloads.request import WorkloadError
 
 

@@ -13,8 +13,8 @@ import pytest
 from servers.engine import Launch, Target
 from servers.engines.vllm import Vllm
 from servers.host import process
-from servers.host.processes import ProcessTree
 from servers.host.ready import wait_ready
+from servers.host.sources import ProcessTree
 from servers.host.telemetry import Row, as_lines, load_telemetry, missing, rows_of
 from servers.host.watch import start_watcher
 

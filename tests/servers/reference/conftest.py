@@ -4,12 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from servers.reference.config import ModelConfig
 from servers.reference.engine import Engine
 from servers.reference.kv import BlockPool, KVCache
 from servers.reference.model import Model
 from servers.reference.scheduler import Scheduler
-from servers.reference.weights import assemble, random_source
+from servers.reference.weights import ModelConfig, assemble, random_source
 
 
 @pytest.fixture(scope="session")

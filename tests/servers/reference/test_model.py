@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.reference.config import ModelConfig, ModelError
 from servers.reference.kv import KVCache
 from servers.reference.model import Chunk, Model
+from servers.reference.weights import ModelConfig, ModelError
 
 BLOCK = 4
 PROMPT = np.random.default_rng(0).integers(0, 300, 40)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from servers.reference.sampling import choose, draw
+from servers.reference.engine import choose, draw
 from servers.reference.scheduler import Sequence
 from workloads.request import Sampling
 from workloads.seeds import rng

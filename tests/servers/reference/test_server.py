@@ -16,10 +16,9 @@ from safetensors.numpy import save_file
 
 from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
 from servers.protocol.openai import count_in, tokenize_call, tokens_in
-from servers.reference.config import ModelConfig
 from servers.reference.steplog import load_steps
 from servers.reference.tokenizer import built_in
-from servers.reference.weights import assemble, random_source
+from servers.reference.weights import ModelConfig, assemble, random_source
 from servers.registry import ENGINES
 from workloads.request import Request
 

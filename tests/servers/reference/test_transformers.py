@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servers.reference.config import ModelConfig
 from servers.reference.kv import KVCache
 from servers.reference.model import Chunk, Model
-from servers.reference.weights import assemble, safetensors_source
+from servers.reference.weights import ModelConfig, assemble, safetensors_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 torch = pytest.importorskip("torch")
