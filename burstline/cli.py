@@ -44,7 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is one of `burstline.exit_codes`, whether or not anybody reads on."""
+    """Run the command; the exit code is one of `burstline.exit_codes`, also if stdout is closed early."""
     with outlets():
         words = list(sys.argv[1:] if argv is None else argv)
         learn_from(words, os.environ)

@@ -54,8 +54,8 @@ class Kind(IntEnum):
 class Event:
     """One decoded event of a reply.
 
-    `end` is the offset just past the event's last byte in the body: whoever knows when that byte was read
-    knows when the event arrived, so decoding needs no clock and no split of the stream can change it.
+    `end` is the offset just past the event's last byte in the body: a caller that knows when that byte was
+    read knows when the event arrived, so decoding needs no clock and no split of the stream can change it.
     `n_tok` is how many generated tokens the event carries; None where the engine does not say per event.
     """
 
@@ -95,11 +95,11 @@ class ServerTimes:
 class Reply:
     """What an engine answered to one request, decoded.
 
-    Counts are the server's own words, None where it said nothing: `n_output_ids` counts token ids that came
+    Counts are the server's own, None where it gave none: `n_output_ids` counts token ids that came
     back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
     dialect's own end was seen (`[DONE]`, `finished: true`, a final event with details). `error` is the
-    server's message where it sent one, in whatever status. `text` is what was generated, for whoever can
-    count its tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
+    server's message where it sent one, in whatever status. `text` is what was generated, to count its
+    tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
     on beyond the asked length by its own rules; what is beyond is no part of the request. `overloaded`: it
     refused because it has too many requests.
     """

@@ -264,7 +264,7 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
 
 
 def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
-    """The messages up to the last user's, and what the assistant said to that."""
+    """The messages up to the last user's, and the assistant's answer to it."""
     if not isinstance(chat, list) or not all(isinstance(message, dict) for message in chat):
         raise WorkloadError(f"{where}: messages: expected a list of objects with role and content")
     messages = []

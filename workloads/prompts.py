@@ -27,7 +27,7 @@ OF_HASH: Final = 1 << 61
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
-    """The token ids that prompts are drawn from, ascending, and who said so."""
+    """The token ids that prompts are drawn from, ascending, and their source."""
 
     ids: NDArray[np.uint32]
     source: str

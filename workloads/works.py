@@ -1,7 +1,7 @@
 """What a load consists of, whatever its source: synthetic requests, rows of data, a trace, sessions.
 
 Every kind of work answers the same questions before a server is there (how many, how long, when due) and
-becomes a plan once the server has said what it takes.
+becomes a plan once it is known what the server takes.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ Count = Callable[[Sequence[str]], Sequence[int | None]]
 def recount(
     run: RunDir, site: Site, tokenizer: Path | None, model: str | None, say: Say, *, ask: bool
 ) -> None:
-    """Write `counts.parquet`, where the server left replies uncounted and anybody here can count their text.
+    """Write `counts.parquet`, where the server left replies uncounted and their text can be counted.
 
     `ask` says whether the server is there to be asked. A person's interrupt ends the counting, not the run.
     """

@@ -40,7 +40,7 @@ OnPids = Callable[[list[int]], None]
 
 
 class DriverDiedError(RuntimeError):
-    """A driver ended before the load began: our bug, or somebody killed it."""
+    """A driver ended before the load began: our bug, or it was killed."""
 
 
 Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Pairs]]
@@ -213,7 +213,7 @@ Say = Callable[[str], None]
 
 
 class VitalSigns:
-    """Looks at every snapshot of a load; `died_s` is when the server's process was found ended."""
+    """Looks at every snapshot of a load; `died_s` is when the server's process was seen to have ended."""
 
     def __init__(self, site: Site, say: Say) -> None:
         self.died_s: float | None = None

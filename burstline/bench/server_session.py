@@ -1,4 +1,4 @@
-"""Where the load goes: an engine that we start and stop, or a server that somebody else runs."""
+"""Where the load goes: an engine that Burstline starts and stops, or a server that is already running."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the user said about the server: which engine, at which URL or started how.
+    """The server's flags: which engine, at which URL or started how.
 
     `container` is the image to start it in, "" for the engine's own, None to start it without.
     `n_concurrent` is how many requests there will be at once, `n_request_tok` the tokens of the longest.
@@ -111,7 +111,7 @@ def _header(text: str) -> tuple[str, str]:
 
 
 def _check_requests(where: Where) -> None:
-    """Extra fields, headers and certificates are the user's slips, and found before anything is started."""
+    """Extra fields, headers and certificates are the user's errors, reported before anything is started."""
     if where.extra_body is not None:
         try:
             extra = json.loads(where.extra_body)
@@ -169,7 +169,7 @@ def _engine_of(where: Where) -> Engine:
 
 
 def check_where(where: Where) -> None:
-    """A bad URL, port or model is the user's slip, and found before anything is started."""
+    """A bad URL, port or model is the user's error, reported before anything is started."""
     _check_requests(where)
     if where.url is not None:
         try:
@@ -374,7 +374,7 @@ def _our_name(engine: Engine, where: Where) -> str:
 
 
 def _engine_pid(launch: Launch) -> int | None:
-    """In a container the engine is nobody's child here: its first process has to be asked for."""
+    """In a container the engine is no child of ours: its first process has to be asked for."""
     return engine_pid(find_runtime(), launch.after[-1]) if launch.image else None
 
 

@@ -166,7 +166,7 @@ class _CpuTime:
         return cls(all_s, all_s - idle_s, sum(each.ru_utime + each.ru_stime for each in used))
 
     def others_until(self, later: _CpuTime) -> float:
-        """The share of the machine that anybody else used."""
+        """The share of the machine that other processes used."""
         others_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
         return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
 

@@ -1,4 +1,4 @@
-"""On what a run ran: its model's config and its device, found out once and kept in the run's folder.
+"""On what a run ran: its model's config and its device, determined once and kept in the run's folder.
 
 The device is the one that was named, else what the driver calls it, else this machine's CPU, measured for
 the model after the load has ended and the server is gone (`burstline/machine/cpu_calibration.py`).

@@ -1,4 +1,4 @@
-"""The machine, the GPUs and the software that a run is made with; what cannot be found out is None."""
+"""The machine, the GPUs and the software that a run is made with; what is unknown is None."""
 
 from __future__ import annotations
 

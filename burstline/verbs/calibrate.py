@@ -1,4 +1,4 @@
-"""`burstline calibrate`: measures this machine for the roofline and keeps what it found."""
+"""`burstline calibrate`: measure this machine for the roofline and keep the result."""
 
 import argparse
 import json

@@ -248,7 +248,7 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
     if len(set(engines)) == 1 and len(varied) == 1:
         from loadgen.verdict.factors import factors_of
 
-        return [f"{m.engine} {varied[0]} {factors_of(m).get(varied[0], 'not said')}" for m in manifests]
+        return [f"{m.engine} {varied[0]} {factors_of(m).get(varied[0], 'not stated')}" for m in manifests]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))

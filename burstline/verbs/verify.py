@@ -67,7 +67,7 @@ def checks_of(path: Path) -> Iterator[PartCheck]:
         return
     try:
         yield _plan(opened)
-    except Exception as error:  # whatever a file of somebody else makes a library do
+    except Exception as error:  # a file of unknown origin can make a library raise anything
         yield PartCheck("plan", _why(error))
         return
     damage: list[str] = []

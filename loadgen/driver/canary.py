@@ -91,7 +91,7 @@ def main() -> None:
     """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far."""
     child.next_line(sys.stdin.fileno())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        print(server.getsockname()[1], flush=True)  # noqa: T201 to whoever started us
+        print(server.getsockname()[1], flush=True)  # noqa: T201 to the process that started this one
         ready, _, _ = select.select([server, sys.stdin], [], [])
         if server not in ready:
             return

@@ -101,7 +101,7 @@ class Conversations:
         first, *others = (self._turns[index] for index in request.turn.after)
         request = _joined(first.request, [t.reply for t in (first, *others) if t.reply], request)
         turn.request = request
-        for parent in (first, *others):  # nobody else needs the text of a parent whose children have it
+        for parent in (first, *others):  # once the children have it, nothing else needs a parent's text
             if all(self._turns[k].n_missing == 0 for k in parent.followers):
                 parent.reply = None
                 parent.request = replace(parent.request, prompt_ids=None, prompt_text=None, messages=None)

@@ -1,4 +1,4 @@
-"""Progress counters in a mapped file: a driver writes them at no cost, anybody reads them at no cost."""
+"""Progress counters in a mapped file: written by one driver, read by any process, without a lock."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Counters:
 
     def close(self) -> None:
         self._cells.release()
-        with suppress(BufferError):  # a row is still in somebody's hands: the map goes with it
+        with suppress(BufferError):  # a row is still referenced: the map is freed with it
             self._map.close()
 
     def __enter__(self) -> Counters:

@@ -8,7 +8,7 @@ task names the file descriptor of a `multiprocessing` connection, over which the
     driver <- ("go", t0_ns)      absolute monotonic, shortly in the future
     driver <- ("stop",)          at any time: what is in flight ends "cancelled", the rest "not_sent"
     driver -> ("done", report)   every planned request has its capture on disk
-    driver -> ("failed", error)  an exception, to be raised by whoever reads it
+    driver -> ("failed", error)  an exception, to be raised by the reader
 
 Three threads: this one prepares requests and listens to the orchestrator, the wire's sends and reads, the
 spool's packs captures and writes them. Nothing heavy is imported: what is large in memory is the driver's own
@@ -283,9 +283,9 @@ class _Drive:
         asyncio.run(prepare())
 
     def _listen(self, timeout_s: float) -> None:
-        """Obey the orchestrator, for so long or until somebody wakes this thread.
+        """Obey the orchestrator, for so long or until this thread is woken.
 
-        When the orchestrator is gone, stop: nobody waits for the load any more.
+        When the orchestrator is gone, stop: no process waits for the load any more.
         """
         heard = wait([self._news] if self._conn.closed else [self._news, self._conn], timeout_s)
         if self._news in heard:

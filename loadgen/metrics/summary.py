@@ -91,7 +91,7 @@ class Context:
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
-    """The summary of a run on disk, from its files alone; `not_comparable` are reasons found elsewhere."""
+    """The summary of a run on disk, from its files alone; `not_comparable` are reasons from other checks."""
     manifest = run.manifest
     context = Context(
         telemetry=run.watched,

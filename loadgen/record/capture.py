@@ -1,4 +1,4 @@
-"""What the wire did for one request, before anybody looked inside."""
+"""What the wire did for one request: times and bytes, not yet parsed."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def decode_run(
     """The records of a run's folder: one row per request of `plan.parquet`, in its order.
 
     `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
-    read from `counts.parquet`, where somebody did (see `retokenize`). `n_processes` children share the
+    read from `counts.parquet`, where it was counted afterwards. `n_processes` children share the
     captures (as many as CPUs unless told, fewer for small runs); each streams its share through a pipe, so
     that it holds the raw bytes of one reply and the records of one batch. Raises DamagedCapturesError.
     `meanwhile` is called while they decode.

@@ -40,7 +40,7 @@ class RunClock:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """The client's machine; what cannot be found out is None."""
+    """The client's machine; what is unknown is None."""
 
     platform: str | None = None
     cpu: str | None = None

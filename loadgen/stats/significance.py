@@ -68,7 +68,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """What can be said of b against a in one number.
+    """The difference of b from a in one number.
 
     `ratio` is b over a, without an interval where nothing is known of the noise. `p` is for no difference,
     after Holm over all numbers. `detectable` is the relative difference that this comparison has 80% power to

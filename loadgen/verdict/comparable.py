@@ -1,7 +1,7 @@
 """Whether engines may be compared: only if they did the same work under the same settings.
 
 Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld;
-what can be said of the requests that did match is in `loadgen.verdict.equal_length`.
+the comparison of requests that did match is in `loadgen.verdict.equal_length`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def comparability(
     varied: Collection[str] = (),
     anyway: bool = False,
 ) -> Comparability:
-    """The gate over all runs of all contenders; `unlike` are differences that were found elsewhere.
+    """The gate over all runs of all contenders; `unlike` are differences from elsewhere.
 
     `varied` are settings that differ on purpose. With `anyway` differences and disturbed runs are warnings.
     """
@@ -213,7 +213,7 @@ def _judge_setting(setting: _Setting, works: Sequence[Work]) -> tuple[Fact, Reas
     return Fact(setting.name, shown, None if any(v is None for _, v in found) else True, "equal"), None
 
 
-UNSAID: Final = "not said"
+UNSAID: Final = "not stated"
 
 
 def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[str, str]:

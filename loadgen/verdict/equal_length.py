@@ -1,4 +1,4 @@
-"""What can still be said where engines served different lengths: requests of equal realised output length."""
+"""Comparison where engines served different lengths: only requests of equal realised output length."""
 
 from __future__ import annotations
 

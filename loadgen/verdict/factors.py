@@ -67,7 +67,7 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
 
 
 def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = None) -> dict[str, list[str]]:
-    """The factors in which runs differ, with each run's value ("not said" where it has none).
+    """The factors in which runs differ, with each run's value ("not stated" where it has none).
 
     Of different engines, flags and versions differ anyway and are left out. A limit on the batch that none of
     the runs reached is no difference (`most_in_flight`: the most requests that were in flight at once).
@@ -76,8 +76,8 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
     names = dict.fromkeys(name for run in runs for name in run)
     found = {}
     for name in names:
-        values = [run.get(name, "not said") for run in runs]
-        known = {value for value in values if value != "not said"}
+        values = [run.get(name, "not stated") for run in runs]
+        known = {value for value in values if value != "not stated"}
         if several and name != "engine" and (name not in _SHARED or len(known) < 2):
             continue
         if len(set(values)) < 2 or (name in SETTINGS and len(known) < 2):

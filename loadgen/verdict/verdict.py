@@ -164,7 +164,7 @@ def _client_bound(evidence: Evidence) -> list[Reason]:
         reasons.append(Reason("read-lag", f"{text}. Unreliable: {names}.", advice))
     if erred := _over_tolerance(evidence.instrument_error_s, evidence.headline):
         advice = "Lower the load until the instrument's error is within its tolerance."
-        reasons.append(Reason("instrument-error", f"Calibration found an error of {erred}", advice))
+        reasons.append(Reason("instrument-error", f"Calibration measured an error of {erred}", advice))
     return reasons
 
 

@@ -20,7 +20,7 @@ now = time.monotonic_ns
 
 
 class Traffic:
-    """What is parked, waiting for a connection, in flight, and ended since somebody last asked.
+    """What is parked, waiting for a connection, in flight, and ended since `take_ended`.
 
     Its plain integers and `stopped` may be read from any thread without a lock: one thread writes them, and
     a reader that is a moment late only waits a moment longer. All else belongs to the wire's thread.
@@ -102,9 +102,11 @@ class Traffic:
             exchange = soon.popleft()[2]
             if exchange.failure is not None:
                 continue
+            # Stamped for each: in a burst the last of a thousand leaves milliseconds after the first.
             exchange.dispatched_ns = now()
             self.n_dispatched += 1
             if idle:
+                # The one used last: the server's idle timeout is furthest away for it.
                 send(idle.popitem()[0], exchange)
             else:
                 in_flight[exchange] = None
@@ -112,6 +114,7 @@ class Traffic:
         self._plan_ahead()
 
     def _send(self, connection: Connection, exchange: Exchange) -> None:
+        # Before the write: a write that fails must find the exchange in flight to end it.
         self._in_flight[exchange] = connection
         if exchange.hang_up_at is not None:
             self._limited.add(exchange)
@@ -137,13 +140,14 @@ class Traffic:
             self.lose(connection, error)
             return
         if n == len(data):
+            # The kernel has the last byte. Later than this the client can no longer delay the request.
             exchange.sent_ns = now()
             self.n_sent += 1
             if connection.unsent is not None:
                 connection.unsent = None
                 self._poller.modify(connection.fd, IN)
         else:
-            if connection.unsent is None:
+            if connection.unsent is None:  # OUT only while bytes wait: level-triggered, it would never rest
                 self._poller.modify(connection.fd, IN | OUT)
             connection.unsent = memoryview(data)[n:]
 
@@ -187,9 +191,9 @@ class Traffic:
         self.n_done += 1
         if (
             connection.is_open
-            and connection.unsent is None
+            and connection.unsent is None  # else the rest of this request would precede the next
             and exchange.failure is None
-            and exchange.is_exact()
+            and exchange.is_exact()  # bytes beyond the reply would be taken for the next one's
         ):
             connection.used = True
             self._pool.n_stillborn = 0
@@ -198,7 +202,7 @@ class Traffic:
         else:
             if connection.is_open:
                 self._pool.drop(connection)
-            self._plan_ahead()  # who waits needs another
+            self._plan_ahead()  # a waiting exchange needs another connection
         if self._schedule.soon:  # in a closed loop the next may go at once
             self.next_due_ns = min(self.next_due_ns, (self._t0_ns or 0) + self._schedule.soon[0][0])
 
@@ -207,7 +211,7 @@ class Traffic:
 
         Looked at once a tick, so that the inner loop that reads has nothing to count.
         """
-        for exchange in list(self._limited):
+        for exchange in list(self._limited):  # a copy: the loop removes from the set
             connection = self._in_flight.get(exchange)
             if connection is None:
                 self._limited.discard(exchange)
@@ -266,7 +270,7 @@ class Traffic:
         """The connection has ended: in order (`error` None) or not."""
         exchange = connection.exchange
         self._part(connection)
-        if exchange is not None and exchange.index < 0:  # the canary's: no request of the plan
+        if exchange is not None and exchange.index < 0:  # the canary's: it is no request of the plan
             self._pool.drop(connection)
             return
         self._pool.drop(connection)

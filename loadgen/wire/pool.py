@@ -158,6 +158,7 @@ class Pool:
 
     def drop(self, connection: Connection) -> None:
         """Close it: at once for the poller, at the end of the pass for the kernel (see the invariants)."""
+        # The flag first: callers further up this pass hold the connection and look at it before they write.
         connection.is_open = False
         del self.by_fd[connection.fd]
         self.idle.pop(connection, None)
@@ -200,6 +201,7 @@ class Pool:
         connection = Connection(sock, tries)
         self.by_fd[connection.fd] = connection
         self._connecting[connection] = None
+        # Before the connect: on the loopback it may stand, or be refused, before `connect_ex` returns.
         self._poller.register(connection.fd, OUT)
         code = sock.connect_ex(address)
         if code not in (0, errno.EINPROGRESS):
@@ -235,4 +237,4 @@ class Pool:
             return
         host, port = self._addresses[connection.tries % len(self._addresses)][1][:2]
         self.failure = f"cannot connect to {host}:{port}: {error.strerror or error}"
-        self._retries.clear()  # the rest would fare no better, and somebody is waiting for an answer
+        self._retries.clear()  # the rest would fail too, and requests wait for an answer

@@ -1,4 +1,4 @@
-"""Waits for the sockets and reads replies in mid-stream; tells only those who must act.
+"""Waits for the sockets and reads replies in mid-stream; reports only what the wire must act on.
 
 This is the wire's inner loop, in Python alone: `docs/decisions/0006-one-reader-in-python.md` says why.
 Order of work on a read: the bytes, the stamp, the question whether the stream just goes on.
@@ -51,7 +51,7 @@ class Reader:
         self._view = memoryview(bytearray(READ_BYTES))
 
     def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
-        """Read until somebody is needed: (file descriptor, READ or LOST or the poller's own flags).
+        """Read until the wire is needed: (file descriptor, READ or LOST or the poller's own flags).
 
         Comes back empty as soon as `due_ns` (to a few microseconds) or `tick_ns` has come. What is reported
         by the poller's flags has not been read. Every line of the inner loop costs its share of each token.
@@ -67,10 +67,11 @@ class Reader:
             events = poll(self._wait_s(at, due_ns, tick_ns), _MAX_EVENTS)
             woken = at = now()
             polled = self.polled_ns = self._complete_ns
+            # A list shorter than the limit holds every ready socket: what a later pass reads came after it.
             if len(events) < _MAX_EVENTS:
                 self._complete_ns = woken
             for fd, flags in events:
-                if at >= stop_ns:
+                if at >= stop_ns:  # the events that are left are reported again: epoll is level-triggered
                     self._complete_ns = polled
                     break
                 connection = followed.get(fd)
@@ -79,8 +80,8 @@ class Reader:
                     continue
                 try:
                     n, ancillary, _, _ = connection.recvmsg_into(buffers, ANCILLARY_BYTES)
-                    at = now()
-                except BlockingIOError:
+                    at = now()  # before anything else is done with the bytes: this is the stamp
+                except BlockingIOError:  # another pass has read it: the poller's list is older than that
                     continue
                 except OSError as error:
                     reports.append((fd, LOST | (error.errno or 0)))
@@ -90,6 +91,7 @@ class Reader:
                     continue
                 exchange = connection.exchange
                 rows, data = exchange.reads, exchange.data  # type: ignore[union-attr] # followed: it has one
+                # In place: both buffers belong to the exchange, which reads them when it has ended.
                 rows += pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n, polled)
                 data += view[:n]
                 n_reads += 1
@@ -120,6 +122,7 @@ class Reader:
 
     def follow(self, connection: Connection) -> None:
         """From now on the reads of this connection's exchange, which is in mid-stream, are this reader's."""
+        # A descriptor names one connection until `Pool.sweep` closes it, which comes after `leave`.
         self._followed[connection.fd] = connection
 
     def leave(self, connection: Connection) -> None:

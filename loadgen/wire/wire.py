@@ -132,6 +132,7 @@ class Wire:
         except BaseException as error:  # our bug: every exchange must still end, and the cause be told
             self.error = error
         finally:
+            # Before the last `_obey`: a command that comes later sees the flag (`park`).
             self._ended = True
             with suppress(Exception):
                 self.traffic.stop()
@@ -142,7 +143,8 @@ class Wire:
             self.pool.close()
             self._poller.close()
             os.close(self._wake_in)
-            # Its number may soon be another file's, and somebody may still ask.
+            # The number first: another thread may still write to the pipe, and a closed descriptor's number
+            # may by then be another file's. A write to -1 fails, which `_ask` expects.
             wake_out, self._wake_out = self._wake_out, -1
             os.close(wake_out)
 
@@ -159,11 +161,12 @@ class Wire:
                 if connection is not None:
                     try:
                         self._take(connection, what)
-                    except Exception as error:  # a reply that nobody foresaw must not end the others
+                    except Exception as error:  # must end no other exchange
                         traffic.break_off(connection, error)
                 elif fd == self._wake_in:
                     self._obey()
                 # else dropped earlier in this pass
+                # After each event, not after all of them: a due request must not wait for the rest of the list.
                 at = now()
                 if at >= traffic.next_due_ns:
                     traffic.fire(at)
@@ -206,6 +209,7 @@ class Wire:
     def _obey(self) -> None:
         with suppress(BlockingIOError):
             os.read(self._wake_in, 1 << 16)
+        # After the read: a command appended later writes to the pipe again, so none is left behind.
         commands = self._commands
         while commands:
             commands.popleft()()
@@ -242,7 +246,7 @@ class Wire:
             self._look(connection, exchange)
 
     def _attend(self, connection: Connection, flags: int) -> None:
-        """A socket that nobody has read: opening, idle, ready to take more, or with a reply to read."""
+        """A socket that the reader left alone: opening, idle, ready to take more, or with a reply to read."""
         exchange = connection.exchange
         if connection.connected_ns is None:
             if self.pool.advance(connection):

@@ -1,4 +1,4 @@
-"""What a sweep found, in sentences."""
+"""The results of a sweep in sentences."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class Drawing:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of the page: what it shows, what was found in words, how to read it, and its numbers.
+    """A figure of the page: what it shows, its result in words, how to read it, and its numbers.
 
     `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
     table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand

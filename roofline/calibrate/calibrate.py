@@ -1,7 +1,7 @@
 """Measures this machine for the roofline: memory by working set, a model's own products, attention, norms.
 
 What comes out is a device file: the device's ceilings as measured and, in its [calibration] table, the fit,
-how far it is off, and the measured shapes themselves. A process measures with the cores it has, so whoever
+how far it is off, and the measured shapes themselves. A process measures with the cores it has, so a user who
 wants them pinned calls `calibrate_pinned`, which measures in a process of its own.
 """
 

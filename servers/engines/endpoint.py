@@ -1,4 +1,4 @@
-"""Any OpenAI-compatible endpoint that somebody else runs: what it takes is found out, nothing is assumed.
+"""Any OpenAI-compatible endpoint: probed for what it accepts, nothing is assumed.
 
 Sent are the fields of OpenAI's own schema. What lies beyond it (token ids for a prompt, `ignore_eos`, usage
 in a stream) is tried once, when the server is there, and left out of every request where it is refused.

@@ -183,7 +183,7 @@ class Tgi(Engine):
             raise EngineError("TGI takes text only, and this prompt is token ids")
         sampling = request.sampling
         sampled = sampling.temperature > 0
-        # Imported where TGI is spoken to: whoever looks for engines imports this module, too.
+        # Imported where TGI is spoken to: listing the engines imports this module, too.
         from huggingface_hub import TextGenerationInput, TextGenerationInputGenerateParameters
 
         asked = TextGenerationInput(

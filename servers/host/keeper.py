@@ -10,7 +10,7 @@ JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's
 `{"survivors"}` when all have.
 
 Where there are `secrets`, the engine's output passes through the keeper, which leaves them out of the log:
-engines print their arguments. Otherwise the engine writes its log itself, and outlives nobody's pipe.
+engines print their arguments. Otherwise the engine writes its log itself, so that no pipe can break under it.
 
 Signals only set `stopping` and wake `select`: everything else happens in the one thread that waits, so that
 no handler ever interrupts the reaping of a process or sees half of its state.
@@ -86,6 +86,7 @@ class Keeper:
             readable = select.select([sys.stdin, self._signalled], [], [], WATCH_PERIOD_S)[0]
             if self._signalled in readable:
                 os.read(self._signalled, 4096)
+            # A parent that was killed closes the pipe, unless a child of its own still holds the other end.
             self.stopping = self.stopping or sys.stdin in readable or os.getppid() != parent
             self._reap()
             if sys.platform != "linux":
@@ -96,6 +97,7 @@ class Keeper:
         if self.code is None:
             os.kill(self.root.pid, signal.SIGTERM)
             self._wait(lambda: self.code is not None, self.grace_s)
+        # An engine that ended by itself has told its children to end: they get a moment to obey.
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
         self._wait(self._killed_all, KILLED_GRACE_S)
@@ -125,11 +127,13 @@ class Keeper:
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == self.root.pid:
+                    # Told to Popen as well: it would wait for a pid that may be another process's by now.
                     self.code = self.root.returncode = os.waitstatus_to_exitcode(ended[1])
                     say(code=self.code)
 
     def _look(self) -> list[psutil.Process]:
         """All living processes of the engine."""
+        # psutil compares start times as well: a pid that the system has given away again is not signalled.
         for process in psutil.Process().children(recursive=True):
             self._seen.setdefault(process.pid, process)
         self._seen = {pid: process for pid, process in self._seen.items() if _lives(process)}
@@ -154,7 +158,7 @@ def _clean_up(task: Mapping[str, Any]) -> None:
 def _wake_on_signals(stop: Callable[..., None]) -> int:
     """A descriptor that turns readable at every signal; those that mean the end call `stop` as well."""
     readable, writable = os.pipe()
-    os.set_blocking(writable, False)
+    os.set_blocking(writable, False)  # a full pipe must not block a signal handler; it wakes all the same
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -24,7 +24,7 @@ class Row:
 
 
 def rows_of(source: str, values: Mapping[str, float], at_ns: int | None = None) -> list[Row]:
-    """The values of one source at one moment, now if not said otherwise."""
+    """The values of one source at one moment, now unless `at_ns` is given."""
     at_ns = time.monotonic_ns() if at_ns is None else at_ns
     return [Row(at_ns, source, name, value) for name, value in values.items()]
 

@@ -137,7 +137,7 @@ class Watch:
         if self._keeper_pid is None:
             self._complain("server", "we did not start the server, so we do not know its processes")
         for tree in (self._server, self._clients, self._own):
-            tree.read()  # so that what they have used so far is nobody else's
+            tree.read()  # so that what they have used so far counts as theirs
         self._sources = self._open_sources()
 
     def run(self, commands: int) -> None:

@@ -174,7 +174,7 @@ def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
 
 
 def _read_text(tally: Tally, choice: Mapping[str, Any], kind: Kind) -> None:
-    """Keeps what was said; of a tool's call the server shows no text as it was generated."""
+    """Keeps the text; of a tool's call the server shows no text as it was generated."""
     if kind is Kind.TOOL:
         tally.texts = None
     if tally.texts is None:

@@ -138,7 +138,7 @@ class Api:
         loop = asyncio.get_running_loop()
 
         def deliver(outputs: list[Output]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # the loop has closed: no client is left
                 loop.call_soon_threadsafe(_hand_out, outputs)
 
         self._engine.start(deliver)

@@ -15,8 +15,8 @@ class Sequence:
     """One request on its way: `ids` are prompt and output so far, of which `n_computed` are in the KV cache.
 
     `n_cached` prompt tokens were found in the cache when it was first admitted. `hashes` name the contents of
-    its whole blocks. With `embed` its last hidden state is wanted instead of tokens. `sink` is whoever waits
-    for its tokens; the scheduler only carries it.
+    its whole blocks. With `embed` its last hidden state is wanted instead of tokens. `sink` waits for
+    its tokens; the scheduler only carries it.
     """
 
     ids: list[int]

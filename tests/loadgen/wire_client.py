@@ -143,7 +143,7 @@ class Transport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body without its transfer coding, decoded when somebody reads it."""
+    """The body without its transfer coding, decoded when it is read."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
