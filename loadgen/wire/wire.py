@@ -166,7 +166,7 @@ class Wire:
                 elif fd == self._wake_in:
                     self._obey()
                 # else dropped earlier in this pass
-                # After each event, not after all of them: a due request must not wait for the rest of the list.
+                # After each event, not after all of them: a due request must not wait for the rest.
                 at = now()
                 if at >= traffic.next_due_ns:
                     traffic.fire(at)

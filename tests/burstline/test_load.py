@@ -80,9 +80,9 @@ def test_a_silly_wish_is_refused_with_the_flag_that_made_it(wish, words):
     ids=lambda x: checked(x).name if isinstance(x, Wish) else "",
 )
 def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(wish, n_workers, monkeypatch):
-    monkeypatch.setattr("burstline.bench.load_options._n_cores", lambda: 16)
+    monkeypatch.setattr("loadgen.driver.job._n_cores", lambda: 16)
     assert checked(replace(wish, workers="auto")).n_workers == n_workers
-    monkeypatch.setattr("burstline.bench.load_options._n_cores", lambda: 1)
+    monkeypatch.setattr("loadgen.driver.job._n_cores", lambda: 1)
     assert checked(replace(wish, workers="auto")).n_workers == 1
 
 
