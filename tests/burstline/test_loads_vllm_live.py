@@ -11,8 +11,8 @@ import pytest
 
 from burstline.cli import main
 from loadgen.metrics.summary import summarize_run
-from loadgen.metrics.telemetry_query import Watched
 from loadgen.record.rundir import Run, open_run
+from loadgen.record.telemetry import Watched
 from servers.engine import LaunchOptions, Target
 from servers.engines.vllm import PYTHON_VARIABLE, Vllm
 from servers.host import process
