@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from loadgen.metrics.summary_types import Summary
-from loadgen.record.record import NO_FAILURES
+from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS
 from loadgen.stats.figure import Estimate, Figure
 from reports.blocks import Answer
 from reports.number_format import duration, number
@@ -51,14 +51,15 @@ def cause(view: View) -> str:
         error for o, error in zip(view.words("outcome"), view.words("error"), strict=True) if o == kind
     )
     words = next((error for error, _ in errors.most_common() if error), "")
-    return f"{n:,} of {len(view.columns):,} requests ended as {kind}{f': {words}' if words else ''}."
+    ended = OUTCOME_WORDS.get(kind, f"ended as {kind}")
+    return f"{n:,} of {len(view.columns):,} requests {ended}{f': {words}' if words else ''}."
 
 
 def _failures(summary: Summary) -> str:
     failed = Counter({kind: n for kind, n in summary.counts.items() if n and kind not in NO_FAILURES})
     if not failed:
         return ""
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in failed.most_common(3))
+    kinds = ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failed.most_common(3))
     total = f"{failed.total():,} of {summary.counts['planned']:,}"
     return f"{total} requests failed ({kinds}); they count as infinitely late."
 

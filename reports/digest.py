@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen.metrics.summary_types import Section, Summary
+from loadgen.record.record import OUTCOME_WORDS
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Estimate
 from reports.answer import answer
@@ -16,8 +17,6 @@ from reports.run_view import View, summary_of, view_of
 from reports.tables import table
 from roofline.reconcile.reconciliation import NotReconciled
 
-OUTCOMES = {"refused": "refused: overloaded", "error_event": "failed inside the reply"}
-"""Outcomes whose name says too little in a terminal."""
 TOTALS = (
     ("throughput", "output_tok_per_s"),
     ("throughput", "requests_per_s"),
@@ -112,5 +111,6 @@ def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
     return Note(
-        f"Of {planned:,} requests: " + ", ".join(f"{n:,} {OUTCOMES.get(k, k)}" for k, n in counts.items())
+        f"Of {planned:,} requests: "
+        + ", ".join(f"{n:,} {OUTCOME_WORDS.get(k, k)}" for k, n in counts.items())
     )

@@ -257,7 +257,7 @@ class VitalSigns:
             if cause is None:
                 return None
         else:
-            cause = engine.root_cause(server.log())
+            cause = engine.dead(server.log()) or engine.root_cause(server.log())
             cause = cause or f"its log ends: {log_message(server.last_line()) or '(empty)'}"
             how = how_it_ended(server.exit_code).removeprefix("was ")
         when = "during the load" if self.died_s is None else f"{self.died_s:.1f} s into the load"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate, pairwise
@@ -58,6 +58,14 @@ class Outcome(StrEnum):
 
 STOPPED: Final = frozenset({"stop", "eos", "eos_token", "stop_sequence", "word", "repetition", "end_turn"})
 """Finish reasons by which a model ends on its own, in the words of every engine."""
+OUTCOME_WORDS: Final[Mapping[str, str]] = {
+    "refused": "refused: overloaded",
+    "error_event": "failed inside the reply",
+    "not_sent": "never sent",
+    "too_large": "longer than any asked for",
+    "driver_lost": "lost with their load driver",
+}
+"""Outcomes whose name says too little to a reader."""
 NO_FAILURES: Final = frozenset({"planned", "ok", Outcome.ABANDONED.value})
 """Among counts by outcome: what is no failure."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from loadgen.record.record import NO_FAILURES
+from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS
 from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
 from loadgen.verdict.grades import Grade, Grades, tolerance_s
 
@@ -129,7 +129,10 @@ def _failed(evidence: Evidence) -> list[Reason]:
             if planned
             else [Reason("no-request", "The plan has no requests.", "Set --requests or --duration-s.")]
         )
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in failures.items()) or f"{planned - ok:,} abandoned"
+    kinds = (
+        ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failures.items())
+        or f"{planned - ok:,} abandoned"
+    )
     cause = f" {evidence.cause.rstrip('.')}." if evidence.cause else ""
     if not ok:
         text = f"None of {planned:,} requests succeeded: {kinds}.{cause}"

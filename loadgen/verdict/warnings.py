@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import Certificate, WarmUpBursts
-from loadgen.record.record import NO_FAILURES, RECOUNTS, Outcome
+from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS, RECOUNTS, Outcome
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from loadgen.verdict.verdict import BUSY, Reason
 
@@ -74,7 +74,7 @@ def _failures(counts: Mapping[str, int]) -> Reason | None:
     failures = {kind: n for kind, n in counts.items() if kind not in NO_FAILURES and n}
     if not failures or not counts["ok"]:
         return None
-    kinds = ", ".join(f"{n:,} {kind}" for kind, n in failures.items())
+    kinds = ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failures.items())
     text = f"{sum(failures.values()):,} of {counts['planned']:,} requests failed: {kinds}."
     return Reason("failures", text, "They count as infinitely late; the report lists the first of each kind.")
 

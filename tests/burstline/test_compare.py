@@ -56,6 +56,19 @@ def test_equal_work_is_ranked_and_equal_numbers_are_not(two_runs, capsys):
     assert "★" not in out
 
 
+def test_runs_of_different_work_still_show_each_contenders_numbers(two_runs, capsys):
+    """Nine VALID runs of three engines once ended in a page without one number."""
+    folders, change = two_runs
+    change(0, engine="vllm", identity=Identity("vllm", dtype="float32"))
+    change(1, engine="tgi", identity=Identity("tgi", dtype="bfloat16"))
+    code, out, _ = compare(capsys, folders)
+    assert code == 4
+    assert "NOT-COMPARABLE" in out
+    (row,) = (line for line in out.splitlines() if line.startswith("E2E p50"))
+    assert len(re.findall(r"\d+(?:\.\d+)?", row.removeprefix("E2E p50"))) >= 2
+    assert "faster" not in out
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
+from burstline.models.model_folder import make_model
 from loadgen.record.rundir import Run, open_run
 from servers.truth.queue import Queue
 from servers.truth.rig import truth_server
 from servers.truth.router import House
 from servers.truth.script import Script
+from tests.servers.golden import GOLDEN
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +39,7 @@ def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
     argv = [sys.executable, "-m", "burstline", "run", "--no-certify", "--no-calibrate", "--out", str(out)]
     environment = os.environ | {"XDG_CACHE_HOME": str(out.with_name("cache"))}
     done = subprocess.run([*argv, *words], env=environment, capture_output=True, text=True, timeout=100)
+    print(f"$ burstline run {' '.join(words)}", done.stderr, done.stdout, sep="\n")
     assert "Traceback" not in done.stderr, done.stderr
     runs = list(out.iterdir()) if out.exists() else []
     assert runs, done.stdout + done.stderr
@@ -87,6 +92,60 @@ def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
     assert any("will refuse up to 14" in note for note in manifest["server"]["notes"])
 
 
+@pytest.mark.slow
+def test_streams_that_end_with_a_dead_shards_error_are_told_in_the_servers_words(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    words = "Request failed during generation: Server error: transport error"
+    dies = Script(ttft_s=0.2, gaps_s=(0.02,), fault="error", fault_after_tok=20, message=words, text=" w1")
+    ready = Script(text=" w1")  # the server lives until the load
+    with truth_server(house=House((ready, dies), native="tgi")) as truth:
+        load = ("--requests", "20", "--prompt-tokens", "16", "--output-tokens", "64")
+        where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
+        stdout, _, run = burstline(tmp_path / "runs", *where, *load)
+    assert counts(run) == {"planned": 20, "error_event": 20}
+    assert "20 failed inside the reply" in stdout
+    assert words in stdout
+    assert run.summary is not None
+    assert run.summary.verdict.state == "FAILED"
+
+
+# Plays text-generation-launcher: its "shard" is the known-truth server; killed, it logs what 3.3.7 logged.
+LAUNCHER = """#!{python}
+import subprocess, sys
+port = sys.argv[sys.argv.index("--port") + 1]
+shard = [sys.executable, "-P", "-m", "servers.truth", "--dialect", "tgi", "--port", port]
+script = '{{"ttft_s": 0.2, "gaps_s": 0.02, "text": " w1"}}'
+subprocess.run([*shard, "--script", script, "--max-model-len", "4096"], env={env!r})
+lines = open({log!r}).read().splitlines()
+first = next(k for k, line in enumerate(lines) if "transport error" in line)
+print("\\n".join(lines[first:]), flush=True)
+sys.exit(1)
+"""
+
+
+@pytest.mark.slow
+def test_a_shard_that_is_killed_in_the_load_is_told_with_when_why_and_what_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(tmp_path / "model", "tiny", formats=("safetensors",))
+    launcher = tmp_path / "text-generation-launcher"
+    log = str(GOLDEN / "tgi" / "server.log")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    launcher.write_text(LAUNCHER.format(python=sys.executable, env=environment, log=log))
+    launcher.chmod(0o755)
+    monkeypatch.setenv("BURSTLINE_TGI_LAUNCHER", str(launcher))
+    load = ("--requests", "30", "--prompt-tokens", "16", "--output-tokens", "800", "--warmup", "0")
+    stdout, verdict, code = killed_in_the_load(tmp_path, "--engine", "tgi", "--model", str(model), *load)
+    assert code == 5
+    assert (verdict["state"], verdict["reasons"][0]["code"]) == ("FAILED", "died")
+    told = (
+        r"TGI died \d+\.\d s into the load \(.+, with 30 open requests\); Shard 0 crashed: .*transport error"
+    )
+    assert re.search(told, verdict["reasons"][0]["text"])
+    assert re.search(told, stdout)
+
+
 LIGHTLLM = ("--engine", "lightllm", "--vocab-size", "1000", "--requests", "60", "--output-tokens", "8")
 
 
@@ -125,29 +184,54 @@ def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_in_the_load_is_what_the_run_found(tmp_path: Path) -> None:
+def test_a_rank_that_dies_unnoticed_is_told_after_the_first_stall_of_all_streams(tmp_path: Path) -> None:
+    """A killed model process of LightLLM: `/health` answers 200 a minute later, and requests time out."""
+    stalls = Script(ttft_s=0.1, gaps_s=(0.02,), fault="stall", fault_after_tok=5)
+    house = House((Script(), stalls), native="lightllm")
+    with truth_server(house=house) as truth:
+        load = (*LIGHTLLM, "--prompt-tokens", "32", "--deadline-s", "25")
+        _, stderr, run = burstline(tmp_path / "runs", "--url", truth.url, *load)
+    told = "No token from any of 60 streams for 20 s; the server still says healthy (/health answers 200)"
+    assert told in stderr
+    assert run.manifest.server is not None
+    assert told in run.manifest.server.notes
+    assert counts(run) == {"planned": 60, "timeout": 60}
+    assert told in (run.path / "report.html").read_text("utf-8")
+
+
+def killed_in_the_load(tmp_path: Path, *words: str) -> tuple[str, dict[str, Any], int]:
+    """What a run printed whose known-truth server was killed in the load, its verdict and its exit code."""
     out = tmp_path / "runs"
-    load = ("--requests", "40", "--prompt-tokens", "32", "--output-tokens", "400")
     argv = [sys.executable, "-m", "burstline", "run", "--no-certify", "--no-calibrate", "--out", str(out)]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(
-        [*argv, "--engine", "truth", *load], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        [*argv, *words], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
+        seen = []
         for line in process.stderr:
-            if b"sent," in line and b" 0/40" not in line:
+            seen.append(line)
+            if "sent," in line and " 0 first tokens" not in line:
                 break
         for child in psutil.Process(process.pid).children(recursive=True):
-            if "servers.truth" in child.cmdline():
+            if "servers.truth" in child.cmdline() and "--canary" not in child.cmdline():
                 child.kill()
-        stdout, _ = process.communicate(timeout=100)
-    assert process.returncode == 5
+        stdout, stderr = process.communicate(timeout=100)
+    print("".join(seen), stderr, stdout)
     (folder,) = out.iterdir()
     verdict = json.loads((folder / "summary.json").read_text())["verdict"]
+    return stdout, verdict, process.returncode
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_the_load_is_what_the_run_found(tmp_path: Path) -> None:
+    load = ("--requests", "40", "--prompt-tokens", "32", "--output-tokens", "400")
+    stdout, verdict, code = killed_in_the_load(tmp_path, "--engine", "truth", *load)
+    assert code == 5
     assert verdict["state"] == "FAILED"
     assert verdict["reasons"][0]["code"] == "died"
     assert "Known-truth server died" in verdict["reasons"][0]["text"]
-    assert "Known-truth server died" in stdout.decode()
+    assert "Known-truth server died" in stdout
 
 
 def test_lengths_beyond_a_limit_that_was_set_are_refused_before_anything_starts(
@@ -164,3 +248,16 @@ def test_lengths_beyond_a_limit_that_was_set_are_refused_before_anything_starts(
     assert cli.main([*where, "--prompt-tokens", "100", "--max-model-len", "128"]) == 2
     assert "has 164 tokens (prompt and output), but --max-model-len allows 128" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_every_test_that_the_page_on_engines_names_is_there() -> None:
+    root = Path(__file__).parents[2]
+    rows = [
+        line for line in (root / "docs" / "engines.md").read_text("utf-8").splitlines() if "| `test" in line
+    ]
+    assert len(rows) == 13 + 10
+    tests = "\n".join(file.read_text("utf-8") for file in (root / "tests").rglob("test_*.py"))
+    missing = [
+        name for row in rows for name in re.findall(r"`(test_\w+)`", row) if f"def {name}(" not in tests
+    ]
+    assert not missing

@@ -136,6 +136,19 @@ def test_client_and_server_must_count_the_same_tokens():
     assert "gone on with requests that failed here" in advice_on_tokens(summary)
 
 
+def test_a_prefix_cache_that_only_the_servers_counters_tell_is_a_warning():
+    """LightLLM's streams do not say: 40,922 of 40,960 prompt tokens came from its cache, without a word."""
+    rows = [(-5, "engine", "prefix_hit_tokens", 0.0), (-5, "engine", "prompt_tokens", 0.0)]
+    rows += [(9_000_000_000, "engine", "prefix_hit_tokens", 40_922.0)]
+    rows += [(9_000_000_000, "engine", "prompt_tokens", 40_960.0)]
+    (warning,) = (
+        row
+        for row in summarized(run_of(100), Context(telemetry=telemetry(*rows)))["verdict"]["warnings"]
+        if row["code"] == "prefix-cache"
+    )
+    assert warning["text"] == "The prefix cache served 99.9% of the prompt tokens."
+
+
 @pytest.mark.parametrize(("busy_s", "told"), [(0.5, []), (1.5, ["busy-machine"])])
 def test_a_machine_that_others_kept_busy_is_told_beside_a_verdict_that_stands(busy_s, told):
     rows = [(0, "host", "n_cpus", 2.0)]

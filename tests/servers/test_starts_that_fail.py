@@ -4,15 +4,18 @@ import json
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from burstline import cli, exit_codes
+from burstline.bench import server_session
 from burstline.bench.server_session import Say, Where, serving
-from servers.engine import EngineError
+from servers.engine import EngineError, Launch
 from servers.engines import lightllm, sglang, transformers_serve, vllm
 from servers.host.installation import Installation
 from servers.registry import ENGINES
@@ -148,6 +151,50 @@ def test_a_start_that_has_failed_in_a_launcher_that_hangs_is_told_at_once_with_i
     assert where == f"Its whole log: {fake / 'server.log'}"
 
 
+SAID = "lightllm/logs"
+TIMED = {
+    "LightLLM lacks hypercorn": ("lightllm", f"{SAID}/hypercorn_missing.log", "hypercorn", 600.0),
+    "LightLLM has no weights": ("lightllm", f"{SAID}/no_weights_hangs.log", "safetensors", 600.0),
+    "LightLLM's KV cache is small": ("lightllm", f"{SAID}/kv_too_small_hangs.log", "seq", 600.0),
+    "a shard of TGI crashed": ("tgi", "tgi/server.log", "transport error", 600.0),
+    "vLLM hangs until its time-out": (
+        "vllm",
+        "vllm/failed_kv_too_large.log",
+        "Available memory on node",
+        2.0,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TIMED)
+def test_a_cause_is_told_soon_after_it_is_logged_and_on_time_outs_too(
+    case: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher logs and hangs. How long the cause took is printed (`-s`); the wait looks every 0.25 s."""
+    from servers.host import ready
+
+    name, log, words, timeout_s = TIMED[case]
+    (fake / "says").write_text((GOLDEN / log).read_text(errors="replace"))
+    monkeypatch.setenv("FAKE_LOG", str(fake / "says"))
+    monkeypatch.setenv("FAKE_ENGINE", "hangs")
+    told_s: list[float] = []
+
+    def wait(*arguments: Any, **rest: Any) -> ready.Startup:
+        rest["timeout_s"] = timeout_s
+        try:
+            return ready.wait_ready(*arguments, **rest)
+        finally:
+            told_s.append(time.time())
+
+    monkeypatch.setattr("burstline.bench.server_session.wait_ready", wait)
+    with pytest.raises(EngineError, match=words):
+        start(name, model, fake)
+    logged_s = (fake / "server.log").stat().st_mtime
+    what = f"{case}: told {told_s[0] - logged_s:.2f} s after it was logged"
+    print(what if timeout_s > 2 else f"{what}; the time-out was {timeout_s:g} s")
+    assert told_s[0] - logged_s < 30  # of 1,200 to 1,800 s that these starts may take
+
+
 @pytest.mark.parametrize(
     ("name", "log", "is_doomed"),
     [
@@ -263,3 +310,22 @@ def test_a_model_that_is_not_there_is_a_users_slip_and_exit_code_2(
     assert cli.main(["serve", name, "--model", str(tmp_path / "nowhere")]) == exit_codes.USAGE
     (said,) = capsys.readouterr().err.splitlines()
     assert "is not a folder; expected a Hugging Face model folder, or a name" in said
+
+
+@pytest.mark.parametrize(("stop_s", "is_told"), [(0.0, False), (0.3, True)])
+def test_a_stop_that_takes_long_is_told_with_its_limit(
+    stop_s: float, monkeypatch: pytest.MonkeyPatch, *, is_told: bool
+) -> None:
+    """TGI lets open streams finish for up to 90 s after SIGTERM."""
+
+    class Slow:
+        launch = Launch(("text-generation-launcher",), stop_grace_s=100.0)
+
+        def stop(self) -> None:
+            time.sleep(stop_s)
+
+    monkeypatch.setattr(server_session, "SLOW_STOP_S", 0.1)
+    told: list[str] = []
+    with server_session._slow_stop_told(ENGINES["tgi"], Slow(), told.append):  # type: ignore[arg-type]
+        assert told == []
+    assert told == (["Stopping TGI; what has not ended after 100 s is killed"] if is_told else [])

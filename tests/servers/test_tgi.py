@@ -262,3 +262,38 @@ def test_its_own_split_of_a_request_and_of_a_step_is_read() -> None:
         assert told[f"{name}_count"] > 0
     assert told["decode_forward_sum"] <= told["decode_step_sum"]
     assert not [name for name in told if name.startswith("queue_le")]  # 300 buckets each
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("stored", "sent"), [("float16", "float16"), ("bfloat16", "bfloat16"), (None, "bfloat16")]
+)
+def test_the_checkpoints_data_type_is_always_sent(
+    stored: str | None, sent: str, model: Path, tmp_path: Path
+) -> None:
+    """By default it serves bfloat16 weights in float16, and `/info` does not say so."""
+    (model / "config.json").write_text(json.dumps({"vocab_size": 32000, "torch_dtype": stored}))
+    argv = ENGINE.launch(options(model, tmp_path / "a")).argv
+    assert argv[argv.index("--dtype") + 1] == sent
+    chosen = ENGINE.launch(options(model, tmp_path / "b", "--dtype", "float16")).argv
+    assert chosen.count("--dtype") == 1
+
+
+def test_of_ninety_kilobytes_of_metrics_only_the_wanted_lines_are_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prometheus_client import parser
+
+    parsed: list[int] = []
+    whole = parser.text_string_to_metric_families
+
+    def counted(text: str) -> object:
+        parsed.append(len(text))
+        return whole(text)
+
+    monkeypatch.setattr(parser, "text_string_to_metric_families", counted)
+    body = golden_reply("tgi/metrics.http").body.decode()
+    assert ENGINE.gauges(body).generation_tokens
+    print(f"{len(body):,} bytes of metrics, {sum(parsed):,} of them parsed")
+    assert len(body) > 50_000
+    assert sum(parsed) < len(body) / 2

@@ -16,7 +16,7 @@ from servers.host import process
 from servers.host.ready import wait_ready
 from servers.host.sources import ProcessTree
 from servers.host.telemetry import Row, as_lines, load_telemetry, missing, rows_of
-from servers.host.watch import start_watcher
+from servers.host.watch import Watcher, start_watcher
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -181,3 +181,17 @@ def test_the_watcher_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         watcher = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     assert eventually(lambda: not watcher.is_running() or watcher.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_the_first_reading_of_the_counters_is_waited_for_before_the_load(tmp_path: Path) -> None:
+    """LightLLM's `/metrics` took up to 3 s: without a baseline nothing that a load adds can be told."""
+    path = tmp_path / "telemetry.jsonl"
+    with subprocess.Popen(["sleep", "60"]) as stand_in:
+        watcher = Watcher(stand_in, path)
+        assert not watcher.await_baseline(0.05)
+        path.write_bytes(as_lines([Row(1, "host", "n_cpus", 2.0)]))
+        assert not watcher.await_baseline(0.05)
+        with path.open("ab") as log:
+            log.write(as_lines([Row(2, "engine", "scrape_s", 3.0)]))
+        assert watcher.await_baseline(5.0)
+        stand_in.kill()
