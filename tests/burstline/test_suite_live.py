@@ -58,6 +58,7 @@ prefix_cache = false
 kv_cache_dtype = "float32"
 [[engine]]
 engine = "transformers"
+gpu_memory_utilization = 0.05   # of a CPU it is the memory of the machine
 [[model]]
 name = "tiny"
 path = "{model}"
