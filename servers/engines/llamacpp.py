@@ -30,6 +30,7 @@ from servers.engine import (
 from servers.host.process import threads_for_server
 from servers.protocol.introspection import (
     MIB,
+    drafts,
     first_model,
     gauges_in,
     json_at,
@@ -55,6 +56,7 @@ _GAUGES = {
     "prompt_tokens": ("llamacpp:prompt_tokens_total",),
     "generation_tokens": ("llamacpp:tokens_predicted_total",),
 }
+SPECULATION = drafts("llamacpp:spec_decode_num")
 MAX_SLOTS = 256
 """LLAMA_MAX_SEQ in src/llama-cparams.h: it does not start with more."""
 _PAD_TOK = 256
@@ -188,7 +190,7 @@ class LlamaCpp(Engine):
         )
 
     def gauges(self, metrics: str) -> Gauges:
-        return gauges_in(metrics, _GAUGES)
+        return gauges_in(metrics, _GAUGES, means=SPECULATION)
 
     def root_cause(self, log: str) -> str | None:
         """The first complaint: those that follow are its callers saying that it failed."""

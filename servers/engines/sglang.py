@@ -34,6 +34,7 @@ from servers.host.installation import Installation, find_installation, python_of
 from servers.host.process import threads_for_server
 from servers.protocol.introspection import (
     GIB,
+    Mean,
     first_model,
     gauges_in,
     json_at,
@@ -67,7 +68,11 @@ _LATENCIES = {
     "itl": "sglang:inter_token_latency_seconds",
     "e2e": "sglang:e2e_request_latency_seconds",
 }
-_MEANS = {"queue": mean_of("sglang:queue_time_seconds")}
+_MEANS = {
+    "queue": mean_of("sglang:queue_time_seconds"),
+    # Its gauges of speculation are of the last batch; these counters cover the load.
+    "accepted_a_step": Mean("sglang:generation_tokens_total", "sglang:spec_verify_calls_total"),
+}
 _CPU_FLAGS = (
     (("--device",), "cpu"),
     (("--attention-backend",), "torch_native"),

@@ -20,7 +20,7 @@ from servers.engine import (
     Sign,
     Target,
 )
-from servers.protocol.introspection import first_model, gauges_in, json_at, mean_of, owned_by
+from servers.protocol.introspection import drafts, first_model, gauges_in, json_at, mean_of, owned_by
 from servers.protocol.openai import encode_completion
 from servers.settings import Spelling, valued
 from workloads.request import Request
@@ -42,7 +42,11 @@ _LATENCIES = {
     "ttft": "trtllm_time_to_first_token_seconds",
     "e2e": "trtllm_e2e_request_latency_seconds",
 }
-_MEANS = {"queue": mean_of("trtllm_request_queue_time_seconds")}
+_MEANS = {
+    "queue": mean_of("trtllm_request_queue_time_seconds"),
+    # It counts no drafts, so that only the share of their tokens is known.
+    "acceptance": drafts("trtllm_spec_decode_num")["acceptance"],
+}
 _CAUSE = re.compile(r"(?:[\w.]*(?:Error|Exception)\b: .+|Failed to bind socket to .+|No GPU devices found.*)")
 
 

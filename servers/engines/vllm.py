@@ -26,7 +26,7 @@ from servers.engine import (
 from servers.host.installation import Installation, find_installation, python_of
 from servers.protocol.introspection import (
     GIB,
-    Mean,
+    drafts,
     first_model,
     gauges_in,
     json_at,
@@ -69,10 +69,7 @@ _MEANS = {
     "queue": mean_of("vllm:request_queue_time_seconds"),
     "prefill": mean_of("vllm:request_prefill_time_seconds"),
     "decode": mean_of("vllm:request_decode_time_seconds"),
-    "accepted": Mean("vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_drafts_total"),
-    "acceptance": Mean(
-        "vllm:spec_decode_num_accepted_tokens_total", "vllm:spec_decode_num_draft_tokens_total"
-    ),
+    **drafts("vllm:spec_decode_num"),
 }
 
 _LOG_PREFIX = re.compile(r"^\([\w -]+ pid=\d+\) (?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\] ?)?")

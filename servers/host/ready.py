@@ -9,6 +9,7 @@ import queue
 import re
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -274,6 +275,8 @@ def send(target: Target, call: Call, timeout_s: float) -> HttpReply:
     except (OSError, ValueError, http.client.HTTPException) as error:
         late = time.monotonic() >= until_s
         why = f"no whole answer within {timeout_s:g} s" if late else error
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = f"{error.verify_message}: pass --ca-bundle FILE to trust who signed its certificate"
         raise EngineError(f"{call.method} {url}: {str(why) or type(error).__name__}") from error
     finally:
         alarm.cancel()

@@ -52,6 +52,18 @@ def mean_of(histogram: str, **labels: str) -> Mean:
     return Mean(f"{histogram}_sum", f"{histogram}_count", labels)
 
 
+def drafts(counters: str) -> dict[str, Mean]:
+    """Speculative decoding by counters of this prefix, as vLLM and llama.cpp name them.
+
+    `accepted` is how many drafted tokens a draft brought, `acceptance` which share of them.
+    """
+    accepted = f"{counters}_accepted_tokens_total"
+    return {
+        "accepted": Mean(accepted, f"{counters}_drafts_total"),
+        "acceptance": Mean(accepted, f"{counters}_draft_tokens_total"),
+    }
+
+
 def gauges_in(
     metrics: str,
     names: Mapping[str, Sequence[str]],

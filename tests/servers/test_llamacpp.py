@@ -206,6 +206,7 @@ def test_a_quantized_file_is_named_by_its_type_and_has_no_data_type() -> None:
 
 def test_gauges_that_it_gives_and_those_it_does_not() -> None:
     gauges = asdict(ENGINE.gauges(recorded("metrics").body.decode()))
+    assert not any(gauges.pop("latencies").values())  # it speculates where it has a draft model
     told = {name: value for name, value in gauges.items() if value is not None}
     assert told == {
         "running": 0,
