@@ -10,7 +10,6 @@ from servers.engine import (
     Call,
     Capabilities,
     Engine,
-    EngineError,
     Event,
     Gauges,
     Get,
@@ -24,7 +23,7 @@ from servers.engine import (
     Sign,
     Target,
 )
-from servers.host.installation import Installation, find_installation, python_of
+from servers.host.installation import Installation, find_installation, installation_for, python_of
 from servers.protocol.introspection import (
     MIB,
     first_model,
@@ -123,10 +122,7 @@ class Lightllm(Engine):
         return next(iter(found.versions.values()), "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
-        python = python_of(options.python, PYTHON_VARIABLE)
-        found = None if options.image else _find(options.python)
-        if found is None and not options.image:
-            raise EngineError(f"LightLLM is not installed for {python}. {self.how_to_get}")
+        found = installation_for(options, self, PYTHON_VARIABLE, _find)
         slots, notes = _slots(options)
         argv = (
             *(found.python if found else "python", "-m", "lightllm.server.api_server"),

@@ -15,7 +15,6 @@ from servers.engine import (
     Capabilities,
     CpuSetup,
     Engine,
-    EngineError,
     Event,
     Gauges,
     Get,
@@ -30,7 +29,7 @@ from servers.engine import (
     Sign,
     Target,
 )
-from servers.host.installation import Installation, find_installation, python_of
+from servers.host.installation import Installation, find_installation, installation_for, python_of
 from servers.host.process import threads_for_server
 from servers.protocol.introspection import (
     GIB,
@@ -146,10 +145,7 @@ class Sglang(Engine):
         return found.versions.get("sglang", "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
-        python = python_of(options.python, PYTHON_VARIABLE)
-        found = None if options.image else _find(options.python)
-        if found is None and not options.image:
-            raise EngineError(f"SGLang is not installed for {python}. {self.how_to_get}")
+        found = installation_for(options, self, PYTHON_VARIABLE, _find)
         extra = options.extra_args
         dummy = not option_of(extra, "--load-format") and self.lacks_weights(Path(options.model))
         cpu = found is not None and _is_cpu(found)

@@ -13,7 +13,6 @@ from servers.engine import (
     Capabilities,
     CpuSetup,
     Engine,
-    EngineError,
     Gauges,
     Get,
     Identity,
@@ -23,7 +22,7 @@ from servers.engine import (
     Sign,
     Target,
 )
-from servers.host.installation import Installation, find_installation, python_of
+from servers.host.installation import Installation, find_installation, installation_for, python_of
 from servers.protocol.introspection import (
     GIB,
     drafts,
@@ -131,10 +130,7 @@ class Vllm(Engine):
         return next(iter(found.versions.values()), "") if found else None
 
     def launch(self, options: LaunchOptions) -> Launch:
-        python = python_of(options.python, PYTHON_VARIABLE)
-        found = None if options.image else _find(options.python)
-        if found is None and not options.image:
-            raise EngineError(f"vLLM is not installed for {python}. {self.how_to_get}")
+        found = installation_for(options, self, PYTHON_VARIABLE, _find)
         dummy = not option_of(options.extra_args, "--load-format") and self.lacks_weights(Path(options.model))
         argv = (
             # The image's entry point is `vllm serve`, which takes the model by its place.

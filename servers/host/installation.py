@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.engine import EngineError
+from servers.engine import Engine, EngineError, LaunchOptions
 
 _ASK = """
 import importlib.metadata, importlib.util, json, sys, sysconfig
@@ -35,6 +35,25 @@ class Installation:
 def python_of(named: str | None, variable: str) -> str:
     """The interpreter that the user named, or that the environment's `variable` names, else ours."""
     return named or os.environ.get(variable) or sys.executable
+
+
+def installation_for(
+    options: LaunchOptions,
+    engine: Engine,
+    variable: str,
+    find: Callable[[str | None], Installation | None],
+) -> Installation | None:
+    """Where an engine that is to be started is installed; None in a container, which brings its own.
+
+    Raises EngineError, with how to get it, where it is not installed.
+    """
+    if options.image:
+        return None
+    found = find(options.python)
+    if found is None:
+        python = python_of(options.python, variable)
+        raise EngineError(f"{engine.title} is not installed for {python}. {engine.how_to_get}")
+    return found
 
 
 def find_installation(python: str, module: str, *distributions: str) -> Installation | None:
