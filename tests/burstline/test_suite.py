@@ -65,6 +65,30 @@ def test_every_engine_meets_every_model_and_workload_in_every_repeat():
     assert cells == cells[::-1]
 
 
+def test_a_suite_says_how_requests_are_asked_and_which_clients_hang_up():
+    engine = {
+        "engine": "vllm", "url": "http://a:1,http://b:1", "url_by": "session", "endpoint": "chat",
+        "header": ["X-Team: blue"], "extra_body": '{"min_p": 0.1}', "lora": "one,two",
+    }  # fmt: skip
+    load = {
+        "name": "w",
+        "temperature": 0.7,
+        "cancel_share": 0.2,
+        "cancel_after": "4..8",
+        "max_failures": 0.05,
+    }
+    (slot,) = schedule(suite(engine=[engine], workload=[load]))
+    argv = " ".join(slot.argv(Path("out")))
+    for words in (
+        "--url http://a:1,http://b:1", "--url-by session", "--endpoint chat", "--header X-Team: blue",
+        '--extra-body {"min_p": 0.1}', "--lora one,two", "--temperature 0.7", "--cancel-share 0.2",
+        "--cancel-after 4..8", "--max-failures 0.05",
+    ):  # fmt: skip
+        assert words in argv
+    with pytest.raises(WorkloadError, match="--cancel-share 2: expected a share"):
+        suite(workload=[load | {"cancel_share": 2.0}])
+
+
 def test_a_run_is_a_command_that_a_person_could_type():
     engine = {"engine": "vllm", "vllm_python": "/v/python", "port": 8001, "args": ["--enforce-eager"]}
     model = {"name": "m", "path": "models/m", "vocab_size": 32000}
