@@ -233,7 +233,7 @@ class Sglang(Engine):
             max_batched_tok=chunk if chunk > 0 else info.get("max_prefill_tokens"),
             quantization=info.get("quantization"),
             chunked_prefill=chunk > 0 if info else None,
-            cuda_graphs=((info.get("cuda_graph_config") or {}).get("decode") or {}).get("backend"),
+            cuda_graphs=_graphs((info.get("cuda_graph_config") or {}).get("decode") or {}),
             attention=info.get("attention_backend"),
             system=info.get("device"),
             pipeline_parallel=info.get("pp_size"),
@@ -257,6 +257,14 @@ class Sglang(Engine):
     def root_cause(self, log: str) -> str | None:
         found = _CAUSE.search(log)
         return found[1] if found else None
+
+
+def _graphs(decode: Mapping[str, Any]) -> str | None:
+    """Whether steps of decoding replay CUDA graphs, and up to which batch."""
+    backend, largest = decode.get("backend"), decode.get("max_bs")
+    if backend is None or backend == "disabled":
+        return backend and "off"
+    return f"up to {largest}" if largest else "on"
 
 
 _OF_ONE_PRIORITY = re.compile(r'priority="[^"]')

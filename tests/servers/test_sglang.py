@@ -152,7 +152,7 @@ def test_it_identifies_a_recorded_server_and_what_it_chose_itself_from_its_log()
         "max_num_seqs": 4096,
         "max_batched_tok": 4096,  # a chunk, not --max-prefill-tokens
         "chunked_prefill": True,
-        "cuda_graphs": "disabled",
+        "cuda_graphs": "off",
         "attention": "torch_native",
         "system": "cpu",
         "pipeline_parallel": 1,
