@@ -18,15 +18,13 @@ INTERRUPTED = 130
 
 
 def of_summary(summary: Summary) -> int:
-    """The exit code of a run that ended. SLOs follow the grade of their own metric and decide alone.
+    """The exit code of a run that ended."""
+    from loadgen.metrics.slo import state_decides
 
-    Without an SLO, and of a run that failed, the state decides.
-    """
     results = {target.result for target in summary.targets}
     if "fail" in results:
         return TARGET_MISSED
-    usable = summary.verdict.state != "FAILED" if results else summary.verdict.state == "VALID"
-    return DONE if usable and "inconclusive" not in results else INCONCLUSIVE
+    return INCONCLUSIVE if state_decides(summary) or "inconclusive" in results else DONE
 
 
 def worst(codes: Iterable[int]) -> int:

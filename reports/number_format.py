@@ -43,6 +43,8 @@ def number(value: float, half_width: float | None = None) -> str:
 
     `half_width` is half of the interval around it.
     """
+    if math.isnan(value):
+        return "–"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0:

@@ -39,7 +39,10 @@ class Read:
 
 
 class Kind(IntEnum):
-    """What an event of a stream carries. Only ANSWER, REASONING and TOOL events carry tokens."""
+    """What an event of a stream carries. Only ANSWER, REASONING and TOOL events carry tokens.
+
+    EMPTY has no text and no count: it may hold a token whose UTF-8 is not complete yet, or nothing.
+    """
 
     ROLE = 0
     REASONING = 1
@@ -48,6 +51,7 @@ class Kind(IntEnum):
     USAGE = 4
     FINISH = 5
     ERROR = 6
+    EMPTY = 7
 
 
 @dataclass(slots=True)

@@ -51,6 +51,7 @@ from loadgen.stats.figure import Absent
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import start_watcher
+from servers.protocol.destination import Destination
 from servers.redact import without_secrets
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
@@ -213,7 +214,7 @@ def _measured(
             progress.phase(note)
         site = replace(site, notes=site.notes + expected)
         server = _server_facts(site, settings.where.model)
-        facts = LoadFacts(plan.dropped, expected_cached(plan, load, site.identity))
+        facts = LoadFacts(plan.dropped, expected_cached(plan, load, site.identity), prompts=_form(plan))
         begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
         run.save_manifest(replace(begun, load=facts))
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
@@ -443,4 +444,22 @@ def _server_facts(site: Site, model: str | None) -> ServerFacts:
         startup_stages=site.startup.stages,
         capabilities=site.capabilities,
         settings=site.settings,
+        addresses=_n_addresses(site),
     )
+
+
+def _n_addresses(site: Site) -> int | None:
+    """How many addresses the server's URLs resolve to; None where they do not resolve here."""
+    urls = (site.target.url, *site.target.replicas)
+    try:
+        return len({address for url in urls for _, address in Destination.of(url).addresses()})
+    except (EngineError, OSError):
+        return None
+
+
+def _form(plan: Plan) -> str:
+    """Whether prompts go out as token ids or as text: tokenizing text is work that the server does."""
+    forms = {
+        "chat" if r.messages is not None else "text" if r.prompt_ids is None else "ids" for r in plan.requests
+    }
+    return " and ".join(sorted(forms))

@@ -6,6 +6,7 @@ the model after the load has ended and the server is gone (`burstline/machine/cp
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -14,10 +15,12 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
 from loadgen.record.files import write_bytes
 from loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir
+from loadgen.verdict.warnings import LOOPBACK
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
@@ -26,9 +29,9 @@ from roofline.model.families import quant_of
 from roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from servers.engine import Identity
 from servers.registry import ENGINES
+from workloads.request import WorkloadError
 
 DEVICE_FILE: Final = "device.toml"
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +104,10 @@ def check_hints(hints: Hints) -> None:
         _config_at(hints.model_config)
 
 
-def note_hardware(run: RunDir, hints: Hints, say: Say) -> None:
+def note_hardware(run: RunDir, hints: Hints, say: Say, *, force: bool = True) -> None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
+    WorkloadError where another device than the run's own would replace it, unless `force`.
     `absent` says why model or device is not known; `stated` is what a person states of the engine.
     """
     manifest = run.manifest
@@ -116,12 +120,35 @@ def note_hardware(run: RunDir, hints: Hints, say: Say) -> None:
         if hints.device is None and known_by and (run.path / DEVICE_FILE).exists():
             facts = replace(facts, device_from=known_by)  # only the model was named anew
         else:
+            if not force:
+                _refuse_another(run, hints)
             text, device_from = _device(manifest, config, hints, run.server_log, say)
             write_bytes(run.path / DEVICE_FILE, text.encode())
             facts = replace(facts, device_from=device_from)
     except (UnknownHardwareError, RooflineError) as why:
         facts = replace(facts, absent=str(why))
     run.save_manifest(replace(manifest, hardware=facts))
+
+
+def _refuse_another(run: RunDir, hints: Hints) -> None:
+    """A CPU's measurement is of one machine: made elsewhere, it would say nothing of this run."""
+    path, manifest = run.path / DEVICE_FILE, run.manifest
+    if hints.device is None or not path.exists():
+        return
+    own = tomllib.loads(path.read_text("utf-8"))["id"]
+    if hints.device == "cpu":
+        here = host_facts.host().cpu
+        if manifest.host.cpu in (None, here):
+            return
+        other = f"this machine's {here}"
+    else:
+        other = load_device(str(hints.device)).id
+        if other == own:
+            return
+    raise WorkloadError(
+        f"--device {hints.device}: the run was made on {own}, and {DEVICE_FILE} in its folder would become "
+        f"{other}; add --force to replace it"
+    )
 
 
 def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:

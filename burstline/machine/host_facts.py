@@ -33,7 +33,16 @@ def host() -> HostFacts:
         memory_bytes=psutil.virtual_memory().total,
         load_average=os.getloadavg(),
         open_files_limit=resource.getrlimit(resource.RLIMIT_NOFILE),
+        governor=_kernel_says("cpu/cpu0/cpufreq/scaling_governor"),
+        smt={"0": False, "1": True}.get(_kernel_says("cpu/smt/active") or ""),
+        numa_nodes=len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
     )
+
+
+def _kernel_says(name: str) -> str | None:
+    with suppress(OSError):
+        return Path("/sys/devices/system", name).read_text().strip() or None
+    return None
 
 
 def commit() -> str | None:

@@ -33,6 +33,8 @@ from roofline.reconcile.reconciliation import Known, NotReconciled, Reconciliati
 from servers.engine import Admission
 from servers.registry import ENGINES
 
+PACED: Final = 0.8
+"""Of an open loop's time, the share in which requests arrived, above which no queue was left to serve."""
 MOST_REQUESTS: Final = 20_000
 """More are not simulated: it would take minutes."""
 
@@ -214,18 +216,21 @@ def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
     if logged is None and _counted(run):
         steps = steps_seen(replies, limits.max_num_batched_tokens)
         assumed.append("steps are inferred from the stream: each gap in a chain of long replies is one step")
-    due_s = min(reply.sent_s for reply in replies)
+    due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))
+    makespan_s = max(float(reply.token_s[-1]) for reply in replies) - due_s
+    open_loop = run.manifest.concurrency is None
     return reconciliation.Run(
         requests=[
             Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s), reply.cached_tok) for reply in replies
         ],
-        makespan_s=max(float(reply.token_s[-1]) for reply in replies) - due_s,
+        makespan_s=makespan_s,
         limits=limits,
         steps=steps or None,
         logged=logged is not None,
         first_s=np.array([reply.token_s[0] for reply in replies]),
         last_s=np.array([reply.token_s[-1] for reply in replies]),
         assumed=tuple(assumed),
+        paced=open_loop and last_s - due_s > PACED * makespan_s,
     )
 
 

@@ -27,6 +27,10 @@ CHECKED: Final = {
     "cores": "cores",
 }
 """What must be equal of runs that are compared, and how it is called."""
+NO_FLAG: Final = frozenset(
+    {"placement", "version", "governor", "smt", "numa-nodes", "server-addresses", "prompts", "warm-up"}
+)
+"""Factors that no flag of the engine sets."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +124,7 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
 
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
     odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])
-    if name in CHECKED or name in ("placement", "version"):
+    if name in CHECKED or name in NO_FLAG:
         advice = f"Make the runs alike in this, or add --vary {name}."
     else:
         advice = f"Restart {odd.manifest.engine} with --{name} {values[0]}, or add --vary {name}."

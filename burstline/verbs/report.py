@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
     add_hints(parser)
     add_cost(parser)
+    parser.add_argument(
+        "--force", action="store_true", help="replace the device that the run was compared with by another"
+    )
     parser.add_argument("--decode", action="store_true", help="decode the captures once more before")
 
 
@@ -38,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     hints = hints_of(args)
     if hints.device or hints.model_config:
         check_hints(hints)
-        note_hardware(folder, hints, lambda words: print(words, file=sys.stderr))
+        note_hardware(folder, hints, lambda words: print(words, file=sys.stderr), force=args.force)
     write_report(folder)
     print(f"Report: {folder.report}")
     return exit_codes.DONE

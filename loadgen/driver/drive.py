@@ -113,6 +113,7 @@ class _Drive:
         self._canary = Exchange(canary.INDEX)
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
+        self._left, self._acked = DurationHistogram(), DurationHistogram()
         self._sessions: Conversations | None = None
         if job.requests and job.requests[0].turn is not None:
             self._sessions = Conversations(job.requests, job.due_ns, job.concurrency)
@@ -344,6 +345,10 @@ class _Drive:
             self._failures[capture.failure] += 1
         if capture.sent_ns is not None:
             self._late.add([capture.sent_ns - capture.due_ns])
+        if exchange.left_ns is not None and exchange.sent_ns is not None:
+            self._left.add([exchange.left_ns - exchange.sent_ns])
+            if exchange.acked_ns is not None:
+                self._acked.add([exchange.acked_ns - exchange.left_ns])
         reads = Reads.of(capture.reads)
         self._lag.add((reads.at_ns - reads.kernel_ns)[reads.kernel_ns != NO_STAMP])
         return capture
@@ -382,6 +387,9 @@ class _Drive:
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
             canary=self._canary_report(),
+            network=wire.network.report() if wire.network else None,
+            left=self._left.spread(),
+            acked=self._acked.spread(),
         )
 
 

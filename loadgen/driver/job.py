@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from loadgen.driver.canary import CanaryReport
 from loadgen.driver.clock_offset import ClockMap
 from loadgen.driver.duration_histogram import DurationSpread
+from loadgen.wire.network import NetworkReport
 from servers.engine import Target
 from workloads.prompts import Vocabulary
 from workloads.request import Request
@@ -108,7 +109,9 @@ class DriveReport:
     because the server closed an idle connection just then. CPU, wall time and context switches run from the
     start to the last capture written. `t0_ns` is None where the run never began. `reader` is "compiled"
     where an older version read the replies in C. `cpu_wait_s` is how long the reading thread was ready to run
-    and had no CPU, None where the kernel does not say. `host` and `clock` are a remote driver's:
+    and had no CPU, None where the kernel does not say. `network` is TCP's view of a remote server, `left` how
+    long after our send the last byte of each request left this host, `acked` how long after that the server's
+    kernel had it, both by the kernel's transmit stamps. `host` and `clock` are a remote driver's:
     where it ran, and how its clock was mapped to ours (its captures are in our clock's terms already).
     """
 
@@ -135,6 +138,9 @@ class DriveReport:
     reader: str = "python"
     cpu_wait_s: float | None = None
     canary: CanaryReport | None = None
+    network: NetworkReport | None = None
+    left: DurationSpread | None = None
+    acked: DurationSpread | None = None
     host: str | None = None
     clock: ClockMap | None = None
 

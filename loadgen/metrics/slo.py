@@ -140,6 +140,15 @@ def attainment(met: NDArray[np.bool_]) -> Figure:
 NO_CRITERION: Final = Absent("no per-request SLO was given (such as --slo 'ttft<=2s')", "no-criterion")
 
 
+def state_decides(summary: Summary) -> bool:
+    """Whether the state of the run makes it no success, for exit codes and JUnit alike.
+
+    SLOs follow the grade of their own metric and decide alone, unless the run FAILED.
+    """
+    state = summary.verdict.state
+    return state == State.FAILED if summary.targets else state != State.VALID
+
+
 def judge_goals(
     goals: Sequence[Goal], summary: Summary, c: Columns, noise: Mapping[str, RunNoise] = MappingProxyType({})
 ) -> tuple[TargetResult, ...]:

@@ -88,6 +88,7 @@ class Context:
     max_failures: float = MAX_FAILURES
     usd_per_hour: float | None = None
     turns: Turns | None = None
+    server_url: str | None = None
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
@@ -111,6 +112,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         warm_up=manifest.load.warm_up if manifest.load else None,
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
+        server_url=manifest.server.url if manifest.server else None,
         goals=tuple(map(parse_goal, manifest.targets)),
         turns=turns_of(run),
     )
@@ -185,6 +187,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         handed_over=context.handed_over,
         warm_up=context.warm_up,
         cold=cold.left_out() if cold and not cold_counts else None,
+        server_url=context.server_url,
     )
     evidence = _evidence(unjudged, whole, context, steady)
     if cold and cold_counts:

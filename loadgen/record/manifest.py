@@ -40,7 +40,11 @@ class RunClock:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """The client's machine; what is unknown is None."""
+    """The client's machine; what is unknown is None.
+
+    `governor` is the kernel's policy for CPU clocks, `smt` whether cores run two threads, `numa_nodes` how
+    many memories the machine has.
+    """
 
     platform: str | None = None
     cpu: str | None = None
@@ -49,6 +53,9 @@ class HostFacts:
     memory_bytes: int | None = None
     load_average: tuple[float, ...] = ()
     open_files_limit: tuple[int, ...] = ()
+    governor: str | None = None
+    smt: bool | None = None
+    numa_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,8 @@ class ServerFacts:
     `model` is the served name, `model_asked` what the user named. `ready_s` is from the start to the first
     generated token, `startup_stages` when each stage began that the log names. `env` is laid over the
     client's own. `settings` are what was asked of the engine, what was sent and what it says it uses.
+    `addresses` counts what the URLs resolve to: behind several, a balancer or the name's record spreads the
+    connections.
     """
 
     url: str | None = None
@@ -91,6 +100,7 @@ class ServerFacts:
     startup_stages: tuple[Stage, ...] = ()
     capabilities: Capabilities | None = None
     settings: tuple[Setting, ...] = ()
+    addresses: int | None = None
 
     @property
     def start(self) -> tuple[str | None, float | None]:
@@ -177,7 +187,8 @@ class Certificate:
     it, since they are measured from the actual send. `n_unmatched` requests failed or brought another number
     of events than were sent. `others_cpu_fraction` is the share of the machine's CPU used by processes other
     than client and truth server; None where not known. `reader` is "compiled"
-    where an older version read in C.
+    where an older version read in C. `made_utc` is when it was measured, ISO 8601, None in older ones;
+    `cached` says that an earlier run measured it.
     """
 
     errors: Mapping[str, MetricError]
@@ -194,6 +205,8 @@ class Certificate:
     others_cpu_fraction: float | None = None
     limit: EventRateLimit | None = None
     reader: str | None = None
+    made_utc: str | None = None
+    cached: bool = False
 
     @property
     def is_clean(self) -> bool:
@@ -253,12 +266,14 @@ class LoadFacts:
     """Facts of the plan. `dropped` counts rows of a data set or trace that were left out, by reason.
 
     `expected_cached_fraction` is the share of prompt tokens that an unlimited prefix cache could serve; None
-    where replies decide it (sessions). `stages` were sent before the load.
+    where replies decide it (sessions). `stages` were sent before the load. `prompts` is the form in which
+    they were sent: "ids", or "text" and "chat", which the server must tokenize.
     """
 
     dropped: Mapping[str, int] = field(default_factory=dict)
     expected_cached_fraction: float | None = None
     stages: tuple[StageFacts, ...] = ()
+    prompts: str | None = None
 
     @property
     def warm_up(self) -> WarmUpBursts | None:

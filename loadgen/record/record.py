@@ -13,7 +13,7 @@ import numpy as np
 
 from loadgen.record.capture import NO_STAMP, Capture
 from loadgen.wire import http1
-from servers.engine import EngineError, HttpReply, Kind, Reply, ServerTimes
+from servers.engine import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
 from servers.protocol.replies import understood
 from servers.redact import words_of_server
 from workloads.request import Request
@@ -285,12 +285,28 @@ def _tokens(reply: Reply, recounts: Counts) -> _Tokens:
     said = [(source, n) for source, n in words if n is not None]
     source, total = said[0] if said else (None, None)
     gap = said[1][1] - said[0][1] if len(said) > 1 else None
+    if (silent := _silent_tokens(reply, events, total)) is not None:
+        events, counts = silent, [None] * len(silent)
     split, n = _split(counts, known, total)
     if 0 in n:
         events = [event for event, k in zip(events, n, strict=True) if k]
         n = [k for k in n if k]
     answer = next((i for i, event in enumerate(events) if event.kind is not Kind.REASONING), None)
     return _Tokens([event.end for event in events], n, answer, total, source, gap, split if n else None)
+
+
+def _silent_tokens(reply: Reply, spoken: Sequence[Event], total: int | None) -> list[Event] | None:
+    """The events with those that have no text, where the server's total says that each is one token.
+
+    Bytes of an incomplete character are such tokens. None otherwise, and before the first text: some servers
+    open a stream with an empty event, and that must not open TTFT.
+    """
+    if not spoken or total is None or any(event.n_tok is not None for event in spoken):
+        return None
+    first = spoken[0].end
+    kinds = (*_TOKEN_KINDS, Kind.EMPTY)
+    events = [event for event in reply.events if event.kind in kinds and event.end >= first]
+    return events if len(spoken) < total == len(events) else None
 
 
 def _split(counts: list[int | None], known: list[int], total: int | None) -> tuple[str, list[int]]:

@@ -98,7 +98,7 @@ def certificate(
     n_events = len(c.event_s)
     late_ns = [row.lateness_ns[1:] for row in served]
     return Certificate(
-        errors=_errors(c, pairs),
+        errors=_errors(c, pairs, rows, t0_ns),
         schedule=_schedule(c, rows, t0_ns, law) if open_loop else ServedSchedule(),
         n_requests=len(c),
         n_events=n_events,
@@ -155,24 +155,28 @@ def _paired(c: Columns, rows: Mapping[int, Served], t0_ns: int) -> _Pairs:
     return _Pairs(_joined(reported), _joined(true), firsts, ends - 1, np.array(matched, dtype=np.int64))
 
 
-def _errors(c: Columns, pairs: _Pairs) -> dict[str, MetricError]:
-    due_s = c.due_s[pairs.row]
+def _errors(c: Columns, pairs: _Pairs, rows: Mapping[int, Served], t0_ns: int) -> dict[str, MetricError]:
+    """In a burst latency counts from the send: its truth is when the server's kernel had the request."""
+    origin_s = c.origin_s[pairs.row]
+    index = c.table.column("index").to_numpy(zero_copy_only=False)[pairs.row]
+    arrived_s = np.array([(rows[int(i)].arrival_ns - t0_ns) / 1e9 for i in index])
+    true_origin_s = np.where(origin_s == c.due_s[pairs.row], origin_s, arrived_s) if len(index) else origin_s
     inner = np.ones(len(pairs.true_s), dtype=bool)
     inner[pairs.first] = False
     n_later = (c.output_tok - c.first_n)[pairs.row]
     many = n_later > 0
 
-    def of(times_s: Floats) -> dict[str, Floats]:
+    def of(times_s: Floats, from_s: Floats) -> dict[str, Floats]:
         first_s, last_s = times_s[pairs.first], times_s[pairs.last]
         gaps_s = np.diff(times_s, prepend=0.0)[inner] / c.event_n[_events(c, pairs)][inner]
         return {
-            "ttft": first_s - due_s,
+            "ttft": first_s - from_s,
             "itl": gaps_s,
             "tpot": (last_s - first_s)[many] / n_later[many],
-            "e2e": last_s - due_s,
+            "e2e": last_s - from_s,
         }
 
-    reported, true = of(pairs.reported_s), of(pairs.true_s)
+    reported, true = of(pairs.reported_s, origin_s), of(pairs.true_s, true_origin_s)
     return {name: _error(reported[name], true[name]) for name in METRICS if len(true[name])}
 
 

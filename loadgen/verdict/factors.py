@@ -54,7 +54,13 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
         "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
         "cpu": manifest.host.cpu,
         "cores": manifest.host.cores_allowed or manifest.host.cores,
+        "governor": manifest.host.governor,
+        "smt": manifest.host.smt,
+        "numa-nodes": manifest.host.numa_nodes,
         "placement": None if server is None else ("attached" if server.attached else "same machine"),
+        "server-addresses": server.addresses if server else None,
+        "prompts": manifest.load.prompts if manifest.load else None,
+        "warm-up": sum(stage.n for stage in manifest.load.stages) if manifest.load else None,
         "dtype": identity.dtype,
         "kv-dtype": identity.kv_dtype,
         "quantization": quantization_in(argv) if argv else None,
@@ -80,7 +86,7 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
         known = {value for value in values if value != "not stated"}
         if several and name != "engine" and (name not in _SHARED or len(known) < 2):
             continue
-        if len(set(values)) < 2 or (name in SETTINGS and len(known) < 2):
+        if len(set(values)) < 2 or (name in _MAY_BE_UNKNOWN and len(known) < 2):
             continue
         if name == "max-num-seqs" and most_in_flight and min(map(int, known)) >= most_in_flight:
             continue
@@ -88,8 +94,13 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
     return found
 
 
-_SHARED: Final = frozenset({"engine", "workload", "model", "devices", "cpu", "cores", "placement", *SETTINGS})
-"""Factors that mean the same at every engine."""
+_OF_THE_HOST: Final = ("governor", "smt", "numa-nodes")
+_SHARED: Final = frozenset(
+    {"engine", "workload", "model", "devices", "cpu", "cores", "placement", *_OF_THE_HOST, *SETTINGS}
+)
+"""Factors that mean the same at every engine. The form of prompts and the warm-up follow from the engine."""
+_MAY_BE_UNKNOWN: Final = frozenset({*SETTINGS, *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"})
+"""Older runs and some kernels do not tell these: only two known values differ."""
 
 
 def _flags(words: Sequence[str], passing: Collection[str]) -> dict[str, str]:

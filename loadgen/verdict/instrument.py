@@ -61,7 +61,33 @@ def instrument(
         throttled_fraction=watched.throttled_fraction(),
         client_cpu_wait_fraction=_cpu_wait(reports),
         **_canary(reports),
+        **_network(reports),
     )
+
+
+def _network(reports: Sequence[DriveReport]) -> dict[str, Figure]:
+    """The way to a remote server, of the driver furthest from it; nothing where it was on the loopback."""
+    report = max(
+        (each for each in reports if each.network is not None),
+        key=lambda each: each.network.least_rtt_p50_ns if each.network else 0,
+        default=None,
+    )
+    if report is None or report.network is None:
+        return {}
+    tcp, left, acked = report.network, report.left, report.acked
+    no_stamp = "the kernel stamped no byte sent"
+    sent_again = sum(each.network.retransmits for each in reports if each.network)
+    return {
+        "network_rtt_s": measured(tcp.least_rtt_p50_ns / 1e9, "s", "", tcp.n),
+        "network_rtt_p99_s": measured(tcp.rtt_p99_ns / 1e9, "s", "", tcp.n),
+        "network_retransmits": measured(float(sent_again), "segments", "", tcp.n),
+        "network_left_p99_s": measured(
+            left.p99_ns / 1e9 if left else None, "s", no_stamp, left.n if left else 0
+        ),
+        "network_acked_p50_s": measured(
+            acked.p50_ns / 1e9 if acked else None, "s", no_stamp, acked.n if acked else 0
+        ),
+    }
 
 
 def _canary(reports: Sequence[DriveReport]) -> dict[str, Figure]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
+from urllib.parse import urlsplit
 
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
@@ -12,6 +14,7 @@ from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_flo
 from loadgen.verdict.verdict import BUSY, Reason
 
 NOTABLE = 0.01
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 BEYOND = 1.1
 """So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
@@ -27,12 +30,14 @@ def caveats(
     handed_over: bool = False,
     warm_up: WarmUpBursts | None = None,
     cold: Reason | None = None,
+    server_url: str | None = None,
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
 
     `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
-    `counted_cached` what the server's counters say it served. With `handed_over` these counters also hold a
-    warm-up that led into the load. `cold` is the warning on slow first requests that no figure counts.
+    `counted_cached` what the server's counters say it served, `server_url` where the load went. With
+    `handed_over` these counters also hold a warm-up that led into the load. `cold` is the warning on slow
+    first requests that no figure counts.
     """
     lengths = summary.lengths
     found = (
@@ -48,6 +53,7 @@ def caveats(
         cold,
         None if handed_over else _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
+        _other_path(certificate, server_url),
         _beyond_certified(summary.instrument),
         None if server_here else _busy_machine(_point(summary.instrument.others_cpu_fraction)),
         disagreement(summary.agreement),
@@ -204,6 +210,22 @@ def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
         "not-certified",
         text,
         "Only in-run checks support these numbers. Drop --no-certify to calibrate first.",
+    )
+
+
+def _other_path(certificate: Certificate | Absent | None, server_url: str | None) -> Reason | None:
+    """The certificate is of plain HTTP on the loopback: another path to the server has errors of its own."""
+    if not isinstance(certificate, Certificate) or server_url is None:
+        return None
+    parts = urlsplit(server_url)
+    over = "over TLS, where the kernel stamps no arrival" if parts.scheme == "https" else ""
+    if not over and parts.hostname in LOOPBACK:
+        return None
+    over = over or "over a network"
+    return Reason(
+        "loopback-certificate",
+        f"The instrument was calibrated over plain HTTP on this host; this server is reached {over}.",
+        "Read the error that the in-run checks bound; the calibration shows this host, not the path.",
     )
 
 

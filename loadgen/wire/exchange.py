@@ -26,12 +26,15 @@ class Exchange:
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
     happened. Until it has ended, only the wire's thread may touch it; after that, only who gets it back.
+    `left_ns` and `acked_ns` are the kernel's, of the request's last byte to a remote server: when it left
+    this host, and when the server's kernel acknowledged it.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
     With `hang_up_at` the client ends the exchange once so many events have come, and `failure` says why by
     `hang_up_as`.
     """
 
     __slots__ = (
+        "acked_ns",
         "begun",
         "closed_ns",
         "connected_ns",
@@ -44,6 +47,7 @@ class Exchange:
         "hang_up_at",
         "head",
         "index",
+        "left_ns",
         "max_bytes",
         "mid_stream",
         "n_blocks",
@@ -63,6 +67,8 @@ class Exchange:
         self.dispatched_ns: int | None = None
         self.connected_ns: int | None = None
         self.sent_ns: int | None = None
+        self.left_ns: int | None = None
+        self.acked_ns: int | None = None
         self.closed_ns: int | None = None
         self.failure: str | None = None
         self.detail: str | None = None
@@ -151,6 +157,11 @@ class Exchange:
             np.maximum(since_ns, 0),
         )
 
+        # A long request is in our send buffer at once, but leaves as fast as the network takes it.
+        written_ns = self.sent_ns
+        if written_ns is not None and self.left_ns is not None:
+            written_ns = max(written_ns, self.left_ns)
+
         def since(moment_ns: int | None) -> int | None:
             return None if moment_ns is None else moment_ns - t0_ns
 
@@ -159,7 +170,7 @@ class Exchange:
             self.due_ns,
             since(self.dispatched_ns),
             since(self.connected_ns),
-            since(self.sent_ns),
+            since(written_ns),
             since(self.closed_ns),
             reads,
             self.failure,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from loadgen.wire.exchange import Exchange
+from loadgen.wire.network import Network
 from loadgen.wire.poller import IN, OUT, Poller
 from loadgen.wire.tls import Channel
 
@@ -36,10 +37,12 @@ now = time.monotonic_ns
 class Connection:
     """A socket to the server. `connected_ns` is when it stood (TLS included), None until then.
 
-    `used` says that it has carried a reply before; `unsent` is what the socket would not take yet.
+    `used` says that it has carried a reply before, `adopted` that it is not to the server; `unsent` is what
+    the socket would not take yet.
     """
 
     __slots__ = (
+        "adopted",
         "connected_ns",
         "exchange",
         "fd",
@@ -65,6 +68,7 @@ class Connection:
         self.opened_ns = now()
         self.connected_ns: int | None = None
         self.used = False
+        self.adopted = False
 
 
 class Pool:
@@ -80,13 +84,19 @@ class Pool:
     """
 
     def __init__(
-        self, poller: Poller, addresses: Sequence[tuple[int, Any]], tls: ssl.SSLContext | None, host: str
+        self,
+        poller: Poller,
+        addresses: Sequence[tuple[int, Any]],
+        tls: ssl.SSLContext | None,
+        host: str,
+        network: Network | None = None,
     ) -> None:
         self.by_fd: dict[int, Connection] = {}
         self.idle: dict[Connection, None] = {}
         self.connect_ns = array("q")
         self.failure: str | None = None
         self._poller, self._addresses, self._tls, self._host = poller, addresses, tls, host
+        self._network = network
         self._connecting: dict[Connection, None] = {}
         self._retries: list[int] = []
         self._closing: list[socket.socket] = []
@@ -101,6 +111,7 @@ class Pool:
         if KERNEL_STAMPS:
             sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
         connection = Connection(sock, 0)
+        connection.adopted = True
         connection.connected_ns = now()
         self.by_fd[connection.fd] = connection
         self._poller.register(connection.fd, IN)
@@ -141,6 +152,8 @@ class Pool:
             return False
         connection.connected_ns = now()
         self.connect_ns.append(connection.connected_ns - connection.opened_ns)
+        if self._network is not None:
+            self._network.watch(connection.sock)
         del self._connecting[connection]
         self.idle[connection] = None
         self.failure = None
@@ -164,6 +177,7 @@ class Pool:
         self.idle.pop(connection, None)
         self._connecting.pop(connection, None)
         self._poller.unregister(connection.fd)
+        self._note_network(connection)
         self._closing.append(connection.sock)
 
     def sweep(self) -> None:
@@ -184,8 +198,13 @@ class Pool:
 
     def close(self) -> None:
         for connection in self.by_fd.values():
+            self._note_network(connection)
             connection.sock.close()
         self.sweep()
+
+    def _note_network(self, connection: Connection) -> None:
+        if self._network is not None and connection.connected_ns is not None and not connection.adopted:
+            self._network.leave(connection.sock)
 
     def _open(self, tries: int) -> bool:
         family, address = self._addresses[tries % len(self._addresses)]

@@ -22,6 +22,7 @@ from loadgen.wire.clock import Offsets
 from loadgen.wire.dispatcher import Traffic
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.exchange import Exchange
+from loadgen.wire.network import ERR, Network, is_remote
 from loadgen.wire.poller import IN, OUT, new_poller
 from loadgen.wire.pool import Connection, Pool
 from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
@@ -63,7 +64,8 @@ class Wire:
         self._counters = counters
         self._poller = new_poller()
         self.reader = Reader(self._poller)
-        self.pool = Pool(self._poller, addresses, tls, host)
+        self.network = Network(self.offsets) if is_remote(addresses) else None
+        self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Traffic(self._poller, self.reader, self.pool, deadline_s, concurrency)
         self._view = memoryview(bytearray(2 * READ_BYTES))
         self._n_reads = self._n_bytes = 0
@@ -248,6 +250,10 @@ class Wire:
     def _attend(self, connection: Connection, flags: int) -> None:
         """A socket that the reader left alone: opening, idle, ready to take more, or with a reply to read."""
         exchange = connection.exchange
+        if flags & ERR and self.network is not None and connection.connected_ns is not None:
+            self.network.read_stamps(connection.sock, exchange)
+            if flags == ERR:
+                return
         if connection.connected_ns is None:
             if self.pool.advance(connection):
                 self.traffic.serve_waiting()

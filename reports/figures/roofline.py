@@ -31,7 +31,7 @@ from reports.figures.drawing import (
 )
 from reports.number_format import Scale, duration, number, scale_for
 from reports.tables import Table, table
-from roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow
+from roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow, largest_gap
 
 HEAD, FOOT = 52, 46
 LETTER = 6.4
@@ -258,7 +258,7 @@ def waterfall(bars: Sequence[Bar], measured_s: float) -> Plot:
         margins(figure, top=40, bottom=FOOT, left=158)
         return drawn(figure, name, panel, "y")
 
-    gap = max(bars[1:], key=lambda bar: bar.seconds)
+    gap = largest_gap(bars)
     share = gap.seconds / measured_s if measured_s else 0.0
     return Plot(
         "waterfall",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+from loadgen.metrics.slo import state_decides
 from loadgen.metrics.summary_types import Summary, TargetResult
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Absent
@@ -16,13 +17,17 @@ CASE = {"fail": "failure", "inconclusive": "error"}
 
 
 def junit(run: Run) -> str:
-    """One suite named after the run; a verdict other than VALID is an error, a target missed a failure."""
+    """One suite named after the run; a target missed is a failure.
+
+    A verdict other than VALID is an error. Targets follow the grade of their own metric: beside them only a
+    FAILED run is one.
+    """
     summary = summary_of(run)
     targets = summary.targets
     verdict_line = banner(summary)
-    valid = verdict_line.state == "VALID"
+    usable = not state_decides(summary)
     missed = sum(target.result == "fail" for target in targets)
-    errors = sum(target.result == "inconclusive" for target in targets) + (not valid)
+    errors = sum(target.result == "inconclusive" for target in targets) + (not usable)
     suite = ET.Element(
         "testsuite",
         name=run.name,
@@ -34,9 +39,11 @@ def junit(run: Run) -> str:
         timestamp=run.manifest.clock.utc[:19] if run.manifest.clock else "",
     )
     verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
-    if not valid:
-        reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
+    reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
+    if not usable:
         ET.SubElement(verdict, "error", message=verdict_line.state, type=verdict_line.state).text = reasons
+    elif reasons:
+        ET.SubElement(verdict, "system-out").text = f"{verdict_line.state}: {reasons}"
     for target in targets:
         _target(suite, target)
     ET.indent(suite)

@@ -230,7 +230,7 @@ def _instrument_error(instrument: Instrument) -> str:
     known = f"to {duration(error.point)}" if error.point > 0 else "by the kernel's own stamp"
     left = f"99% of requests left within {duration(late.point)} of when they were due"
     told = f"The instrument: {left}, and 99% of arrivals are known {known}."
-    return f"{told}{_canary(instrument)}{_certified(instrument)}"
+    return f"{told}{_canary(instrument)}{_certified(instrument)}{_network(instrument)}"
 
 
 def _canary(instrument: Instrument) -> str:
@@ -251,6 +251,15 @@ def _certified(instrument: Instrument) -> str:
     return (
         f" Tested at a server of known truth, it was right to within {' and '.join(known)}." if known else ""
     )
+
+
+def _network(instrument: Instrument) -> str:
+    """What the network holds of every TTFT, in a sentence; "" where the server is on this host."""
+    rtt, again = instrument.network_rtt_s, instrument.network_retransmits
+    if not isinstance(rtt, Estimate) or not isinstance(again, Estimate):
+        return ""
+    lost = f"; {again.point:,.0f} TCP segments were sent again" if again.point else ""
+    return f" The network's share of each TTFT is {duration(rtt.point)}, one round trip by TCP{lost}."
 
 
 def json_in_html(value: object) -> str:

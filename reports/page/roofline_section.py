@@ -9,7 +9,7 @@ from reports.figures import roofline
 from reports.number_format import count, duration, number, scale_for
 from reports.run_view import View
 from reports.tables import Cell, Table, table
-from roofline.reconcile.reconciliation import DeviceFacts, OpRow, PhaseRow, Reconciliation
+from roofline.reconcile.reconciliation import DeviceFacts, OpRow, PhaseRow, Reconciliation, Utilisation
 
 
 def is_known(view: View) -> bool:
@@ -45,11 +45,8 @@ def _tiles(found: Reconciliation, measured_s: float) -> Iterator[Tile]:
         limit = next(iter(phase.limit_shares))
         name, use = ("MFU", phase.mfu) if limit == "compute" else ("MBU", phase.mbu)
         value = use.reachable if use.measured is None else use.measured
-        of = (
-            "reachable; not measured" if use.measured is None else f"of a reachable {_percent(use.reachable)}"
-        )
-        title, kind = phase.phase.capitalize(), "FLOP/s" if name == "MFU" else "bandwidth"
-        yield Tile(f"{title}: {name}, share of peak {kind}", number(value * 100), "%", of)
+        title, kind = _title(phase), "FLOP/s" if name == "MFU" else "bandwidth"
+        yield Tile(f"{title}: {name}, share of peak {kind}", number(value * 100), "%", _reach(use))
     for label, seconds, of in (
         ("The run at the ceiling", found.ceiling_s, "every op at its bound"),
         (
@@ -73,9 +70,24 @@ def _shares(found: Reconciliation) -> Table:
         for key, name in names:
             use = getattr(phase, key)
             said = [_percent(getattr(use, which)) for which in ("measured", "reachable", "ceiling")]
-            rows.append([Cell(f"{phase.phase}: {name}", detail=shape if key == "mfu" else ""), *said])
-    columns = ["Share of the device's peak", "Measured", "Reachable", "At the ceiling"]
+            rows.append([Cell(f"{_title(phase)}: {name}", detail=shape if key == "mfu" else ""), *said])
+    columns = ["Share of the device's peak", "Measured", "Predicted reachable", "At the ceiling"]
     return table(f"What each phase uses of {found.device.name}", columns, rows)
+
+
+def _reach(use: Utilisation) -> str:
+    """What calibrated kernels should reach: a prediction, which a good engine may beat."""
+    predicted = _percent(use.reachable)
+    if use.measured is None:
+        return "reachable; not measured"
+    return f"of a reachable {predicted}" if use.measured <= use.reachable else f"predicted: {predicted}"
+
+
+def _title(phase: PhaseRow) -> str:
+    """Which steps the phase's figures are of."""
+    if phase.phase == "decode":
+        return "Decode-only steps"
+    return "Prefill and mixed steps" if phase.n_mixed else "Prefill steps"
 
 
 def _bounds(phase: PhaseRow, device: DeviceFacts) -> Table:

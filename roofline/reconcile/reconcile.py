@@ -15,6 +15,7 @@ from roofline.predict.predict import Clock, Prediction, host_seconds
 from roofline.predict.simulate import Limits, simulate
 from roofline.reconcile.impossible import judged
 from roofline.reconcile.reconciliation import (
+    WAITING,
     Bar,
     DeviceFacts,
     Explained,
@@ -27,6 +28,7 @@ from roofline.reconcile.reconciliation import (
     StepPhase,
     StepSeen,
     Utilisation,
+    largest_gap,
 )
 from roofline.reconcile.what_if import sensitivity
 
@@ -55,7 +57,8 @@ def reconcile(run: Run, setup: Setup) -> Reconciliation:
     simulated: list[StepSeen] = []
     predicted = simulate(run.requests, run.limits, _Recorder(setup.clock(), simulated))
     suspicions, explained = judged(run, setup)
-    looked = _look(run.steps or simulated, setup, measured=run.steps is not None)
+    steps = [one for one in run.steps or () if one.step.n_tok]  # an interrupted log may end with empty ones
+    looked = _look(steps or simulated, setup, measured=bool(steps))
     ideal = simulate(run.requests, _without_cache_limit(run), replace(setup, calibration=None).clock())
     phases = tuple(_phase(phase, of, setup) for phase in ("prefill", "decode") if (of := _of(looked, phase)))
     bars = tuple(_waterfall(run, setup, looked, ideal.makespan_s))
@@ -134,6 +137,7 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
         mbu=share(_total(looked, "bytes"), device.bytes_per_s),
         limit_shares=_limit_shares(looked),
         ops=tuple(_op_rows(nearest, setup)),
+        n_mixed=round(sum(one.weight for one in looked if len(one.seen.step.phases()) > 1)),
     )
 
 
@@ -223,6 +227,9 @@ def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float
     rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
     yield Bar("KV waves", waves_s, "more and smaller steps, because the cache does not hold every request")
     what = "queue and idle" if looked[0].measured else "queue and unexplained"
+    if run.paced:
+        yield Bar(WAITING, rest_s, "requests arrived over the whole run: no loss of the server's")
+        return
     yield Bar(what, rest_s, "no step ran" if looked[0].measured else "measured less predicted")
 
 
@@ -311,6 +318,6 @@ def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
             beside = "of a reachable" if use.measured <= use.reachable else "where calibrated kernels give"
             got = f"{use.measured:.0%} {beside} {use.reachable:.0%}"
         said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
-    gap = max(bars[1:], key=lambda bar: bar.seconds)
+    gap = largest_gap(bars)
     told = "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
     return told[0].upper() + told[1:]

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,8 @@ class Run:
 
     `first_s` and `last_s` are each request's first and last token on the clock of `Asked.due_s`, None where
     they are not known. `steps` None: they are not known either; `logged`: the engine itself wrote them down.
-    `assumed` says what the layer above had to guess.
+    `assumed` says what the layer above had to guess. `paced`: arrivals of an open loop, not the server,
+    decided how long it took, so that time without a step is no loss.
     """
 
     requests: Sequence[Asked]
@@ -46,6 +47,7 @@ class Run:
     first_s: Floats | None = None
     last_s: Floats | None = None
     assumed: tuple[str, ...] = ()
+    paced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class Utilisation:
 class PhaseRow:
     """All steps of one phase; "prefill" are those that compute any prompt, decodes beside it included.
 
+    "decode" are decode-only steps; of "prefill" `n_mixed` also decode.
     `mfu` counts causal FLOPs, `mfu_full` the rectangle, as vLLM's own counter does. `ops` are of the typical
     step: the real one nearest the mean in tokens and context.
     """
@@ -138,6 +141,7 @@ class PhaseRow:
     mbu: Utilisation
     limit_shares: Mapping[str, float]
     ops: tuple[OpRow, ...]
+    n_mixed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,15 @@ class Bar:
     name: str
     seconds: float
     why: str
+
+
+WAITING: Final = "waiting for requests"
+"""The last bar of a run that was paced by its arrivals: idle time that no server could use."""
+
+
+def largest_gap(bars: Sequence[Bar]) -> Bar:
+    """The bar to look at first: the longest above the ceiling that is not for want of requests."""
+    return max((bar for bar in bars[1:] if bar.name != WAITING), key=lambda bar: bar.seconds)
 
 
 @dataclass(frozen=True, slots=True)

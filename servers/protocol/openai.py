@@ -185,7 +185,7 @@ def _read_text(tally: Tally, choice: Mapping[str, Any], kind: Kind) -> None:
 
 
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:
-    """What an event carries. One with text "" may still hold a token whose UTF-8 is not complete yet."""
+    """What an event carries. One with text "" carries tokens only where the server counts them."""
     if choice.get("text"):
         return Kind.ANSWER
     delta = choice.get("delta") or choice.get("message") or choice
@@ -199,6 +199,4 @@ def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> K
         return Kind.ANSWER
     if reason is not None:
         return Kind.FINISH
-    if n_tok == 0 or delta.get("role"):
-        return Kind.ROLE
-    return Kind.ANSWER
+    return Kind.ROLE if n_tok == 0 or delta.get("role") else Kind.EMPTY

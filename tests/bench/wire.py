@@ -16,8 +16,8 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -28,6 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.driver import drive
+from loadgen.driver.canary import CanaryReport
 from loadgen.driver.counters import Counters
 from loadgen.driver.job import DriveReport, Job
 from loadgen.record.capture import NO_STAMP, Capture, Reads
@@ -67,6 +68,7 @@ class Result:
     late: float = 0.0
     max_pass_ms: float = 0.0
     n_resent: int = 0
+    canary: CanaryReport | None = None
 
 
 def build(name: str) -> Path:
@@ -112,7 +114,16 @@ def _child(job: Job, conn: object) -> None:
     drive.run(job, conn)
 
 
-def ours(port: int, n_streams: int, body_bytes: int, concurrency: int | None = None) -> Result:
+def ours(
+    port: int,
+    n_streams: int,
+    body_bytes: int,
+    concurrency: int | None = None,
+    *,
+    canary_port: int | None = None,
+    meanwhile: Callable[[int], AbstractContextManager[object]] = lambda pid: nullcontext(),
+) -> Result:
+    """Our driver; `meanwhile` gets its process id and lasts as long as the load."""
     requests = tuple(Request(i, None, "x" * body_bytes, 512, 128) for i in range(n_streams))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -125,6 +136,7 @@ def ours(port: int, n_streams: int, body_bytes: int, concurrency: int | None = N
             folder / "captures",
             folder / "counters",
             concurrency=concurrency,
+            canary_port=canary_port,
         )
         parent, child = multiprocessing.Pipe()
         process = multiprocessing.get_context("spawn").Process(target=_child, args=(job, child))
@@ -132,8 +144,9 @@ def ours(port: int, n_streams: int, body_bytes: int, concurrency: int | None = N
         child.close()
         name, *rest = _heard(parent, process)
         if name == "ready":
-            parent.send(("go", time.monotonic_ns() + 200_000_000))
-            name, *rest = _heard(parent, process)
+            with meanwhile(process.pid or 0):
+                parent.send(("go", time.monotonic_ns() + 200_000_000))
+                name, *rest = _heard(parent, process)
         process.join()
         if name != "done":
             raise rest[0]
@@ -142,6 +155,7 @@ def ours(port: int, n_streams: int, body_bytes: int, concurrency: int | None = N
     assert len(captures) == n_streams
     assert not report.failures, report.failures
     result = judged(captures, report.t0_ns or 0, report.cpu_s)
+    result.canary = report.canary
     result.rss_mb = report.peak_rss_bytes / 1e6
     result.late = report.late.p99_ns / 1e3 if report.late else 0.0
     result.max_pass_ms, result.n_resent = report.max_pass_ns / 1e6, report.n_resent

@@ -17,7 +17,7 @@ from burstline import cli
 from burstline.verbs.compare import labels_of
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
-from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
+from loadgen.record.manifest import GpuFacts, HostFacts, LoadFacts, Manifest, ServerFacts, StageFacts
 from loadgen.record.rundir import RunDir, open_run
 from servers.engine import Identity
 from servers.truth.rig import TruthRig, truth_server
@@ -90,6 +90,34 @@ def test_runs_that_were_not_made_alike_are_ranked_only_when_told(two_runs, capsy
     code, out, _ = compare(capsys, folders, "--anyway")
     assert code == 0
     assert words in out
+
+
+@pytest.mark.parametrize(
+    ("factor", "part", "fact", "values"),
+    [
+        ("governor", "host", "governor", ("performance", "powersave")),
+        ("smt", "host", "smt", (False, True)),
+        ("numa-nodes", "host", "numa_nodes", (1, 2)),
+        ("prompts", "load", "prompts", ("ids", "text")),
+        ("warm-up", "load", "stages", ((), (StageFacts("warm-up", 8, 8),))),
+        ("server-addresses", "server", "addresses", (1, 3)),
+    ],
+)
+def test_facts_of_the_work_and_the_machine_must_be_equal_where_both_are_known(
+    two_runs, capsys, factor, part, fact, values
+):
+    folders, change = two_runs
+    manifest = RunDir(folders[0]).manifest
+    of = getattr(manifest, part) or {"load": LoadFacts(), "server": ServerFacts()}[part]
+    for which, value in enumerate(values):
+        change(which, **{part: replace(of, **{fact: value})})
+    change(1, title="another load")
+    code, out, _ = compare(capsys, folders)
+    assert code == 4
+    assert f"The {factor} differs: " in out
+    if fact != "stages":
+        change(0, **{part: of})
+        assert f"The {factor} differs: " not in compare(capsys, folders)[1], "an older run does not know it"
 
 
 def test_seeds_may_differ(two_runs, capsys):

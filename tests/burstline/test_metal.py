@@ -16,7 +16,7 @@ from burstline.machine import cpu_calibration, hardware, host_overhead
 from burstline.machine.hardware import DEVICE_FILE, Hints, Stated, check_hints, note_hardware
 from burstline.machine.roofline_input import _logged, reconciled, seen_in
 from loadgen.record import tables
-from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
+from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
 from reports.digest import overview
 from reports.formats.text import text
@@ -116,6 +116,40 @@ def test_the_report_made_again_is_the_same_for_ever(run, monkeypatch):
     monkeypatch.setattr(hardware, "load_device", None)  # the shipped table may change: the run keeps its own
     write_report(run)
     assert [(run.path / name).read_bytes() for name in ("summary.json", "report.html")] == first
+
+
+def test_a_run_of_another_device_keeps_it_unless_forced(run, monkeypatch, capsys):
+    """Also where this machine's CPU would be measured for a run that another one made."""
+    noted(run)
+    own = (run.path / DEVICE_FILE).read_bytes()
+    for device, words in (("a100-sxm4-80g", "would become a100-sxm4-80g"), ("cpu", "this machine's")):
+        run.save_manifest(replace(run.manifest, host=HostFacts(cpu="another CPU")))
+        assert main(["report", str(run.path), "--device", device, "--no-calibrate"]) == 2
+        assert words in (said := capsys.readouterr().err)
+        assert "--force" in said
+        assert (run.path / DEVICE_FILE).read_bytes() == own
+    assert main(["report", str(run.path), "--device", "h100-sxm5-80g"]) == 0
+    assert main(["report", str(run.path), "--device", "a100-sxm4-80g", "--force"]) == 0
+    assert b"a100-sxm4-80g" in (run.path / DEVICE_FILE).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("spacing_s", "concurrency", "paced"), [(0, None, False), (1, None, True), (1, 4, False)]
+)
+def test_time_without_requests_is_a_loss_only_of_a_run_that_was_saturated(run, spacing_s, concurrency, paced):
+    """Sixty requests a second apart leave the server idle; a burst and a closed loop do not."""
+    rows = [shifted(row, round(k * spacing_s * 1e9)) for k, row in enumerate(synthetic.records(n=60))]
+    run.save_records(tables.record_table(rows))
+    found = noted(run, concurrency=concurrency)
+    assert (found["waterfall"][-1]["name"] == "waiting for requests") == paced
+    assert not (paced and "The largest gap is waiting" in found["sentence"])
+    assert paced or found["waterfall"][-1]["name"].startswith("queue and")
+
+
+def shifted(record, by_ns):
+    names = ("due_ns", "dispatched_ns", "sent_ns", "headers_ns", "answer_ns", "closed_ns")
+    moved = {name: getattr(record, name) + by_ns for name in names}
+    return replace(record, **moved, token_ns=[at + by_ns for at in record.token_ns])
 
 
 def test_a_model_named_anew_leaves_the_device_as_it_was(run):

@@ -77,23 +77,34 @@ def test_what_is_reported_5_ms_late_is_5_ms_off_where_it_counts_from_due_and_not
         assert (error.n, error.bias_s, error.p99_s) == (20, pytest.approx(0.005), pytest.approx(0.005))
     assert found.errors["itl"].n == 60
     assert found.errors["itl"].p99_s == pytest.approx(0, abs=1e-12)
-    assert found.errors["ttft"].true_p50_s == pytest.approx(0.2)
-    assert found.errors["ttft"].reported_p50_s == pytest.approx(0.205)
+    assert found.errors["ttft"].true_p50_s == pytest.approx(0.199), "it arrived 1 ms after it was due"
+    assert found.errors["ttft"].reported_p50_s == pytest.approx(0.204)
     assert found.errors["tpot"].reported_p50_s == pytest.approx(0.02)
     assert not found.is_clean
     assert reported_late(0.0005).is_clean
 
 
+def test_in_a_burst_ttft_is_true_from_when_the_server_had_the_request() -> None:
+    """A client that stamps its send 3 ms after the request had arrived reports a TTFT 3 ms too short."""
+    records = [replace(ok(i, 0.2, [0.02] * 3), sent_ns=4 * MS) for i in range(20)]
+    rows = [served(i, [200 * MS, 220 * MS, 240 * MS, 260 * MS], arrival_ns=1 * MS) for i in range(20)]
+    found = certify(columns(*records), rows).errors
+    assert found["ttft"].bias_s == pytest.approx(-0.003)
+    assert found["itl"].bias_s == pytest.approx(0, abs=1e-9)
+
+
 def test_errors_of_both_signs_cancel_in_the_bias_and_not_in_the_p99() -> None:
     records = [ok(i, 0.2 + (0.003 if i % 2 else -0.003), [0.02]) for i in range(10)]
-    found = certify(columns(*records), [served(i, [200 * MS, 220 * MS]) for i in range(10)])
+    found = certify(columns(*records), [served(i, [200 * MS, 220 * MS], arrival_ns=MS) for i in range(10)])
     assert found.errors["ttft"].bias_s == pytest.approx(0, abs=1e-12)
     assert found.errors["ttft"].p99_s == pytest.approx(0.003)
 
 
 def test_requests_are_joined_by_index_whatever_the_order_of_arrival() -> None:
     records = [ok(i, 0.1 * (i + 1), [0.02]) for i in range(5)]
-    rows = [served(i, [100 * MS * (i + 1), 100 * MS * (i + 1) + 20 * MS]) for i in (3, 0, 4, 1, 2)]
+    rows = [
+        served(i, [100 * MS * (i + 1), 100 * MS * (i + 1) + 20 * MS], arrival_ns=MS) for i in (3, 0, 4, 1, 2)
+    ]
     found = certify(columns(*records), rows)
     assert found.errors["ttft"].p99_s == pytest.approx(0, abs=1e-9)
     assert found.n_unmatched == 0
@@ -262,6 +273,21 @@ def test_a_run_with_more_events_a_second_than_were_certified_says_so() -> None:
     assert warned(300.0, EventRateLimit(350.0, "client")) != []
     assert warned(300.0, EventRateLimit(40_000.0, "truth server")) == []
     assert warned(300.0, EventRateLimit(0.0, "client")) != []
+
+
+def test_a_remote_run_says_that_its_certificate_is_of_the_loopback() -> None:
+    rows = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
+    for url, words in (
+        ("http://127.0.0.1:8000", None),
+        ("http://localhost:8000/v1", None),
+        ("https://127.0.0.1:8000", "over TLS"),
+        ("http://10.0.0.7:8000", "over a network"),
+    ):
+        known = Context(certificate=reported_late(0.0), server_url=url)
+        warnings = summarized(rows, known)["verdict"]["warnings"]
+        told = " ".join(each["text"] for each in warnings if each["code"] == "loopback-certificate")
+        assert (words in told) if words else not told
+        assert not summarized(rows, Context(server_url=url))["verdict"]["warnings"]
 
 
 def test_a_run_that_was_not_certified_says_why_and_one_older_than_certificates_says_nothing() -> None:

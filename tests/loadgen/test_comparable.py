@@ -16,6 +16,7 @@ from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.quantiles import percentile
 from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
 from loadgen.verdict.equal_length import matched
+from loadgen.verdict.factors import differing
 from loadgen.verdict.served_work import Work, quantization_in, settings_of
 from loadgen.verdict.verdict import Reason
 from servers.engine import Identity
@@ -215,6 +216,13 @@ def test_texts_share_words():
 
 
 # ---- settings
+
+
+def test_a_setting_that_differs_is_named():
+    runs = [{"engine": "vllm", "max-num-seqs": n, "block-size": "16"} for n in ("8", "64")]
+    assert differing(runs) == {"max-num-seqs": ["8", "64"]}
+    assert differing(runs, most_in_flight=8) == {}, "neither limit was reached"
+    assert differing([runs[0], {**runs[0], "block-size": "32"}]) == {"block-size": ["16", "32"]}
 
 
 @pytest.mark.parametrize(

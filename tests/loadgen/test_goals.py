@@ -1,7 +1,7 @@
 import pytest
 
 from burstline import exit_codes
-from loadgen.metrics.slo import good, judge_goals, parse_goal
+from loadgen.metrics.slo import good, judge_goals, parse_goal, state_decides
 from loadgen.metrics.summary import Context
 from loadgen.metrics.summary_types import MetricFigures, Result, Summary, TargetResult, Throughput
 from loadgen.record.columns import columns_of
@@ -179,6 +179,18 @@ def test_stored_noise_decides_a_single_run_by_its_margin():
 )
 def test_one_run_decides_only_by_a_margin_that_no_noise_between_runs_explains(target, point, result):
     assert result_of(target, reading(point)) == result
+
+
+def test_targets_decide_unless_the_run_failed():
+    met = (TargetResult("x", Result.PASS, "", between(1, 2)),)
+    for state, targets, decides in (
+        (State.CLIENT_BOUND, met, False),
+        (State.FAILED, met, True),
+        (State.CLIENT_BOUND, (), True),
+        (State.VALID, (), False),
+    ):
+        summary = Summary(counts={}, metrics={}, verdict=Verdict(state), targets=targets)
+        assert state_decides(summary) == decides
 
 
 @pytest.mark.parametrize(

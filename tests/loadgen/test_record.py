@@ -151,6 +151,28 @@ def test_an_empty_first_chunk_with_no_ids_does_not_open_the_stream():
     assert record.token_ns == [200 * MS]
 
 
+def test_an_empty_event_before_the_first_text_opens_nothing():
+    """A generic endpoint sends one at 5 ms, uncounted; its first token comes at 200 ms."""
+    end = event(finish="length")
+    for empty in (event(text=""), chat(content=""), chat()):
+        record = recorded(request(2), (5, empty), (200, event()), (210, end), (210, usage(2)), (210, DONE))
+        assert (record.token_ns, record.split) == ([200 * MS, 210 * MS], "one-each")
+
+
+def test_tokens_beyond_the_events_with_text_are_spread_and_say_so():
+    end = event(finish="length")
+    record = recorded(request(5), (5, event(text="")), (200, event()), (210, end), (210, usage(5)))
+    assert (record.token_ns, record.token_n, record.split) == ([200 * MS, 210 * MS], [3, 2], "spread")
+
+
+def test_a_character_that_takes_three_tokens_is_three_tokens():
+    """Its first two bring no text yet; the server's total says that each event is one token."""
+    events = [(100, event()), (110, event(text="")), (120, event(text="")), (130, event(finish="length"))]
+    record = recorded(request(4), *events, (130, usage(4)), (130, DONE))
+    assert record.token_ns == [100 * MS, 110 * MS, 120 * MS, 130 * MS]
+    assert record.split == "one-each"
+
+
 def test_a_server_that_says_it_generated_nothing_is_quoted():
     record = recorded(request(1), (10, event(0, text="")), (10, usage(0)), (10, DONE))
     assert (record.outcome, record.output_tok, record.output_source, record.split) == (

@@ -16,12 +16,13 @@ from types import FunctionType
 
 import pytest
 
+from burstline.bench import certification
 from loadgen.driver import canary, drive
 from loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
 from loadgen.record import columns, record, telemetry
 from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
-from loadgen.verdict import grades, verdict
-from loadgen.wire import clock
+from loadgen.verdict import factors, grades, verdict, warnings
+from loadgen.wire import clock, exchange
 from servers.protocol import openai, sse
 from workloads import arrivals
 
@@ -148,8 +149,8 @@ MUTATIONS = (
     Mutation(
         "percentiles of the survivors",
         definitions.latencies,
-        "np.where(c.ok, values, np.inf)",
-        "np.where(c.ok, values, np.nan)",
+        "np.where(c.failed, np.inf, np.nan)",
+        "np.nan",
         LOADGEN + "test_summary.test_failures_take_the_p99_and_every_mean",
     ),
     Mutation(
@@ -320,6 +321,48 @@ MUTATIONS = (
         "error.point / allowed_s > largest",
         "False",
         LOADGEN + "test_certify.test_an_instrument_proven_wrong_is_client_bound_and_says_so_first",
+    ),
+    Mutation(
+        "an empty text opens TTFT",
+        openai._kind,
+        'return Kind.ROLE if n_tok == 0 or delta.get("role") else Kind.EMPTY',
+        'return Kind.ROLE if n_tok == 0 or delta.get("role") else Kind.ANSWER',
+        LOADGEN + "test_record.test_an_empty_event_before_the_first_text_opens_nothing",
+    ),
+    Mutation(
+        "a certificate holds for ever",
+        certification._recent,
+        "timedelta() <= age <= OLDEST",
+        "True",
+        "tests.burstline.test_certify.test_a_certificate_is_dated_and_holds_for_a_day",
+    ),
+    Mutation(
+        "a loopback certificate passes for a remote server's",
+        warnings._other_path,
+        "if not over and parts.hostname in LOOPBACK",
+        "if True",
+        LOADGEN + "test_certify.test_a_remote_run_says_that_its_certificate_is_of_the_loopback",
+    ),
+    Mutation(
+        "a long request counts from when our send returned",
+        exchange.Exchange.capture,
+        "written_ns = max(written_ns, self.left_ns)",
+        "pass",
+        LOADGEN + "test_network.test_the_send_of_a_long_request_is_when_its_last_byte_left",
+    ),
+    Mutation(
+        "JUnit and exit codes follow the state where SLOs have grades of their own",
+        slo.state_decides,
+        "return state == State.FAILED if summary.targets else",
+        "return",
+        LOADGEN + "test_goals.test_targets_decide_unless_the_run_failed",
+    ),
+    Mutation(
+        "a setting that differs is no matter",
+        factors.differing,
+        "if len(set(values)) < 2 or",
+        "if name == 'max-num-seqs' or len(set(values)) < 2 or",
+        LOADGEN + "test_comparable.test_a_setting_that_differs_is_named",
     ),
 )
 

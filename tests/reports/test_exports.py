@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -8,11 +9,13 @@ import pytest
 from PIL import Image
 
 from burstline.cli import main
+from burstline.exit_codes import of_summary
 from loadgen.metrics.slo import parse_goal
 from loadgen.metrics.summary import Context, summarize
 from loadgen.record import tables
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
+from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.digest import pull_request
 from reports.formats.figure_files import figure_files
 from reports.formats.junit import junit
@@ -74,6 +77,20 @@ def test_junit_has_a_case_for_the_verdict_and_each_target(targeted):
     }
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "1", "1")
     assert "measured" in suite.find(".//failure").get("message")
+
+
+def test_junit_follows_the_grade_of_each_target_and_not_the_state_beside_them(targeted):
+    """As the exit code does: a CLIENT-BOUND run may have met its targets all the same."""
+    summary = targeted.summary
+    bound = Verdict(State.CLIENT_BOUND, (Reason("read-lag", "Late reading.", "Use more CPUs."),))
+    met = tuple(target for target in summary.targets if target.result == "pass")
+    for targets, tags, code in ((met, {"system-out"}, 0), ((), {"error"}, 4)):
+        RunDir(targeted.path).save_summary(replace(summary, verdict=bound, targets=targets))
+        run = open_run(targeted.path)
+        suite = ET.fromstring(junit(run))
+        assert {child.tag for case in suite if case.get("name") == "verdict" for child in case} == tags
+        assert of_summary(run.summary) == code
+    RunDir(targeted.path).save_summary(summary)
 
 
 def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
+from reports.number_format import number
 from reports.page.page import render
 from reports.page.roofline_section import _changed, _more
 from reports.page.roofline_section import metal as section
@@ -55,6 +56,25 @@ def test_dots_that_nobody_measured_are_hollow_only(view):
     assert "–" not in [row.cells[4].text for row in filled.table.rows]
     assert "reaches" in filled.finding
     assert len(filled.drawings[0].body) > len(plot.drawings[0].body)
+
+
+def test_each_phase_is_named_by_its_steps_and_what_is_reachable_is_called_a_prediction(view):
+    """Decode figures are of decode-only steps; an engine may beat what calibrated kernels should reach."""
+    found = view.summary.roofline
+    prefill, decode = found.phases
+    fast = replace(decode.mbu, measured=2 * decode.mbu.reachable)
+    phases = (replace(prefill, n_mixed=3), replace(decode, mbu=fast))
+    summary = replace(view.summary, roofline=replace(found, phases=phases))
+    blocks = section(replace(view, summary=summary))
+    tiles = of_kind(blocks, "tiles")[0].tiles
+    assert tiles[0].label.startswith("Prefill and mixed steps: ")
+    assert tiles[1].label.startswith("Decode-only steps: MBU")
+    assert tiles[1].detail.startswith("predicted: ")
+    assert "Predicted reachable" in str(of_kind(blocks, "table")[0])
+
+
+def test_a_share_that_is_not_known_is_a_dash():
+    assert number(float("nan")) == "–"
 
 
 def test_a_phase_without_products_has_no_roofline(view):

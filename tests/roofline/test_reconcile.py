@@ -1,8 +1,10 @@
 """Reconciliation: bars that sum, shares that make sense, lies that are found."""
 
 import json
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from loadgen.record.typed_json import from_json
@@ -10,6 +12,7 @@ from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
+from roofline.model.step import Step
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
 from roofline.reconcile.reconcile import reconcile
@@ -42,6 +45,18 @@ def test_the_waterfall_ends_at_what_was_measured(run):
     assert sum(bar.seconds for bar in found.waterfall) == pytest.approx(run.makespan_s)
     assert found.waterfall[0].name == "ceiling"
     assert found.waterfall[0].seconds == pytest.approx(found.ceiling_s)
+
+
+def test_the_log_of_an_interrupted_run_gives_shares_that_are_numbers():
+    """It may end with steps in which nothing was computed."""
+    run = logged(1.3)
+    empty = Step(*[np.zeros(0, np.int64)] * 3)
+    for steps in ([*run.steps, StepSeen(empty, 0.01)], [StepSeen(empty, 0.01)]):
+        found = reconcile(replace(run, steps=steps), SETUP)
+        shares = [getattr(row, name) for row in found.phases for name in ("mfu", "mfu_full", "mbu")]
+        assert shares
+        for use in shares:
+            assert all(math.isfinite(each) for each in (use.measured or 0.0, use.ceiling, use.reachable))
 
 
 def test_a_log_gives_measured_shares_between_nothing_and_the_ceiling():

@@ -185,7 +185,7 @@ def test_a_chat_stream_tells_role_reasoning_tools_and_answer_apart() -> None:
         Kind.REASONING,
         Kind.TOOL,
         Kind.ANSWER,
-        Kind.ANSWER,
+        Kind.EMPTY,
         Kind.FINISH,
     ]
 

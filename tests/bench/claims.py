@@ -1,0 +1,209 @@
+"""What the product says of its numbers, tried out: `python tests/bench/claims.py [--only bursts|canary]`.
+
+1. Ten identical bursts at the embedded engine: how often three repeats' intervals hold the median of all
+   ten, and how often bursts of one system are called different: single ones (45 pairs) and three and three.
+2. The canary's p99 beside the true p99 error of the same driver at a server in C, under five disturbances.
+
+On a quiet machine with two cores: about 8 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from loadgen.driver.canary import canary
+from loadgen.record.manifest import RunNoise
+from loadgen.record.rundir import RunDir, open_run
+from loadgen.stats.across_runs import Noise, noise_of
+from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.significance import Answer, Contrast
+from reports.compare.pooled_figures import figure_of, points
+from reports.compare.significance_text import JUDGED, contrasts_of
+from reports.run_view import View, view_of
+from tests.bench.wire import ours, server
+
+N_BURSTS = 10
+BURST = ("--requests", "200", "--prompt-tokens", "64", "--output-tokens", "32")
+FIGURES = tuple(
+    (section, *rest)
+    for section, *rest in (
+        *(("metrics", metric, p) for metric in ("ttft", "tpot", "itl", "e2e") for p in ("p50", "p90")),
+        ("throughput", "output_tok_per_s"),
+    )
+)
+N_TRIPLES = 200
+STREAMS, GAP_MS, SECONDS = 100, 20, 30
+"""5,000 events a second, and 600 of the canary: a p99 of fewer is noise."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=("bursts", "canary"))
+    parser.add_argument("--bursts", type=int, default=N_BURSTS)
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="of each disturbance")
+    args = parser.parse_args()
+    if args.only != "canary":
+        with tempfile.TemporaryDirectory() as folder:
+            bursts(Path(folder), args.bursts)
+    if args.only != "bursts":
+        canaries(args.seconds)
+
+
+def bursts(folder: Path, n: int) -> None:
+    """Print coverage and false differences of `n` identical bursts at one start of the embedded engine."""
+    argv = [sys.executable, "-m", "burstline", "run", "--engine", "reference", "--repeats", str(n), *BURST]
+    argv += ["--no-certify", "--no-calibrate", "-q", "--out", str(folder / "runs")]
+    env = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, check=False)
+    paths = sorted(p for p in (folder / "runs").iterdir() if not p.name.endswith("-repeats"))
+    views = [view_of(open_run(path)) for path in paths]
+    print(f"{len(views)} bursts ({' '.join(BURST)}): {', '.join(v.summary.verdict.state for v in views)}")
+    print(f"{'figure':28}{'median of all':>14}{'CV':>7}   held by the intervals of three repeats")
+    held = total = 0
+    for path in FIGURES:
+        values = np.array(points(views, path))
+        grand = float(np.median(values))
+        groups = [figure_of(views[k : k + 3], path) for k in range(0, len(views) - 2, 3)]
+        inside = [g.low <= grand <= g.high for g in groups if isinstance(g, Estimate) and g.low is not None]
+        held, total = held + sum(inside), total + len(inside)
+        spread = float(values.std(ddof=1) / values.mean())
+        print(f"{' '.join(path[1:]):28}{grand:14.5g}{spread:7.1%}   {sum(inside)} of {len(inside)}")
+    print(f"held in all: {held} of {total} (95% are to be)")
+    print(f"single bursts called different, noise unknown: {different(pairs_of(views, 1))}")
+    noise = noise_in(views[:3])
+    for path in paths:
+        RunDir(path).save_manifest(replace(RunDir(path).manifest, noise=noise))
+    knowing = [view_of(open_run(path)) for path in paths]
+    print(f"the same with the A/A noise of the first three: {different(pairs_of(knowing, 1))}")
+    print(f"three against three called different: {different(pairs_of(views, 3))} (random disjoint triples)")
+
+
+def noise_in(views: Sequence[View]) -> dict[str, RunNoise]:
+    known = {path: points(views, path) for path in JUDGED}
+    found = {path: noise_of(np.array(each)) for path, each in known.items() if not isinstance(each, Absent)}
+    return {
+        ".".join(path[1:]): RunNoise(each.spread, each.n_runs)
+        for path, each in found.items()
+        if isinstance(each, Noise)
+    }
+
+
+def pairs_of(views: Sequence[View], k: int) -> Iterator[tuple[Sequence[View], Sequence[View]]]:
+    if k == 1:
+        yield from (((a,), (b,)) for a, b in combinations(views, 2))
+        return
+    random = np.random.default_rng(1)
+    for _ in range(N_TRIPLES):
+        order = random.permutation(len(views))
+        yield [views[i] for i in order[:k]], [views[i] for i in order[k : 2 * k]]
+
+
+def different(pairs: Iterator[tuple[Sequence[View], Sequence[View]]]) -> str:
+    """How many pairs differ in any judged number, and how many single verdicts do."""
+    n = n_any = n_verdicts = n_different = 0
+    for a, b in pairs:
+        (contrasts,) = contrasts_of({"A": a, "B": b}, {"A": (), "B": ()}).values()
+        answers = [
+            each.answer == Answer.DIFFERENT for each in contrasts.values() if isinstance(each, Contrast)
+        ]
+        n, n_any = n + 1, n_any + any(answers)
+        n_verdicts, n_different = n_verdicts + len(answers), n_different + sum(answers)
+    return f"{n_any} of {n} pairs, {n_different} of {n_verdicts} verdicts"
+
+
+def canaries(seconds: int) -> None:
+    """Print the canary's p99 beside the truth under each disturbance."""
+    print(
+        f"\n{'disturbance':34}{'canary p50':>11}{'p99':>9}{'true p50':>10}{'p99':>9}  us; within 20% or 50 us"
+    )
+    with tempfile.TemporaryDirectory() as name:
+        spin = compiled(Path(name))
+        cases: dict[str, Callable[[int], AbstractContextManager[object]]] = {
+            "none": lambda pid: nullcontext(),
+            "a C process at nice -5, same core": lambda pid: busy([*on_core(1), "nice", "-n", "-5", spin], 1),
+            "2 busy processes": lambda pid: busy([spin], 2),
+            "4 busy processes": lambda pid: busy([spin], 4),
+            "quota: 5 ms of every 25": squeezed,
+        }
+        for name, disturb in cases.items():
+            with server(seconds * 1000 // GAP_MS, 200_000, GAP_MS * 1000) as port, canary() as (bird, _):
+                found = ours(port, STREAMS, 3000, canary_port=bird, meanwhile=disturb)
+            told = found.canary
+            if told is None:
+                print(f"{name:34}no canary")
+                continue
+            p99, true = told.p99_ns / 1e3, found.kernel_lag[1]
+            verdict = "yes" if abs(p99 - true) <= max(0.2 * true, 50) else "NO"
+            share = told.cpu_s / seconds / (os.cpu_count() or 1)
+            row = f"{told.p50_ns / 1e3:11.1f}{p99:9.1f}{found.kernel_lag[0]:10.1f}{true:9.1f}  {verdict}"
+            print(f"{name:34}{row} ({told.n} events, {share:.2%} of the machine's CPU)", flush=True)
+
+
+def compiled(folder: Path) -> str:
+    (folder / "spin.c").write_text("int main(void) { for (volatile long i = 0;; i++); }")
+    subprocess.run(["cc", "-O2", "-o", folder / "spin", folder / "spin.c"], check=True)
+    return str(folder / "spin")
+
+
+def on_core(core: int) -> list[str]:
+    return ["taskset", "-c", str(core)] if (os.cpu_count() or 1) > 1 else []
+
+
+@contextmanager
+def busy(argv: list[str], n: int) -> Iterator[None]:
+    running = [subprocess.Popen(argv) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def squeezed(pid: int) -> Iterator[None]:
+    """A CPU quota by hand: the driver may run 5 ms out of 25."""
+    done = threading.Event()
+
+    def squeeze() -> None:
+        while not done.wait(0.005):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                done.wait(0.02)
+                os.kill(pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=squeeze, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Comparing a setting at the embedded engine: two sets of three runs, and one with a hidden change."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadgen.record.rundir import open_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+LOAD = [
+    "--requests",
+    "48",
+    "--prompt-tokens",
+    "32",
+    "--output-tokens",
+    "16",
+    "--no-certify",
+    "--no-calibrate",
+    "-q",
+]
+
+
+def burstline(*words: object) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "burstline", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def runs_with(out: Path, *flags: str, repeats: int = 3) -> list[Path]:
+    again = ("--repeats", repeats) if repeats > 1 else ()
+    code, said = burstline("run", "--engine", "reference", *again, *LOAD, "--out", out, "--", *flags)
+    paths = sorted(path for path in out.iterdir() if not path.name.endswith("-repeats"))
+    assert len(paths) == repeats, said
+    assert code in (0, 4), said
+    return paths
+
+
+def test_a_setting_is_ranked_recognised_and_refused_beside_a_hidden_second_difference(tmp_path):
+    few = runs_with(tmp_path / "few", "--max-num-seqs", "4")
+    many = runs_with(tmp_path / "many", "--max-num-seqs", "48")
+    other = runs_with(tmp_path / "other", "--max-num-seqs", "48", "--block-size", "32", repeats=1)
+    # Tests share their machine: what only other work disturbed is compared all the same.
+    states = {str(open_run(path).summary.verdict.state) for path in (*few, *many)}
+    anyway = ("--anyway",) if states - {"VALID"} else ()
+    code, said = burstline("compare", *few, *many, "--vary", "max-num-seqs", *anyway)
+    assert code == 0, said
+    assert "reference max-num-seqs 4" in said
+    assert "reference max-num-seqs 48 is " in said
+    assert "faster" in said
+    code, said = burstline("compare", *few, *many, *anyway)
+    assert code == 0, said
+    assert said.startswith("reference max-num-seqs 4 vs reference max-num-seqs 48"), "named without --vary"
+    code, said = burstline("compare", *few, *other, "--vary", "max-num-seqs")
+    assert code == 4, said
+    assert "The block-size differs" in said
+    assert "--vary block-size" in said
