@@ -17,7 +17,7 @@ from roofline.device.device import Device, load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_models, load_model
 from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
+from roofline.model.shapes import QUANTS, Quant
 from roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room
 from roofline.predict.deployment import (
     Line,
@@ -25,9 +25,11 @@ from roofline.predict.deployment import (
     UniformBatch,
     calibrations_of,
     decode_curve,
+    host_sentence,
     latency_s,
     phase_bounds,
     ridge_tok,
+    unmeasured,
 )
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
@@ -149,7 +151,7 @@ def analyse(args: argparse.Namespace, device_name: str) -> dict[str, Any]:
         },
         "calibrations": {tier: known.fitted_on for tier, known in tiers.items()},
         "burst": _burst(args, deployment, kv_room.kv_tok, tiers) if args.simulate else None,
-        "assumed": _assumed(args, device, asked),
+        "assumed": [*_assumed(args, device, asked), *_of_calibration(quant, list(tiers.values())[-1])],
     }
 
 
@@ -196,7 +198,7 @@ def _what_ifs(
         else:
             yield {
                 "change": change,
-                "tier": tier,
+                "tier": tier + (", untested" if unmeasured(on.quant, known[tier]) else ""),
                 "latency_s": seconds,
                 "output_tok_per_s": asked.batch * asked.n_output_tok * on.parallel.dp / seconds,
                 "largest_batch": largest_batch(on.model, on.quant, on.parallel, kv_room, n_tok),
@@ -302,3 +304,8 @@ def _assumed(args: argparse.Namespace, device: Device, asked: UniformBatch) -> l
     if args.tp * args.ep > 1:
         said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
     return said
+
+
+def _of_calibration(quant: Quant, known: Calibration) -> Iterator[str]:
+    yield host_sentence(known)
+    yield from unmeasured(quant, known)

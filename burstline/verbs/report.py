@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.usd_per_hour is not None:
         folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     hints = hints_of(args)
-    if hints.device or hints.model_config:
+    if hints.device or hints.model_config or hints.stated.to_json():
         check_hints(hints)
         note_hardware(folder, hints, lambda words: print(words, file=sys.stderr), force=args.force)
     write_report(folder)

@@ -198,13 +198,18 @@ class Calibration:
 
         This device's, else the generic one, else that of the nearest kind.
         """
-        pooled = generic().gemm if self.tier > 1 else {}
+        kind = self.measured_kernel(kernel)
+        if kind is None:
+            return self.gemm.get("bf16") or generic().gemm["bf16"], 1
+        return (self.gemm[kind], self.tier) if kind in self.gemm else (generic().gemm[kind], 1)
+
+    def measured_kernel(self, kernel: str) -> str | None:
+        """The kind of kernel whose fit is taken for `kernel`: itself or the nearest; None: no near one."""
+        pooled: Mapping[str, GemmFit] = generic().gemm if self.tier > 1 else {}
         for kind in (kernel, *_NEAREST_KERNELS.get(kernel, ())):
-            if kind in self.gemm:
-                return self.gemm[kind], self.tier
-            if kind in pooled:
-                return pooled[kind], 1
-        return self.gemm.get("bf16") or generic().gemm["bf16"], 1
+            if kind in self.gemm or kind in pooled:
+                return kind
+        return None
 
     def link_fit(self, n_ranks: int, *, nccl: bool = False) -> tuple[LinkFit, int]:
         """The all-reduce fit of the nearest number of ranks at or above, and its tier."""
@@ -216,7 +221,12 @@ class Calibration:
 
 # Where a kind of kernel was not measured: fp16 runs as bf16 and int8 as fp8, vendors state equal peaks;
 # 4-bit products are quantised and padded as 8-bit ones are.
-_NEAREST_KERNELS = {"fp16": ("bf16",), "int8": ("fp8",), "fp8_block": ("fp8",), "fp4": ("fp8",)}
+_NEAREST_KERNELS: Mapping[str, tuple[str, ...]] = {
+    "fp16": ("bf16",),
+    "int8": ("fp8",),
+    "fp8_block": ("fp8",),
+    "fp4": ("fp8",),
+}
 
 
 def load_calibration(device: Device | str) -> Calibration:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from roofline.device.calibration import Calibration, generic, load_calibration, with_host
 from roofline.device.device import Device
 from roofline.errors import RooflineError
+from roofline.model.shapes import ELEMENT_BYTES, Quant
 from roofline.model.step import Step
 from roofline.predict.bound import Bound, Limit, StepLimit, ceiling, ceilings, classify, classify_step
 from roofline.predict.predict import Clock, Deployment, Prediction, host_seconds, step_seconds
@@ -118,6 +119,29 @@ def latency_s(phases: Mapping[str, PhaseBound], tier: str | None = None) -> floa
         phase.n_steps * (phase.ceiling_s if tier is None else phase.predicted_s(tier))
         for phase in phases.values()
     )
+
+
+def host_sentence(calibration: Calibration) -> str:
+    """What predictions add for the serving stack's host."""
+    if calibration.host:
+        return f"host time: {calibration.host}, {calibration.host.source}"
+    return "host time is not included in predictions: it was not measured"
+
+
+def unmeasured(quant: Quant, calibration: Calibration) -> list[str]:
+    """What no table of measured kernels covers of products in `quant`, and what is taken instead."""
+    kernel, said = quant.kernel, []
+    taken = calibration.measured_kernel(kernel) or "bf16"
+    if taken != kernel and kernel != "fp16":  # vendors state equal peaks for fp16 and bf16
+        said.append(
+            f"no table of {kernel} products: predicted with {taken}'s parameters at {kernel}'s peak, untested"
+        )
+    if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
+        said.append(
+            f"no table of products with {quant.weights} weights: predicted as {quant.activations}"
+            " with fewer bytes, untested"
+        )
+    return said
 
 
 MOST_TOK = 1 << 16

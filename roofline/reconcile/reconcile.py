@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roofline.device.calibration import TIERS, Calibration
+from roofline.device.calibration import TIERS
 from roofline.model.step import Step
+from roofline.predict.deployment import host_sentence, unmeasured
 from roofline.predict.predict import Clock, Prediction, host_seconds
 from roofline.predict.simulate import Limits, simulate
 from roofline.reconcile.impossible import judged
@@ -289,16 +290,11 @@ def _assumed(run: Run, setup: Setup) -> Iterator[str]:
         yield "no calibration: predictions are ceilings"
     else:
         yield f"calibration {known.name}, {TIERS[known.tier]}: {known.source}"
-        yield _host_said(known)
+        yield host_sentence(known)
+        yield from unmeasured(on.quant, known)
     quant = on.quant
     yield f"weights {quant.weights}, activations {quant.activations}, KV cache {quant.kv}"
     yield f"a KV cache of {run.limits.kv_tok:,} tokens in blocks of {run.limits.block_tok}"
-
-
-def _host_said(known: Calibration) -> str:
-    if known.host:
-        return f"host time: {known.host}, {known.host.source}"
-    return "host time is not included in predictions: it was not measured"
 
 
 def _explanation(each: Explained) -> str:

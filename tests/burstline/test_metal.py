@@ -325,6 +325,14 @@ def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):
     assert noted(run, hints, identity=unstated)["suspicions"], "what was stated once is kept in the run"
 
 
+def test_a_fact_stated_to_the_report_alone_is_kept_and_a_wrong_one_refused(run, capsys):
+    noted(run)
+    assert main(["report", str(run.path), "--tp", "2", "--draft-tokens", "4"]) == 0
+    assert open_run(run.path).manifest.hardware.stated == {"tp": 2, "draft_tokens": 4}
+    assert main(["report", str(run.path), "--tp", "0"]) == 2
+    assert "--tp 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("stated", "message"),
     [

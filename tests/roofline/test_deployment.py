@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from roofline.device.calibration import HostFit, generic, stack_host, with_host
+from roofline.device.calibration import HostFit, generic, load_calibration, stack_host, with_host
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_models, load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, Quant
-from roofline.predict.deployment import UniformBatch, calibrations_of, latency_s, phase_bounds
+from roofline.predict.deployment import UniformBatch, calibrations_of, latency_s, phase_bounds, unmeasured
 from roofline.predict.predict import Deployment
 
 
@@ -98,3 +98,18 @@ def test_a_config_that_cannot_be_read_is_refused(tmp_path, text, says):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(RooflineError, match=says):
         load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("quant", "device", "says"),
+    [
+        ("nvfp4", "b200-sxm", ["no table of fp4 products: predicted with fp8's parameters"]),
+        ("mxfp4", "h100-sxm5-80g", ["no table of products with fp4 weights"]),
+        ("fp8-block", "h200-sxm-141g", []),
+        ("fp16", "a100-sxm4-80g", []),
+    ],
+)
+def test_products_that_no_table_covers_are_called_untested(quant, device, says):
+    lines = unmeasured(QUANTS[quant], load_calibration(load_device(device)))
+    assert [line[: len(start)] for line, start in zip(lines, says, strict=True)] == says
+    assert all(line.endswith("untested") for line in lines)
