@@ -1,4 +1,4 @@
-"""Which servers are called impossible, live: honest ones never, whatever is unknown of them; cheats always."""
+"""Which servers are called impossible, live: never an honest one, always one that does less than asked."""
 
 import os
 import shutil
