@@ -20,7 +20,7 @@ def answer(summary: Summary, view: Callable[[], View]) -> Answer:
     """
     if not summary.counts.get("ok"):
         return Answer(f"Nothing was served: {cause(view())}")
-    details = [part for part in (_failures(summary), _tail(summary)) if part]
+    details = [part for part in (_cut_short(summary), _failures(summary), _tail(summary)) if part]
     return Answer(sentence(summary), tuple(details))
 
 
@@ -40,19 +40,26 @@ def sentence(summary: Summary) -> str:
 
 
 def cause(view: View) -> str:
-    """Why nothing was served: what the run's own error says, else the most frequent failure's words."""
+    """Why nothing was served: what the run's own error says, else how requests ended and the first error."""
     if view.manifest.error:
         return view.manifest.error
     outcomes = Counter(str(outcome) for outcome in view.words("outcome"))
     if not outcomes:
         return "the plan has no requests."
-    kind, n = outcomes.most_common(1)[0]
-    errors = Counter(
-        error for o, error in zip(view.words("outcome"), view.words("error"), strict=True) if o == kind
-    )
-    words = next((error for error, _ in errors.most_common() if error), "")
-    ended = OUTCOME_WORDS.get(kind, f"ended as {kind}")
-    return f"{n:,} of {len(view.columns):,} requests {ended}{f': {words}' if words else ''}."
+    words = next((error for error in view.words("error") if error), "")
+    first, *others = outcomes
+    if not others:
+        ended = OUTCOME_WORDS.get(first, f"ended as {first}")
+        return f"all {len(view.columns):,} requests {ended}{f': {words}' if words else ''}."
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in outcomes.most_common())
+    return f"all {len(view.columns):,} requests failed ({kinds}){f'; first error: {words}' if words else ''}."
+
+
+def _cut_short(summary: Summary) -> str:
+    if not any(warning.code == "interrupted" for warning in summary.verdict.warnings):
+        return ""
+    ok, planned = summary.counts["ok"], summary.counts["planned"]
+    return f"The run was interrupted after {ok:,} of {planned:,} requests: run it again to its end."
 
 
 def _failures(summary: Summary) -> str:

@@ -21,6 +21,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 ARROWS = {"lower": "↓", "higher": "↑"}
 """Which way is better, as shown after a metric's name."""
 
+SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
 HEADLINE = ("ttft", "tpot", "itl", "e2e")
 """The latencies of the headline table; the others are folded away."""
 LETTERS = (
@@ -91,9 +92,10 @@ def _value(figure: Figure, scale: Scale, notes: list[str], href: str = "") -> Ce
     """The number over its interval; a dash where it is absent, its reason added to `notes` if new."""
     if isinstance(figure, Estimate):
         return Cell(point(figure, scale), detail=interval(figure, scale), href=href)
-    if figure.reason not in notes:
-        notes.append(figure.reason)
-    return Cell("–", note=notes.index(figure.reason) + 1)
+    reason = SO_IT_LACKS.sub(", so it does not exist", figure.reason)  # one note for all percentiles
+    if reason not in notes:
+        notes.append(reason)
+    return Cell("–", note=notes.index(reason) + 1)
 
 
 def group_table(caption: str, section: Section, only: Collection[str] | None = None) -> Table:

@@ -51,7 +51,14 @@ def _overall(cells: Sequence[ComparisonCell]) -> str:
     first = max(dict.fromkeys(leaders), key=leaders.count)
     n, n_sure = leaders.count(first), sum(cell.best(_headline(E2E)) == first for cell in ranked)
     if n_sure == n:
-        return f"{first} is fastest in {n} of {len(cells)} cells (E2E p50)."
+        leads = sorted(
+            min(_e2e(cell, other) for other in cell.labels if other != first) / _e2e(cell, first)
+            for cell in ranked
+            if cell.best(_headline(E2E)) == first
+        )
+        low, high = number(leads[0]), number(leads[-1])
+        by = f"{low}x" if low == high else f"{low}x to {high}x"
+        return f"{first} is fastest in {n} of {len(cells)} cells: {by} faster than the next (E2E p50)."
     sure = f"significantly in {n_sure}" if n_sure else "but in none significantly faster than every other"
     return f"{first} has the lowest E2E p50 in {n} of {len(cells)} cells, {sure}."
 

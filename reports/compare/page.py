@@ -60,7 +60,7 @@ def render(comparison: Comparison) -> str:
 
     return document(
         comparison.title,
-        (*comparison.facts, *common_facts(comparison)),
+        (*comparison.facts, *(sweep.name for sweep, _ in swept), *common_facts(comparison)),
         comparison_answer(comparison),
         banner(comparison),
         shown,

@@ -14,7 +14,7 @@ KNEE: Final = 0.9
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Most output within all SLOs: vllm 1,200 tok/s at 8/s, 1.5x tgi's 800 tok/s at 6/s.`
+    """`Most output within all SLOs: vllm 1,200 tok/s with 8/s, 1.5x tgi's 800 tok/s with 6/s.`
 
     Without SLOs the highest output; the contender that gives most stands first.
     """
@@ -38,7 +38,7 @@ def best_loads(sweep: Sweep) -> str:
 
 
 def _told(at: Point, sweep: Sweep) -> str:
-    return f"{number(at.output_point)} {sweep.output_unit} at {at.load}"
+    return f"{number(at.output_point)} {sweep.output_unit} with {at.load}"
 
 
 def _highest(points: Sequence[Point]) -> Point | None:

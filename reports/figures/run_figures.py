@@ -162,7 +162,7 @@ def pulse(edges: Floats, in_flight: Floats, tok_per_s: Floats) -> Plot:
     margins(figure, top=26, bottom=44, left=48, right=12)
     figure.subplots_adjust(hspace=0.5)
     drawing = replace(drawn(figure, "small-pulse", panels[-1]), hover=None)
-    found = f"Load and output over {duration(float(edges[-1]))}."
+    found = f"At most {count(_greatest(in_flight))} in flight; at most {number(_greatest(tok_per_s))} tok/s."
     return Plot("small-pulse", "Over the run", found, "", (drawing,), "timeline-numbers")
 
 
@@ -217,7 +217,7 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
     n_rows = 28
     low, high = np.quantile(gaps_s, [0.001, 1.0]) / scale.divisor
     heights = np.geomspace(low * 0.9, high * 1.1, n_rows + 1)
-    times = np.linspace(edges[0], edges[-1], min(len(edges), 121))
+    times = np.linspace(edges[0], edges[-1], 121)
     cells = np.histogram2d(at_s, gaps_s / scale.divisor, (times, heights))[0]
     levels = np.ceil(GAP_LEVELS * np.log1p(cells) / np.log1p(cells.max())).astype(int)
     median_s = float(np.median(gaps_s))

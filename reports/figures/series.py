@@ -9,6 +9,11 @@ import numpy as np
 from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.record.telemetry import Telemetry
 
+MOST_GAPS = 100_000
+"""Of more gaps `step` takes evenly spaced ones."""
+STALL = 10.0
+"""A gap of so many medians is a stall, not a step."""
+
 
 def bin_edges(end_s: float, n_bins: int = 200) -> Floats:
     """From 0 to at least `end_s` in at most `n_bins` bins whose width is 1, 2 or 5 x 10^k seconds."""
@@ -21,6 +26,20 @@ def bin_edges(end_s: float, n_bins: int = 200) -> Floats:
 def sending_order(c: Columns) -> Ints:
     """Positions of the records in the order in which they were sent; never sent last, ties in plan order."""
     return np.argsort(c.sent_s, kind="stable")
+
+
+def step(c: Columns) -> float:
+    """About how long the engine's steps take, seconds: half of all time between tokens is in longer gaps.
+
+    Not the median gap: while prompts are taken in, steps are few and long. 0 where there are no gaps.
+    """
+    same = c.owner[1:] == c.owner[:-1]
+    gaps = np.diff(c.event_s)[same]
+    gaps = np.sort(gaps[gaps > 0][:: max(1, len(gaps) // MOST_GAPS)])
+    if not len(gaps):
+        return 0.0
+    by_time = float(gaps[np.searchsorted(np.cumsum(gaps), gaps.sum() / 2)])
+    return min(by_time, STALL * float(np.median(gaps)))
 
 
 def tokens_per_s(c: Columns, edges: Floats) -> Floats:

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from loadgen.metrics.summary_types import Instrument, Summary
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Absent, Estimate
+from loadgen.verdict.verdict import State
 from reports.answer import answer
 from reports.blocks import Answer, Banner, Block
 from reports.number_format import duration
@@ -97,7 +98,11 @@ SECTIONS: tuple[Section, ...] = (
 
 STATES: dict[str, tuple[str, str, str]] = {
     "VALID": ("good", "✓", "Every check passed: these numbers can be used."),
-    "FAILED": ("bad", "✕", "Nothing or too little was served."),
+    "FAILED": (
+        "bad",
+        "✕",
+        "Nothing was served, or too many requests failed: do not use these numbers.",
+    ),
     "CLIENT-BOUND": ("bad", "✕", "The client read too late: do not use the metrics graded unreliable."),
     "DISTURBED": ("warn", "!", "Other work on this machine took CPU time from the client or the server."),
     "NOT-STATIONARY": (
@@ -109,6 +114,9 @@ STATES: dict[str, tuple[str, str, str]] = {
     "COLD": ("warn", "!", "The first requests were slower than the rest, and the figures count them."),
 }
 """A verdict's tone, its mark and what it means."""
+INTERRUPTED = "The run was interrupted: its numbers stand for the requests that had ended by then."
+FAILURES = frozenset({"too-many-failures", "mostly-failed", "no-success"})
+"""Reasons that count the failed requests: a warning that does so too says nothing more."""
 
 
 def render(run: Run) -> str:
@@ -217,7 +225,13 @@ def banner(summary: Summary) -> Banner:
     """The verdict for the top of the page."""
     verdict = summary.verdict
     tone, mark, sentence = STATES[verdict.state]
-    reasons = (*verdict.reasons, *verdict.warnings)
+    refused = {reason.code for reason in verdict.reasons}
+    reasons = (
+        *verdict.reasons,
+        *(w for w in verdict.warnings if not (w.code == "failures" and refused & FAILURES)),
+    )
+    if verdict.state == State.VALID and any(warning.code == "interrupted" for warning in verdict.warnings):
+        tone, mark, sentence = "warn", "!", INTERRUPTED
     error = _instrument_error(summary.instrument)
     return Banner(verdict.state, tone, mark, sentence, reasons, error, target_lines(summary))
 

@@ -89,8 +89,16 @@ def _small_figures(view: View) -> Iterator[Plot]:
 def _tiles(view: View) -> Iterator[Tile]:
     for key in ("output_tok_per_s", "requests_per_s"):
         yield _tile(title_of(key), view.summary.figure("throughput", key))
-    for key, p in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("e2e", "p99")):
+    for key, wanted in (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("e2e", "p99")):
+        p = _known(view, key, wanted)
         yield _tile(f"{title_of(key)} {p}", view.summary.figure("metrics", key, p))
+
+
+def _known(view: View, key: str, wanted: str) -> str:
+    """The percentile, or the highest known one of the tail where it is not known itself."""
+    tail = (wanted, "p95", "p90") if wanted == "p99" else (wanted,)
+    figures = ((p, view.summary.figure("metrics", key, p)) for p in tail)
+    return next((p for p, figure in figures if isinstance(figure, Estimate)), wanted)
 
 
 def _tile(label: str, figure: Figure) -> Tile:
@@ -229,14 +237,12 @@ def _end_s(view: View) -> float:
 def _edges(view: View) -> Floats | None:
     """Bins of the time axis, none shorter than three steps of the engine; None where nothing was sent.
 
-    A step is about the median gap between tokens. Shorter bins would show the beat between bins and steps
-    as stalls and peaks of the server.
+    Shorter bins would show the beat between bins and steps as stalls and peaks of the server.
     """
     end_s = _end_s(view)
     if end_s <= 0:
         return None
-    gap = view.summary.figure("metrics", "itl", "p50")
-    step_s = gap.point if isinstance(gap, Estimate) and np.isfinite(gap.point) else 0.0
+    step_s = series.step(view.columns)
     most = 200 if step_s <= 0 else int(np.clip(end_s / (3 * step_s), 8, 200))
     return series.bin_edges(end_s, most)
 

@@ -39,7 +39,7 @@ def _slow_tail(folder: Path) -> Run:
         token_ns = [at + (20_000 * MS if k >= 12 else 0) for k, at in enumerate(row.token_ns)]
         return replace(row, token_ns=token_ns, closed_ns=token_ns[-1] + MS)
 
-    rows = synthetic.records(n=400, prompt_tok=128)
+    rows = synthetic.records(n=1000, prompt_tok=128)
     return synthetic.finished_run(folder, [stalled(r) if r.index % 50 == 7 else r for r in rows])
 
 

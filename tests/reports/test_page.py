@@ -12,6 +12,7 @@ from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run, RunDir, open_run
 from loadgen.stats.figure import measured
 from loadgen.verdict.verdict import Reason, State, Verdict
+from reports.answer import answer
 from reports.number_format import number, scale_for
 from reports.page import sections
 from reports.page.page import STATES, banner, json_in_html, render
@@ -129,7 +130,9 @@ def test_a_failure_shows_its_words_escaped_and_links_to_its_record(lossy):
 
 def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
     page = render(hopeless)
-    assert re.search(r"Nothing was served: \d+ of \d+ requests ended as (timeout|reset|http_503): ", page)
+    assert re.search(
+        r"Nothing was served: all 20 requests failed \(7 \w+, 7 \w+, 6 \w+\); first error: ", page
+    )
     assert "How fast is it?" not in page
     assert "How are the latencies distributed?" not in page
     assert "Not provided by the engine, or not watched on this run: Memory, KV cache in use." in render(
@@ -218,3 +221,19 @@ def test_the_bounds_of_mlperf_stand_on_the_page_without_intervals_of_their_own(l
     scale = scale_for("s", [lossy.summary.bounds["ttft"].p50.point])
     assert ttft.cells[2].text == number(lossy.summary.bounds["ttft"].p50.point / scale.divisor)
     assert not any(cell.detail for cell in ttft.cells)
+
+
+def test_an_interrupted_run_says_so_first_and_its_banner_is_not_green(lossy):
+    interrupted = Reason("interrupted", "The run was interrupted.", "Run it again.")
+    summary = replace(lossy.summary, verdict=Verdict(State.VALID, (), (interrupted,)))
+    assert banner(summary).tone == "warn"
+    assert (
+        answer(summary, lambda: view_of(lossy)).details[0].startswith("The run was interrupted after 111 of")
+    )
+
+
+def test_failed_requests_are_counted_once_in_the_banner(lossy):
+    verdict = Verdict(State.FAILED, (Reason("too-many-failures", "9", ""),), (Reason("failures", "9", ""),))
+    assert [reason.code for reason in banner(replace(lossy.summary, verdict=verdict)).reasons] == [
+        "too-many-failures"
+    ]
