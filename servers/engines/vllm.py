@@ -212,6 +212,10 @@ class Vllm(Engine):
         threads = len(cores[1].split(",")) if cores else 1
         return CpuSetup(threads, argv[0], short_dtype(identity.dtype) or "bf16")
 
+    def doomed(self, log: str) -> str | None:
+        """Its engine core could not start: without a C++ compiler the front end waits for it for ever."""
+        return self.root_cause(log) if "EngineCore failed to start" in log else None
+
     def dead(self, log: str) -> str | None:
         """Its front end outlives its engine core by some seconds, and answers each request with an error."""
         if "EngineDeadError" not in log:

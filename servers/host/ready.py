@@ -150,10 +150,8 @@ def _doing(stages: list[Stage], log: str, waited_s: float) -> str:
     if stages:
         return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
     lines = reversed(log[-MOST_OF_A_LOG:].splitlines())
-    # Indented lines and `warnings.warn(` quote source code.
-    telling = (
-        line for line in lines if line.strip() and not line[0].isspace() and "warnings.warn" not in line
-    )
+    # Indented lines quote source code, Python's warnings are about that code.
+    telling = (line for line in lines if line[:1].strip() and not re.search(r"\w+Warning: ", line))
     return log_message(next(telling, "")) or "nothing in its log yet"
 
 
