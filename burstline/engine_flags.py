@@ -81,7 +81,11 @@ def add_requests(group: argparse._ActionsContainer) -> None:
         metavar="'NAME: VALUE'",
         help="sent with each request (repeatable)",
     )
-    group.add_argument("--lora", metavar="NAME,...", help="adapters that requests name in turn")
+    group.add_argument(
+        "--lora",
+        metavar="NAME,...",
+        help="adapters that requests name in turn; a name given twice gets twice the share",
+    )
     group.add_argument("--ca-bundle", metavar="FILE", help="certificates to trust besides this machine's")
     group.add_argument("--insecure", action="store_true", help="trust any certificate")
 
