@@ -144,7 +144,9 @@ def quantization_in(argv: Sequence[str] | None) -> str | None:
 def _abandoned(manifest: Manifest) -> str:
     """Which share of its requests the load abandons, and after how many tokens."""
     share, after = (manifest.asked.get(name) for name in ("cancel_share", "cancel_after"))
-    return f"{share:.1%} after {after} tokens" if isinstance(share, float) and share else "none"
+    if not isinstance(share, float) or not share:
+        return "none"
+    return f"{share:.1%} after {after} tokens" if after else f"{share:.1%}"
 
 
 def _sampling(requests: Sequence[Request]) -> str:

@@ -73,6 +73,11 @@ def test_the_same_work_under_the_same_settings_is_comparable():
         (work("B", served(n_tok=6)), "output-tokens", "6.0 at B, 8.0 at A"),
         (work("B", served(finish_reason="eos_token")), "finish-reasons", "100.0% at B"),
         (work("B", served(70) + refused(30, 70)), "failures", "B: 30 http_503"),
+        (
+            work("B", served(), settings={"abandoned": "20.0% after 8 tokens"}),
+            "workload",
+            "Requests abandoned: none at A, 20.0% after 8 tokens at B",
+        ),
         (work("B", served(), cached_fraction=0.5), "prefix-cache", "50.0% at B"),
         (work("B", served(), settings={"dtype": "float16"}), "precision", "float16 at B"),
         (work("B", served(), settings={"kv_dtype": "fp8"}), "precision", "KV cache"),
