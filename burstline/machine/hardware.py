@@ -18,9 +18,8 @@ import orjson
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
 from loadgen.record.files import write_bytes
-from loadgen.record.manifest import HardwareFacts, Manifest, ServerFacts
+from loadgen.record.manifest import LOOPBACK, HardwareFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir
-from loadgen.verdict.warnings import LOOPBACK
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError

@@ -19,6 +19,7 @@ from servers.settings import Setting
 SCHEMA: Final = 3
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
 
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 MAX_FAILURES: Final = 0.01
 """The share of requests that may fail where the user states no other."""
 

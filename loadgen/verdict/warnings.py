@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 from urllib.parse import urlsplit
 
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
-from loadgen.record.manifest import Certificate, WarmUpBursts
+from loadgen.record.manifest import LOOPBACK, Certificate, WarmUpBursts
 from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS, RECOUNTS, Outcome
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from loadgen.verdict.verdict import BUSY, Reason
 
 NOTABLE = 0.01
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 BEYOND = 1.1
 """So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
