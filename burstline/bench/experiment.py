@@ -54,7 +54,7 @@ from servers.host.watch import start_watcher
 from servers.protocol.destination import Destination
 from servers.redact import without_secrets
 from workloads.plan import Plan
-from workloads.prompts import Vocabulary
+from workloads.prompts import DrawnRequests, Vocabulary
 from workloads.request import WorkloadError
 from workloads.warm_up import WarmUp
 
@@ -114,7 +114,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
     load = checked(settings.wish)
     _check_what_comes_after(settings)
     check_where(settings.where)
-    ensure_fd_limit(load.n_at_once)
+    ensure_fd_limit(load.n_connections)
     engine = choose_engine(settings.where)
     if settings.wish.warmup is None and settings.where.url is None and not engine.brings_model:
         load = replace(
@@ -459,6 +459,8 @@ def _n_addresses(site: Site) -> int | None:
 
 def _form(plan: Plan) -> str:
     """Whether prompts go out as token ids or as text: tokenizing text is work that the server does."""
+    if isinstance(plan.requests, DrawnRequests):
+        return "ids"  # without looking at each: a million prompts take a minute to draw
     forms = {
         "chat" if r.messages is not None else "text" if r.prompt_ids is None else "ids" for r in plan.requests
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from loadgen.driver.job import Job, Workers, n_drivers
+from loadgen.driver.job import Job, Workers, most_open, n_drivers
 from servers.engine import Identity
 from servers.redact import known_secrets
 from workloads import arrivals
@@ -123,8 +123,13 @@ class Load:
         return f"{many} {what}, {f'{self.concurrency} at a time' if self.concurrency else pattern}"
 
     @property
+    def n_connections(self) -> int:
+        """How many connections the load surely needs at one moment; an open loop may come to need more."""
+        return most_open(self.arrivals.due_s(rng(self.seed, "arrivals")), self.concurrency)
+
+    @property
     def n_at_once(self) -> int:
-        """How many connections the load may need at one moment."""
+        """How many requests may be in flight at one moment."""
         return min(self.concurrency or self.arrivals.n, self.arrivals.n)
 
     @property

@@ -153,11 +153,15 @@ def n_drivers(wanted: Workers, due_s: NDArray[np.float64], concurrency: int | No
     """
     if wanted != "auto":
         return wanted
-    n_at_once = len(due_s) if concurrency is None else min(concurrency, len(due_s))
-    if concurrency is None and n_at_once:
-        within = np.searchsorted(due_s, due_s + OPEN_S, side="right") - np.arange(len(due_s))
-        n_at_once = int(within.max())
-    return max(1, min(-(-n_at_once // PER_DRIVER), _n_cores() // 2))
+    return max(1, min(-(-most_open(due_s, concurrency) // PER_DRIVER), _n_cores() // 2))
+
+
+def most_open(due_s: NDArray[np.float64], concurrency: int | None) -> int:
+    """Requests in flight at once, as far as a plan can know: at most `concurrency`, else due within 10 s."""
+    if concurrency is not None:
+        return min(concurrency, len(due_s))
+    within = np.searchsorted(due_s, due_s + OPEN_S, side="right") - np.arange(len(due_s))
+    return int(within.max(initial=0))
 
 
 def _n_cores() -> int:

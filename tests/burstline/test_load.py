@@ -27,6 +27,11 @@ def test_a_rate_alone_means_a_constant_one():
     assert checked(Wish(rate=10, duration_s=3)).title == "30 requests of 512 → 64 tokens, constant at 10/s"
 
 
+def test_an_open_loop_of_a_million_requests_needs_the_connections_of_ten_seconds():
+    assert checked(Wish(requests=1_000_000, rate=50)).n_connections == 501
+    assert checked(Wish(requests=30_000)).n_connections == 30_000, "a burst needs all"
+
+
 def test_a_closed_loop_needs_no_more_connections_than_its_concurrency():
     load = checked(Wish(requests=100, concurrency=8))
     assert load.n_at_once == 8
