@@ -3,6 +3,7 @@ import pyarrow as pa
 import pytest
 
 from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.slo import parse_goal
 from loadgen.metrics.steady_state import steady_part
 from loadgen.metrics.summary import Context, figures
 from loadgen.record.columns import columns_of
@@ -132,6 +133,23 @@ def test_estimates_stay_estimates():
     steady = steady_part(columns_of(queued(0.7, 400, 1)), "poisson")
     assert steady is not None
     assert all(isinstance(figure, Estimate) for figure in steady.figures.values())
+
+
+def test_goodput_and_throughput_share_a_window():
+    """Where every request is good, goodput is throughput: of a whole burst, and within a steady window."""
+    goals = (parse_goal("ttft<=1000s"),)
+    burst = summarized(
+        table(np.zeros(40), np.full(40, 0.05), np.linspace(0.1, 2, 40), 5), Context(goals=goals)
+    )
+    assert burst["goodput"]["requests_per_s"]["point"] == burst["throughput"]["requests_per_s"]["point"]
+    assert burst["goodput"]["tok_per_s"]["point"] == burst["throughput"]["output_tok_per_s"]["point"]
+    at_s = np.arange(600) / 20
+    records = table(at_s, at_s + 0.05, at_s + 0.1, 5)
+    steady = summarized(
+        records, Context(arrivals=ArrivalFacts("constant", 20.0), duration_s=30.0, goals=goals)
+    )
+    for rates in (steady["goodput"], steady["throughput"]):
+        assert rates["requests_per_s"]["point"] == pytest.approx(20, rel=0.01)
 
 
 def test_the_window_is_the_duration_that_was_asked_for():
