@@ -82,9 +82,7 @@ SCRIPT = Script(ttft_s=0.1, gaps_s=(0.002,))
 
 def _watched(truth: TruthRig, url: str | None = None, **options: Any) -> dict[str, Any]:
     """The summary of 20 requests, at `url` where that is not the server's own, watched as a run is."""
-    read = partial(
-        _gauge_rows, ENGINES["truth"], getter(Target(truth.url, "truth"), timeout_s=5.0), "/metrics"
-    )
+    read = partial(_gauge_rows, ENGINES["truth"], [getter(Target(truth.url, "truth"), timeout_s=5.0)])
     before = read()
     played = fired(replace(truth, url=url or truth.url), requests(20, 8), **options)
     rows = telemetry_table([*before, *read()], played.report.t0_ns or 0)
