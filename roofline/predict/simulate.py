@@ -74,6 +74,7 @@ def simulate(
     step_time: Seconds,
     *,
     concurrency: int | None = None,
+    turnaround_s: float = 0.0,
     stages: int = 1,
     replicas: int = 1,
     speculation: Speculation = NO_SPECULATION,
@@ -81,8 +82,9 @@ def simulate(
     """The run of `requests`, step by step, each step taking `step_time` seconds.
 
     `concurrency` makes it a closed loop of so many streams: the first so many are sent when due, each other
-    when one ends. With pipeline `stages` a step passes through each for an equal share of its time, and as
-    many steps are in flight. `replicas` of the engine take requests in turn, the idlest first.
+    when one ends, and arrives `turnaround_s` later: above 0 the engine's next step has begun by then. With
+    pipeline `stages` a step passes through each for an equal share of its time, and as many steps are in
+    flight. `replicas` of the engine take requests in turn, the idlest first.
 
     Raises RooflineError where a request could never fit.
     """
@@ -90,7 +92,7 @@ def simulate(
     if concurrency is not None and concurrency < 1:
         raise RooflineError(f"a closed loop needs a stream or more, not {concurrency}")
     pools = [_Pool(Batch(requests, limits, speculation), step_time, stages) for _ in range(replicas)]
-    return _Run(requests, pools, concurrency).result()
+    return _Run(requests, pools, concurrency, turnaround_s=turnaround_s).result()
 
 
 def simulate_disaggregated(
@@ -151,8 +153,10 @@ class _Run:
         concurrency: int | None,
         then: Sequence[_Pool] = (),
         transfer_s: Callable[[int], float] | None = None,
+        turnaround_s: float = 0.0,
     ) -> None:
         self.pools, self.then, self.transfer_s = pools, then, transfer_s
+        self.turnaround_s = turnaround_s
         self.outputs = np.array([request.output_tok for request in requests], dtype=np.int64)
         self.due = np.array([request.due_s for request in requests], dtype=np.float64)
         order = np.argsort(self.due, kind="stable").tolist()
@@ -213,7 +217,7 @@ class _Run:
                 self._hand_over(now_s, i, pool)
             elif self.later:
                 later = self.later.pop()
-                self.due[later] = max(now_s, self.due[later])
+                self.due[later] = max(now_s + self.turnaround_s, self.due[later])
                 self._push(float(self.due[later]), later, None)
 
     def _hand_over(self, now_s: float, i: int, pool: _Pool) -> None:

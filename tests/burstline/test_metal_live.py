@@ -159,7 +159,11 @@ def errors_of(run: Run, host: HostFit, *, closed: bool) -> dict[str, float]:
     seen = seen_in(run, assumed)
     streams = run.manifest.concurrency if closed else None
     asked = [replace(each, due_s=0.0) for each in seen.requests] if closed else seen.requests
-    found = simulate(asked, seen.limits, setup.clock(), concurrency=streams)
+    turnaround_s = 0.0
+    if streams is not None:  # how long the client needs from an end to the next beginning
+        sent = np.sort([each.due_s for each in seen.requests])[streams:]
+        turnaround_s = max(0.0, float(np.median(sent - np.sort(seen.last_s)[: len(sent)])))
+    found = simulate(asked, seen.limits, setup.clock(), concurrency=streams, turnaround_s=turnaround_s)
     due = np.array([request.due_s for request in seen.requests])
     outputs = np.array([request.output_tok for request in seen.requests])
     measured = {

@@ -121,6 +121,13 @@ def test_a_closed_loop_sends_the_next_request_when_one_ends():
     assert (result.steps.n_running <= 2).all()
 
 
+def test_a_client_that_needs_time_to_send_the_next_request_waits_for_a_step_that_has_begun():
+    requests = [Asked(0, 10, 5), Asked(0, 10, 9), Asked(0, 10, 5)]
+    result = simulate(requests, Limits(8, 1000, 10_000), lambda step: 1.0, concurrency=2, turnaround_s=0.01)
+    assert result.due_s.tolist() == [0, 0, 5.01]
+    assert result.ttft_s.tolist() == pytest.approx([1, 1, 1.99])
+
+
 def test_an_open_loop_below_the_rate_of_service_never_queues():
     arrivals = [Asked(10.0 * i, 10, 5) for i in range(5)]
     result = simulate(arrivals, Limits(8, 1000, 10_000), lambda step: 1.0)
