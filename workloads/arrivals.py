@@ -6,16 +6,21 @@ rate 1 and L(t) is how many requests the asked rate wants by time t, then L^-1(S
 plan is a Poisson process: its achieved rate varies by 1/sqrt(n), as it should.
 """
 
+from __future__ import annotations
+
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from workloads.request import WorkloadError
 
-Times = NDArray[np.float64]
+if TYPE_CHECKING:  # flags are checked by this module before numpy is imported
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Times = NDArray[np.float64]
+
 MAX_REQUESTS: Final = 10_000_000
 """What no load of one client can mean: beyond it the plan alone would not fit into memory."""
 
@@ -23,17 +28,23 @@ MAX_REQUESTS: Final = 10_000_000
 def burst(rate_per_s: float | None, n: int, rng: np.random.Generator) -> Times:
     """Everything at once; MLPerf calls it Offline."""
     del rate_per_s, rng
+    import numpy as np
+
     return np.zeros(n)
 
 
 def constant(rate_per_s: float, n: int, rng: np.random.Generator) -> Times:
     """One request every 1/rate, the first at 0."""
     del rng
+    import numpy as np
+
     return np.arange(n) / rate_per_s
 
 
 def poisson(rate_per_s: float, n: int, rng: np.random.Generator) -> Times:
     """A Poisson process: independent exponential gaps, the first before the first request."""
+    import numpy as np
+
     return np.cumsum(rng.exponential(1 / rate_per_s, n))
 
 
@@ -42,11 +53,15 @@ def gamma(rate_per_s: float, n: int, rng: np.random.Generator, *, burstiness: fl
 
     The gaps' coefficient of variation is 1/sqrt(burstiness); the same parameter as in `vllm bench serve`.
     """
+    import numpy as np
+
     return np.cumsum(rng.gamma(burstiness, 1 / (rate_per_s * burstiness), n))
 
 
 def ramp(rate_per_s: float, n: int, rng: np.random.Generator, *, ramp_to_per_s: float) -> Times:
     """A Poisson process whose rate goes linearly from one rate to another over n requests, then stays."""
+    import numpy as np
+
     span_s = 2 * n / (rate_per_s + ramp_to_per_s)
     unit = np.cumsum(rng.standard_exponential(n))
     slope = (ramp_to_per_s - rate_per_s) / span_s
@@ -60,6 +75,8 @@ def steps(
     rate_per_s: float | None, n: int, rng: np.random.Generator, *, steps: Sequence[tuple[float, float]]
 ) -> Times:
     """A Poisson process whose rate is constant within each step (rate, seconds); the last goes on."""
+    import numpy as np
+
     del rate_per_s
     rates, spans_s = np.array(steps, dtype=float).T
     begins_s = np.concatenate(([0.0], np.cumsum(spans_s)))
@@ -71,6 +88,8 @@ def steps(
 
 def replay(rate_per_s: float | None, n: int, rng: np.random.Generator, *, times_s: Sequence[float]) -> Times:
     """The first n of recorded times, from their first; stretched to a mean rate where one is given."""
+    import numpy as np
+
     del rng
     recorded_s = np.sort(np.asarray(times_s, dtype=np.float64))[:n]
     due_s: Times = recorded_s - recorded_s[0]
@@ -148,7 +167,7 @@ def asked(
     range.
     """
     if pattern not in ARRIVALS:
-        raise WorkloadError(f"no arrival pattern {pattern!r}; there are {', '.join(ARRIVALS)}")
+        raise WorkloadError(unknown(pattern))
     wish = Arrivals(pattern, 0, rate_per_s, burstiness, ramp_to_per_s, steps, times_s)
     _check_parameters(wish)
     n_asked = _n_over(wish, duration_s) if n is None else n
@@ -160,6 +179,11 @@ def asked(
     if times_s is not None and n > len(times_s):
         raise WorkloadError(f"replay: {n} requests asked, {len(times_s)} times recorded; lower --requests")
     return replace(wish, n=n)
+
+
+def unknown(pattern: str) -> str:
+    """What is wrong with a pattern that is none."""
+    return f"no arrival pattern {pattern!r}; there are {', '.join(ARRIVALS)}"
 
 
 def parse_steps(text: str) -> tuple[tuple[float, float], ...]:
@@ -196,10 +220,16 @@ def _check_parameters(wish: Arrivals) -> None:
         if name not in row.needs + row.takes:
             fits = [pattern for pattern, other in ARRIVALS.items() if name in other.needs + other.takes]
             raise WorkloadError(f"{wish.pattern} arrivals would ignore {flag}; it is for {', '.join(fits)}")
-        numbers = np.asarray(value, dtype=float)
-        low = -np.inf if name == "times_s" else 0.0
-        if numbers.size == 0 or not (np.isfinite(numbers) & (numbers > low)).all():
+        low = -math.inf if name == "times_s" else 0.0
+        if not _are_above(low, value):
             raise WorkloadError(f"{flag} {value}: expected {wants}; finite, and rates and spans above 0")
+
+
+def _are_above(low: float, value: float | Sequence[float] | Sequence[Sequence[float]]) -> bool:
+    """Whether there is a number, and each is finite and above `low`."""
+    if isinstance(value, int | float):
+        return low < value < math.inf
+    return len(value) > 0 and all(_are_above(low, each) for each in value)
 
 
 def _n_over(wish: Arrivals, duration_s: float | None) -> float:
@@ -209,7 +239,7 @@ def _n_over(wish: Arrivals, duration_s: float | None) -> float:
         return sum(rate * span_s for rate, span_s in wish.steps)
     if wish.rate_per_s is None or duration_s is None:
         raise WorkloadError(f"{wish.pattern}: how many requests? give --requests, or a rate and --duration-s")
-    if not 0 < duration_s < np.inf:
+    if not 0 < duration_s < math.inf:
         raise WorkloadError(f"--duration-s {duration_s}: expected seconds above 0")
     last_per_s = wish.rate_per_s if wish.ramp_to_per_s is None else wish.ramp_to_per_s
     return (wish.rate_per_s + last_per_s) / 2 * duration_s

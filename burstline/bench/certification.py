@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from burstline import __version__
 from burstline.bench.fire import OnPids, fire
-from burstline.bench.load_options import Load, Wish, checked, job_of
+from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.vocabulary import ASSUMED
+from burstline.bench.wish import Wish
 from burstline.machine import host_facts
 from loadgen.driver.job import DriveReport
 from loadgen.driver.os_limits import ensure_fd_limit

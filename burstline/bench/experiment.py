@@ -6,7 +6,6 @@ What only a later part of a run needs is imported there: before the first reques
 
 from __future__ import annotations
 
-import math
 import platform
 import shlex
 import shutil
@@ -22,16 +21,18 @@ from typing import TYPE_CHECKING
 from burstline import __version__, exit_codes
 from burstline.bench.fire import DriverDiedError, Drivers, VitalSigns, fire
 from burstline.bench.fire import Load as Done
-from burstline.bench.load_options import Load, Wish, checked, job_of
+from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.plan_for_server import expected_cached, plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.server_session import Say, Site, Where, check_start, check_where, choose_engine, serving
 from burstline.bench.stages import send_stages, with_handover
 from burstline.bench.vocabulary import ASSUMED
+from burstline.bench.wish import Wish, check_limits
 from burstline.interrupt import terminable, uninterrupted
+from burstline.lean import import_report, import_tables, meanwhile
 from burstline.machine import host_facts
-from burstline.machine.hardware import Hints
-from loadgen.driver.canary import canary
+from burstline.machine.hints import Hints
+from loadgen.driver.canary import TruthProcess, canary
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import Spool
@@ -162,14 +163,7 @@ def _certificate(load: Load, settings: Settings, progress: Progress) -> Certific
 
 def _check_what_comes_after(settings: Settings) -> None:
     """Refuse an unknown tokenizer, SLO or device before anything starts."""
-    if not 0 <= settings.max_failures <= 1:
-        raise WorkloadError(f"--max-failures {settings.max_failures:g}: expected a share, e.g. 0.01 or 1%")
-    if settings.vocab_size is not None and settings.vocab_size < 1:
-        raise WorkloadError(f"--vocab-size {settings.vocab_size}: expected how many token ids there are")
-    if settings.tokenizer is not None and not settings.tokenizer.is_dir():
-        raise WorkloadError(f"--tokenizer {settings.tokenizer} is no folder, so it has no tokenizer.json")
-    if settings.usd_per_hour is not None and not 0 < settings.usd_per_hour < math.inf:
-        raise WorkloadError(f"--usd-per-hour {settings.usd_per_hour:g}: expected US dollars above 0")
+    check_limits(settings.max_failures, settings.vocab_size, settings.tokenizer, settings.usd_per_hour)
     if settings.targets:
         from loadgen.metrics.slo import parse_goal
 
@@ -205,7 +199,9 @@ def _measured(
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     serve = settings.serve or serving
-    with serve(engine, where, run.path, progress.phase) as site:
+    meanwhile(import_tables)  # the server's first token takes longer
+    truth = canary() if settings.canary and settings.ray is None else nullcontext()
+    with truth as bird, serve(engine, where, run.path, progress.phase) as site:
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )
@@ -218,8 +214,7 @@ def _measured(
         begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
         run.save_manifest(replace(begun, load=facts))
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
-        truth = canary() if settings.canary and settings.ray is None else nullcontext()
-        with _drivers(settings.ray, site, progress, early) as drivers, truth as bird:
+        with _drivers(settings.ray, site, progress, early) as drivers:
             fired = _watched(run, site, plan, load, vocabulary, progress, drivers, bird)
         from burstline.bench.finish import recount
 
@@ -261,7 +256,7 @@ def _watched(
     vocabulary: Vocabulary,
     progress: Progress,
     drivers: Drivers | None,
-    bird: tuple[int, int] | None,
+    bird: TruthProcess | None,
 ) -> RunOutcome:
     telemetry = run.path / "telemetry.jsonl"
     live, signs = LiveTelemetry(telemetry), VitalSigns(site, progress.phase)
@@ -279,7 +274,7 @@ def _watched(
         vocabulary=vocabulary,
         captures=run.captures,
         counters=run.path / "counters",
-        canary_port=bird[0] if bird else None,
+        canary_port=bird.port if bird else None,
     )
     sent = send_stages(plan, job, site.engine, progress.phase)
     if sent.facts:
@@ -294,7 +289,7 @@ def _watched(
         def while_drivers_prepare(pids: list[int]) -> None:
             from loadgen.record.tables import keep_pandas_out
 
-            watcher.add_clients([*pids, *(bird[1:] if bird else ())])
+            watcher.add_clients([*pids, *([bird.pid] if bird else ())])
             keep_pandas_out()
             run.save_plan(plan)
             run.save_manifest(_with_software_and_devices(run.manifest))
@@ -302,6 +297,7 @@ def _watched(
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
         done = fire(with_handover(plan, job), load.n_workers, while_drivers_prepare, on_tick, drivers)
+        meanwhile(import_report)  # the last token is here; the watcher takes its last samples
     fired = RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)

@@ -3,13 +3,11 @@
 The counts are taken while the server is still there and kept with the run, so that everything else can be
 made again from its files.
 
-What summary and page need is imported while child processes decode: that takes a second core as long.
+What summary and page need is imported before, while drivers and watcher end and child processes decode.
 """
 
 from __future__ import annotations
 
-import asyncio
-import importlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,21 +18,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
-from burstline.bench.server_session import Site
+from burstline.lean import import_lean, import_report
 from loadgen.driver.job import DriveReport
 from loadgen.record.decode import decode_run, stage_records, uncounted
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
 from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.tables import COUNTS, keep_pandas_out
+from loadgen.record.tables import COUNTS
 from servers.engine import Engine, HttpReply
-from servers.protocol.destination import Destination
-from servers.protocol.openai import count_in, tokenize_call
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from burstline.bench.server_session import Site
     from loadgen.metrics.summary_types import Summary
 
 
@@ -44,25 +40,20 @@ def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[Driv
     In this order: how the load ended is known, and all that follows can be made again from the captures.
     """
     run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
-    run.save_records(decode_run(run.path, engine.decode, meanwhile=_import_report))
+    run.save_records(decode_run(run.path, engine.decode, meanwhile=import_report))
     handover = stage_records(run.path, engine.decode)
     if handover is not None:
         run.save_warm_up(handover)
     return write_report(run)
 
 
-def _import_report() -> None:
-    for name in ("burstline.machine.roofline_input", "loadgen.metrics.summary", "reports.page.page"):
-        importlib.import_module(name)
-
-
 def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
+    import_lean()
     from burstline.machine.roofline_input import beside_others, reconciled, suspect
     from loadgen.metrics.summary import summarize_run
     from reports.page.page import render
 
-    keep_pandas_out()
     opened = open_run(run.path)
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
@@ -122,8 +113,13 @@ def _server(site: Site, ask: bool) -> Count:
 
     Some requests at a time and so many a second: the server may be somebody else's.
     """
+    import asyncio
+
     import httpx  # here: a run whose server counts never needs it
     from asyncio_throttle.throttler import Throttler
+
+    from servers.protocol.destination import Destination
+    from servers.protocol.openai import count_in, tokenize_call
 
     target = site.target
     until_s = time.monotonic() + ASKING_S if ask and site.engine.tokenizes else 0.0
@@ -167,6 +163,8 @@ def _server(site: Site, ask: bool) -> Count:
 
 def _local(site: Site, folder: Path | None, model: str | None, say: Say) -> Count:
     """The tokenizer that is at hand: the one by which prompts were measured, else the folder's or model's."""
+    from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
+
     found: Tokenizer | None = None
     try:
         found = local_tokenizer(folder, model)

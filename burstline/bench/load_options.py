@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from loadgen.driver.job import Job, Workers, most_open, n_drivers
+from burstline.bench.wish import Wish, check_flags, of_sessions
+from loadgen.driver.job import Job, most_open, n_drivers
 from servers.engine import Identity
 from servers.redact import known_secrets
 from workloads import arrivals
@@ -27,53 +28,6 @@ if TYPE_CHECKING:
 N_REQUESTS: Final = 1000
 MAX_REPEATS: Final = 1000
 CANCEL_AFTER: Final = Lengths(8, 8)
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """The load's flags as they were typed; None where a flag was not given."""
-
-    requests: int | None = None
-    prompt_tokens: str = "512"
-    output_tokens: str = "64"
-    arrival: str | None = None
-    rate: float | None = None
-    burstiness: float | None = None
-    ramp_to: float | None = None
-    steps: str | None = None
-    arrival_times: Path | None = None
-    duration_s: float | None = None
-    concurrency: int | None = None
-    max_rate: float | None = None
-    workers: Workers = 1
-    seed: int = 0
-    salt: str = "0"
-    deadline_s: float = 600.0
-    temperature: float | None = None
-    top_p: float | None = None
-    request_kind: str = "generate"
-    shared_prefix: int | None = None
-    prefix_hit: float | None = None
-    groups: int | None = None
-    data: str | None = None
-    data_column: tuple[str, ...] = ()
-    data_filter: tuple[str, ...] = ()
-    data_split: str | None = None
-    data_order: str = "shuffle"
-    trace: str | None = None
-    trace_speed: float | None = None
-    trace_window: str | None = None
-    sessions: int | None = None
-    turns: str | None = None
-    turn_tokens: str | None = None
-    think_s: str | None = None
-    tool_s: str | None = None
-    tool_share: float | None = None
-    fan_out: int | None = None
-    warmup: str | None = None
-    warmup_handover: bool = False
-    cancel_share: float | None = None
-    cancel_after: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,19 +138,8 @@ class Load:
 
 def checked(wish: Wish) -> Load:
     """The load; WorkloadError, naming the flag, where the wish cannot be fulfilled."""
-    _check_numbers(wish)
-    _check_combination(wish)
+    check_flags(wish)
     closed = wish.concurrency is not None
-    if closed and wish.arrival not in (None, "burst"):
-        raise WorkloadError(
-            f"--concurrency {wish.concurrency} makes a closed loop: a request is due when another ends; "
-            f"--arrival {wish.arrival} would be ignored; give one or the other"
-        )
-    if closed and wish.rate is not None:
-        raise WorkloadError(
-            f"--concurrency {wish.concurrency} makes a closed loop: a request is due when another ends; "
-            f"--rate {wish.rate:g} would be ignored; give one or the other, or limit the loop by --max-rate"
-        )
     work, n_most, times_s = _work(wish)
     pattern = wish.arrival or ("constant" if wish.rate and not closed else "burst")
     if times_s is not None and not closed and wish.arrival in (None, "replay"):
@@ -263,7 +206,7 @@ def _work(wish: Wish) -> tuple[Work, int | None, tuple[float, ...] | None]:
     prompt_tok = parse_lengths(wish.prompt_tokens, "--prompt-tokens")
     if wish.data is not None:
         return _written(wish, kind, output_tok)
-    if _of_sessions(wish):
+    if of_sessions(wish):
         session = _session_shape(wish, prompt_tok, output_tok)
         return works.Sessions(session), None, None
     sharing = None
@@ -310,7 +253,7 @@ def _written(
     assert wish.data is not None
     data = read_data(wish.data, wish.data_column, wish.data_filter, wish.data_split)
     n_wanted = wish.sessions or wish.requests
-    if _of_sessions(wish) or any(item.session is not None for item in data.items):
+    if of_sessions(wish) or any(item.session is not None for item in data.items):
         session = _session_shape(wish, Lengths(1, 1), output_tok)
         n = len({item.session if item.session is not None else item.row for item in data.items})
         return works.Sessions(session, data, data.items, n_wanted), n, None
@@ -327,10 +270,6 @@ def _written(
     return works.Written(data, items, n_wanted, output_tok, kind, timed), len(items), times_s
 
 
-def _of_sessions(wish: Wish) -> bool:
-    return wish.sessions is not None or wish.turns is not None
-
-
 def _session_shape(wish: Wish, prompt_tok: Lengths, output_tok: Lengths):  # type: ignore[no-untyped-def]
     from workloads.sessions import SessionShape
 
@@ -344,104 +283,6 @@ def _session_shape(wish: Wish, prompt_tok: Lengths, output_tok: Lengths):  # typ
         tool_share=wish.tool_share or 0.0,
         fan_out=wish.fan_out or 1,
     )
-
-
-def _check_combination(wish: Wish) -> None:
-    """A flag that another one would make meaningless is refused, not ignored."""
-    default = Wish()
-    groups = {
-        "--trace": ("trace", ("trace_speed", "trace_window")),
-        "--data": ("data", ("data_column", "data_filter", "data_split", "data_order")),
-    }
-    for flag, (source, dependents) in groups.items():
-        for name in dependents:
-            if getattr(wish, source) is None and getattr(wish, name) != getattr(default, name):
-                raise WorkloadError(f"{_flag(name)} needs {flag} FILE")
-    taken = {
-        "--trace": ("data", "prompt_tokens", "output_tokens", "arrival", "rate", "duration_s", "steps",
-                    "ramp_to", "burstiness", "arrival_times", "shared_prefix", "prefix_hit", "groups",
-                    "sessions", "turns"),
-        "--data": ("prompt_tokens", "shared_prefix", "prefix_hit", "groups"),
-        "--sessions": ("shared_prefix", "prefix_hit", "groups", "max_rate"),
-    }  # fmt: skip
-    given = {"--trace": wish.trace, "--data": wish.data, "--sessions": wish.sessions or wish.turns}
-    for flag, names in taken.items():
-        if given[flag] is None:
-            continue
-        for name in names:
-            if getattr(wish, name) != getattr(default, name):
-                raise WorkloadError(f"{flag} says that itself: {_flag(name)} would be ignored; drop one")
-    if not _of_sessions(wish) and wish.data is None:
-        for name in ("turn_tokens", "think_s", "tool_s", "tool_share", "fan_out"):
-            if getattr(wish, name) is not None:
-                raise WorkloadError(f"{_flag(name)} is for conversations: give --sessions N")
-    if wish.sessions is not None and wish.requests is not None:
-        raise WorkloadError("--sessions and --requests both say how many; in sessions, --turns says the rest")
-    if wish.shared_prefix is not None and wish.prefix_hit is not None:
-        raise WorkloadError("--shared-prefix and --prefix-hit both say how much is shared; give one")
-    if wish.groups is not None and wish.shared_prefix is None and wish.prefix_hit is None:
-        raise WorkloadError("--groups needs --shared-prefix N or --prefix-hit P")
-    if wish.warmup_handover and wish.warmup in (None, "0", "auto"):
-        raise WorkloadError("--warmup-handover needs a fixed warm-up: --warmup N, or --warmup Ns")
-    if wish.cancel_after is not None and not wish.cancel_share:
-        raise WorkloadError("--cancel-after needs --cancel-share P: which share of the clients hang up")
-    if wish.cancel_share and _of_sessions(wish):
-        raise WorkloadError(
-            "--cancel-share is for single requests: the turns after an abandoned one could not follow"
-        )
-    if wish.cancel_share and wish.request_kind != "generate":
-        raise WorkloadError(f"--cancel-share: --request-kind {wish.request_kind} has no stream to abandon")
-    if wish.request_kind == "rerank" and wish.data is None:
-        raise WorkloadError("--request-kind rerank needs --data FILE whose rows have a query and documents")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-MOST: Final = {"--concurrency": 1_000_000, "--workers": 1024}
-MOST_DEADLINE_S: Final = 604_800.0
-
-
-def _check_numbers(wish: Wish) -> None:
-    at_least_one = (
-        ("--requests", wish.requests),
-        ("--concurrency", wish.concurrency),
-        ("--workers", None if wish.workers == "auto" else wish.workers),
-        ("--groups", wish.groups),
-        ("--shared-prefix", wish.shared_prefix),
-        ("--sessions", wish.sessions),
-        ("--fan-out", wish.fan_out),
-    )
-    for flag, number in at_least_one:
-        if number is not None and number < 1:
-            raise WorkloadError(f"{flag} {number}: expected at least 1")
-        if number is not None and number > MOST.get(flag, arrivals.MAX_REQUESTS):
-            raise WorkloadError(
-                f"{flag} {number}: expected at most {MOST.get(flag, arrivals.MAX_REQUESTS):,}"
-            )
-    shares = (
-        ("--prefix-hit", wish.prefix_hit),
-        ("--tool-share", wish.tool_share),
-        ("--cancel-share", wish.cancel_share),
-    )
-    for flag, share in shares:
-        if share is not None and not 0 <= share <= 1:
-            raise WorkloadError(f"{flag} {share:g}: expected a share from 0 to 1, e.g. 0.6")
-    if wish.trace_speed is not None and not 0 < wish.trace_speed < float("inf"):
-        raise WorkloadError(f"--trace-speed {wish.trace_speed}: expected a factor above 0, e.g. 2")
-    if wish.request_kind not in list(RequestKind):
-        raise WorkloadError(f"--request-kind {wish.request_kind}: expected {', '.join(RequestKind)}")
-    if wish.data_order not in ("shuffle", "file"):
-        raise WorkloadError(f"--data-order {wish.data_order}: expected shuffle or file")
-    if not 0 < wish.deadline_s <= MOST_DEADLINE_S:
-        raise WorkloadError(f"--deadline-s {wish.deadline_s}: expected seconds above 0, at most a week")
-    if wish.max_rate is not None and wish.concurrency is None:
-        raise WorkloadError("--max-rate is a ceiling for closed loops: give --concurrency too, or use --rate")
-    if wish.max_rate is not None and not wish.max_rate > 0:
-        raise WorkloadError(f"--max-rate {wish.max_rate}: expected requests per second above 0")
-    if not wish.salt or any(c not in "0123456789abcdefABCDEF" for c in wish.salt):
-        raise WorkloadError(f"--salt {wish.salt!r}: expected hexadecimal digits, e.g. --salt 5eed")
 
 
 def _times_in(path: Path) -> tuple[float, ...]:

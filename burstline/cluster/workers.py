@@ -96,7 +96,7 @@ class WorkerActor(NodeFolder):
     def start(self, job: Job) -> None:
         """Start the driver; its captures and counters stay on this node until they are asked for."""
         row = job.worker
-        port = self._open.enter_context(canary())[0] if self._has_canary else None
+        port = self._open.enter_context(canary()).port if self._has_canary else None
         captures, counters = self._folder / "captures", self._folder / "counters"
         job = replace(job, captures=captures, counters=counters, canary_port=port)
         self._counters = Counters.create(job.counters, row + 1)

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import orjson
 
 from burstline.bench.fire import DriverDiedError, fire
-from burstline.bench.load_options import Wish, checked, job_of
+from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import Where, serving
+from burstline.bench.wish import Wish
 from loadgen.driver.os_limits import ensure_fd_limit
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration

@@ -10,7 +10,8 @@ from typing import Any, Final
 import numpy as np
 
 from burstline.machine.cpu_calibration import DTYPES, MOST_OTHERS
-from burstline.machine.hardware import DEVICE_FILE, Stated
+from burstline.machine.hardware import DEVICE_FILE
+from burstline.machine.hints import Stated
 from loadgen.metrics.summary_types import Instrument
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import HardwareFacts

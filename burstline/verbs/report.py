@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from burstline.bench.finish import write_report
-    from burstline.machine.hardware import check_hints, note_hardware
+    from burstline.lean import import_lean
     from loadgen.record.rundir import RunDir, open_run
 
+    import_lean()
     run = open_run(args.run, check_records=not args.decode)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     hints = hints_of(args)
     if hints.device or hints.model_config or hints.stated.to_json():
+        from burstline.machine.hardware import check_hints, note_hardware
+
         check_hints(hints)
         note_hardware(folder, hints, lambda words: print(words, file=sys.stderr), force=args.force)
     write_report(folder)

@@ -10,9 +10,9 @@ from burstline.engine_flags import add_engine, share_replicas, where_of
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
-    from burstline.bench.load_options import Wish
+    from burstline.bench.wish import Wish
     from burstline.cluster.session import RayOptions
-    from burstline.machine.hardware import Hints
+    from burstline.machine.hints import Hints
 
 MOST_EARLY: Final = 16
 """More drivers than these are started when the rest of the command is known to be right."""
@@ -105,7 +105,7 @@ def add_hints(group: argparse._ActionsContainer) -> None:
 
 
 def hints_of(args: argparse.Namespace) -> "Hints":
-    from burstline.machine.hardware import Hints, Stated
+    from burstline.machine.hints import Hints, Stated
 
     stated = Stated(
         args.tp,
@@ -260,8 +260,23 @@ def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     share_replicas(args)
+    _check(args)
     with _drivers_of(args) as drivers:
         return _run_experiment(args, drivers)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse a slip of the user's before anything heavy is imported or started."""
+    from burstline.bench.wish import check_flags, check_limits
+
+    check_flags(wish_of(args))
+    check_limits(args.max_failures, args.vocab_size, args.tokenizer, args.usd_per_hour)
+    from burstline.bench.server_session import check_where, choose_engine
+
+    where = where_of(args)
+    check_where(where)
+    if where.engine is not None:
+        choose_engine(where)
 
 
 def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProcesses | None]":
@@ -359,7 +374,7 @@ OF_SOURCES = (
 
 def wish_of(args: argparse.Namespace) -> "Wish":
     """The load's flags as they were typed, with a fresh salt where none was."""
-    from burstline.bench.load_options import Wish
+    from burstline.bench.wish import Wish
 
     return Wish(
         requests=args.requests,

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import select
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
-
-import numpy as np
 
 from servers.host import child
 
@@ -46,14 +46,31 @@ class CanaryReport:
     cpu_s: float
 
 
+class TruthProcess:
+    """The process that streams the truth; it starts while its starter goes on."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @cached_property
+    def port(self) -> int:
+        """Its port on the loopback, once it listens."""
+        assert self._process.stdout is not None
+        return int(self._process.stdout.readline())
+
+
 @contextlib.contextmanager
-def canary() -> Iterator[tuple[int, int]]:
-    """A truth process: its port on the loopback and its process id."""
+def canary() -> Iterator[TruthProcess]:
+    """A truth process, ended with the context."""
     process = child.spawn("loadgen.driver.canary", {})
     assert process.stdout is not None
     assert process.stdin is not None
     try:
-        yield int(process.stdout.readline()), process.pid
+        yield TruthProcess(process)
     finally:
         process.stdin.close()
         process.stdout.close()
@@ -66,6 +83,8 @@ def canary() -> Iterator[tuple[int, int]]:
 
 def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
     """The error of every event from the run's start on; None where fewer than ten came."""
+    import numpy as np  # here: the truth process must not have it
+
     from loadgen.record.capture import NO_STAMP, Reads
     from loadgen.wire import http1
 

@@ -362,7 +362,8 @@ def _n_planned(run: Path, manifest: Manifest) -> int | None:
     if "stage" not in schema.names:
         return n_rows
     try:
-        return int(pq.read_table(path, columns=["stage"]).column("stage").null_count)
+        with pq.ParquetFile(path) as file:  # read_table would import pyarrow.dataset, and pandas with it
+            return int(file.read(columns=["stage"]).column("stage").null_count)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise _unreadable(path, error) from error
 

@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import Formatter, MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from reports.tables import Table
 
@@ -122,6 +123,8 @@ class Plot:
 
 WIDE, HALF, NARROW = 960.0, 470.0, 380.0
 """How wide a figure is drawn, CSS pixels: alone on a wide screen, beside another one, on a narrow screen."""
+LABEL_DROP = 22.5
+"""From an x axis to its label, CSS pixels: tick, tick label and the room between."""
 
 
 def in_both_widths(
@@ -137,9 +140,16 @@ def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[A
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
         panels = figure.subplots(n_rows, 1, sharex=True, squeeze=False)[:, 0]
     for panel in panels:
+        # Labels that stand where they are put: each one that finds its place by itself measures all tick
+        # labels again, twice for each axis.
+        below = offset_copy(panel.transAxes, fig=figure, y=-LABEL_DROP, units="dots")
+        panel.xaxis.set_label_coords(1, 0, transform=below)
+        panel.yaxis.set_label_coords(0, 0.5)
         panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         panel.yaxis.set_major_formatter(Ticks())
         panel.xaxis.set_major_formatter(Ticks())
+    for panel in panels[:-1]:
+        panel.xaxis.set_visible(False)  # its ticks are those of the last panel, and each takes 1 ms
     return figure, list(panels)
 
 
@@ -170,7 +180,7 @@ def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
     """
     narrow = named and panel.figure.bbox.width < WIDE
     with mpl.rc_context(_STYLE):
-        panel.set_title(title, color=INK, loc="left", pad=24 if narrow else 9)
+        panel.set_title(title, color=INK, loc="left", pad=24 if narrow else 9, y=1.0)
         if not named:
             return None
         n_lines = len(panel.get_legend_handles_labels()[0])

@@ -23,6 +23,7 @@ from reports.figures.drawing import (
     Drawing,
     LogTicks,
     Plot,
+    Ticks,
     canvas,
     drawn,
     head,
@@ -248,6 +249,7 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         panel.yaxis.set_major_formatter(LogTicks())
         panel.yaxis.set_minor_locator(NullLocator())
+        panel.yaxis.set_major_formatter(Ticks())
         panel.set_xlabel("time since the run's start (s)", loc="right")
         head(panel, f"Gap between tokens ({scale.unit}, log scale)", named=False)
         return replace(drawn(figure, name, panel), hover=None)

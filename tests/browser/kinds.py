@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.finish import write_report
-from burstline.machine.hardware import Hints, note_hardware
+from burstline.machine.hardware import note_hardware
+from burstline.machine.hints import Hints
 from burstline.verbs.compare import comparison_of, comparison_of_suite
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.record import Outcome, Record

@@ -22,7 +22,8 @@ from burstline.bench.certification import (
     drill,
     ladder,
 )
-from burstline.bench.load_options import Load, Wish, checked
+from burstline.bench.load_options import Load, checked
+from burstline.bench.wish import Wish
 from burstline.verbs.certify import told
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.record.typed_json import from_json, to_json

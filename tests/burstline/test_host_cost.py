@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from burstline.bench.fire import Load
-from burstline.bench.load_options import Wish
+from burstline.bench.wish import Wish
 from burstline.machine import host_overhead
 from burstline.machine.host_overhead import add_host, fit_of, host_fit
 from roofline.calibrate.calibrate import device_toml

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from burstline.bench.load_options import Wish, checked
+from burstline.bench.load_options import checked
 from burstline.bench.vocabulary import ASSUMED
+from burstline.bench.wish import Wish
 from burstline.verbs.run import add_arrivals, add_load, add_sources, wish_of
 from servers.engine import Identity
 from workloads.request import WorkloadError

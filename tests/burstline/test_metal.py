@@ -13,7 +13,8 @@ import pytest
 from burstline.bench.finish import write_report
 from burstline.cli import main
 from burstline.machine import cpu_calibration, hardware, host_overhead
-from burstline.machine.hardware import DEVICE_FILE, Hints, Stated, check_hints, note_hardware
+from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
+from burstline.machine.hints import Hints, Stated
 from burstline.machine.roofline_input import _logged, reconciled, seen_in
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts

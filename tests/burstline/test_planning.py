@@ -8,9 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from burstline.bench import plan_for_server
-from burstline.bench.load_options import Load, Wish, checked
+from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
+from burstline.bench.wish import Wish
 from servers.engine import Identity, Target
 from servers.host.ready import Startup
 from servers.registry import ENGINES

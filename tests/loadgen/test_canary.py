@@ -57,10 +57,10 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
     exchange = Exchange(INDEX)
     exchange.payload = REQUEST
     wire.start()
-    with canary() as (port, pid):
-        assert pid > 0
+    with canary() as bird:
+        assert bird.pid > 0
         t0_ns = time.monotonic_ns()
-        wire.watch_canary(exchange, port)
+        wire.watch_canary(exchange, bird.port)
         limit_s = time.monotonic() + 20
         while len(exchange.data) < 1200 and time.monotonic() < limit_s:
             time.sleep(0.1)

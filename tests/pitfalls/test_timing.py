@@ -20,7 +20,8 @@ from scipy import stats as sps
 import loadgen.wire.clock
 from burstline.bench.certification import Fired, drill
 from burstline.bench.certification import fired as fired_drill
-from burstline.bench.load_options import Wish, checked
+from burstline.bench.load_options import checked
+from burstline.bench.wish import Wish
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import Context
 from loadgen.record.manifest import EventRateLimit

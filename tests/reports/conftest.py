@@ -3,7 +3,8 @@
 import pytest
 
 from burstline.bench.finish import write_report
-from burstline.machine.hardware import Hints, note_hardware
+from burstline.machine.hardware import note_hardware
+from burstline.machine.hints import Hints
 from loadgen.record.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 
