@@ -5,13 +5,15 @@
 request, from the last token to its end, and of `report`, `compare`, `--help` and a usage error, each beside
 P, the seconds of `python -c "import pandas"` in the same minutes; their CPU seconds, which depend less on
 what else runs; memory of all processes during the load and afterwards; how many modules each process has
-imported. `--vllm-python PATH` adds `vllm bench serve`; `--tree DIR` measures another checkout of Burstline.
+imported. `--vllm-python PATH` (BURSTLINE_VLLM_PYTHON) adds `vllm bench serve`; `--tree DIR` measures another
+checkout of Burstline; `--over-time` adds the memory of each process over time, and what its imports took.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -19,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -65,36 +68,69 @@ class Rows:
 
 
 class Memory(threading.Thread):
-    """The most memory that a command and all its descendants held together, each shared page counted once."""
+    """The most memory that a command and all its descendants held together, each shared page counted once.
+
+    `samples` are moments (ns, monotonic) and the MB of each process, by its role.
+    """
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self._root, self._over = psutil.Process(pid), threading.Event()
-        self.samples: list[tuple[int, float]] = []
+        self.samples: list[tuple[int, Counter[str]]] = []
         self.start()
 
     def run(self) -> None:
         os.sched_setaffinity(0, CORES[:1])
         while not self._over.wait(PERIOD_S):
-            total = 0
+            held: Counter[str] = Counter()
             with suppress(psutil.Error):
                 for process in (self._root, *self._root.children(recursive=True)):
                     with suppress(psutil.Error):
-                        total += process.memory_full_info().pss
-            self.samples.append((time.monotonic_ns(), total / 1e6))
+                        role = role_of(process.cmdline())
+                        held[role] += process.memory_full_info().pss / 1e6
+            self.samples.append((time.monotonic_ns(), held))
 
     def stop(self) -> None:
         self._over.set()
         self.join()
 
     def most(self, start_ns: int, end_ns: int) -> float:
-        return max((mb for at, mb in self.samples if start_ns <= at <= end_ns), default=float("nan"))
+        return max((mb.total() for at, mb in self.samples if start_ns <= at <= end_ns), default=float("nan"))
+
+    def lines(self, start_ns: int, n_rows: int = 16) -> list[str]:
+        """MB of each process at some moments, seconds from `start_ns`."""
+        roles = sorted({role for _, held in self.samples for role in held})
+        rows = [self.samples[k * len(self.samples) // n_rows] for k in range(n_rows)] if self.samples else []
+        lines = [f"{'s':>7}" + "".join(f"{role:>10}" for role in (*roles, "all"))]
+        for at_ns, held in rows:
+            cells = (*(held[role] for role in roles), held.total())
+            lines.append(f"{(at_ns - start_ns) / 1e9:7.2f}" + "".join(f"{mb:10.0f}" for mb in cells))
+        return lines
+
+
+ROLES = {"drive": "driver", "watch": "watcher", "decode": "decoder", "canary": "canary", "keep": "keeper"}
+
+
+def role_of(argv: Sequence[str]) -> str:
+    """A process of a run by its command line: the module that it runs."""
+    module = next((argv[k + 1] for k, word in enumerate(argv[:-1]) if word == "-m"), "")
+    return ROLES.get(module.rpartition(".")[2], "main")
+
+
+def import_lines(log: str) -> list[str]:
+    """Of what PYTHONPROFILEIMPORTTIME printed: seconds by library, all processes together."""
+    took: Counter[str] = Counter()
+    for own_us, name in re.findall(r"import time: +(\d+) \| +\d+ \| +(\S+)", log):
+        took[name.partition(".")[0]] += int(own_us) / 1e6
+    rows = [f"{seconds:7.2f} s  {library}" for library, seconds in took.most_common(12)]
+    return [f"{took.total():7.2f} s  imports of all processes, of which:", *rows]
 
 
 def started(args: argparse.Namespace, argv: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
     """A command on the client's cores; what it prints goes to `log`."""
     with log.open("wb") as file:
-        process = subprocess.Popen(argv, env=args.env, stdout=file, stderr=subprocess.STDOUT)
+        # In its own tree: `-m` looks into the working directory first.
+        process = subprocess.Popen(argv, env=args.env, cwd=args.tree, stdout=file, stderr=subprocess.STDOUT)
     psutil.Process(process.pid).cpu_affinity(args.cores)
     return process
 
@@ -127,6 +163,9 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
     if memory:
         rows.add(f"{tool}: memory during the load", memory.most(first_ns, last_ns), "MB")
         rows.add(f"{tool}: memory afterwards", memory.most(last_ns, end_ns), "MB")
+        first_s, last_s = ((at_ns - start_ns) / 1e9 for at_ns in (first_ns, last_ns))
+        moments = f"first request {first_s:.2f} s, last token {last_s:.2f} s"
+        args.held = [*memory.lines(start_ns), moments]
         return
     rows.add(f"{tool}: first request", (first_ns - start_ns) / 1e9)
     rows.add(f"{tool}: last token to the end", (end_ns - last_ns) / 1e9)
@@ -164,6 +203,12 @@ def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Cal
         ended(args, "burstline run --help", [*ours, "run", "--help"], rows)
         ended(args, "a usage error (--requests 0)", [*ours, "run", "--requests", "0"], rows, 2)
 
+    if args.over_time:
+        out, plain = folder / "imports", args.env
+        args.memory, args.env = False, plain | {"PYTHONPROFILEIMPORTTIME": "1"}
+        fired(args, "imports", [*run, str(out / "runs")], out, Rows())
+        args.env = plain
+        print("\n".join(import_lines((out / "log.txt").read_text(errors="replace"))))
     return one_round
 
 
@@ -199,8 +244,11 @@ def arguments() -> argparse.Namespace:
     add("--rate-events", type=float, default=50_000, help="events a second of all streams together")
     add("--cores", type=int, default=len(CORES), help="on so many cores the command runs, the last ones")
     add("--tree", type=Path, default=Path(__file__).parents[2], help="the checkout that is measured")
-    add("--vllm-python", type=Path, help="the interpreter that has vLLM")
+    known = os.environ.get("BURSTLINE_VLLM_PYTHON")
+    add("--vllm-python", type=Path, default=known and Path(known), help="the interpreter that has vLLM")
+    add("--over-time", action="store_true", help="memory of each process over time, and import times")
     args = parser.parse_args()
+    args.tree = args.tree.resolve()
     if shutil.which("cc") is None:
         parser.error("the server that is fired at needs a C compiler")
     args.cores = CORES[-args.cores :]
@@ -220,6 +268,8 @@ def main() -> None:
             one_round(k, rows)
     print(f"{args.streams} x 512 -> {args.output_tokens} on cores {args.cores}; minimum, median, maximum")
     print("\n".join(rows.lines()))
+    if args.over_time:
+        print("\n".join(["MB of each process", *args.held]))
     print_modules(args, folder)
     shutil.rmtree(folder)
 
