@@ -136,7 +136,7 @@ def test_an_interrupt_ends_the_counting_and_not_the_run(
 
     monkeypatch.setattr("burstline.bench.finish.N_BATCH", 1)
     answers = iter([lambda: 3, interrupted])
-    monkeypatch.setattr("burstline.bench.finish.count_in", lambda _: next(answers)())
+    monkeypatch.setattr("servers.protocol.openai.count_in", lambda _: next(answers)())
     with tokenizing(len) as (site, _):
         recount(run, site, None, None, lambda words: None, ask=True)
     assert kept(run) == {0: [("tokenize", 3)]}
