@@ -76,13 +76,14 @@ def cut_or_overlapping(browser) -> list[str]:
     """)
 
 
-def grave_faults(browser, axe: str) -> list:
-    """What axe-core calls serious or critical, everything unfolded."""
+def faults(browser, axe: str) -> list:
+    """What axe-core finds, everything unfolded."""
     unfold(browser)
     browser.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
     found = browser.execute_async_script("axe.run().then(arguments[arguments.length - 1])")
-    grave = [v for v in found["violations"] if v["impact"] in ("serious", "critical")]
-    return [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in grave]
+    return [
+        (v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in found["violations"]
+    ]
 
 
 def screenshot(browser, name: str, width: int) -> None:
