@@ -86,7 +86,7 @@ def roofline(phase: PhaseRow, device: DeviceFacts) -> Plot | None:
         _log_axes(panel, low)
         panel.set_xlabel("intensity (FLOP per byte of memory traffic)", loc="right")
         head(panel, f"{scale.unit}, log axes")
-        margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT)
+        margins(figure, top=HEAD + (24 if width < WIDE else 0), bottom=FOOT, right=28)
         return drawn(figure, drawing, panel, "")
 
     return Plot(

@@ -91,14 +91,17 @@ def timeline(
             for span in greyed:
                 axis.axvspan(span.start_s, min(span.end_s, edges[-1]), color=MUTED, alpha=0.14, linewidth=0)
         for at_s, text in (*marks, *((span.start_s, span.text) for span in greyed)):
-            # Beside the second panel's title, where no line and no legend is.
+            # Beside the second panel's title, where no line and no legend is; on a narrow screen right of it.
+            is_left = at_s <= 0.5 * edges[-1]
+            if narrow and at_s < 0.86 * edges[-1] and (at_s, text) in marks:
+                at_s, text, is_left = float(edges[-1]), f"← {text}", False
             axes[min(1, len(axes) - 1)].annotate(
                 text,
                 (at_s, 1),
                 (0, 5),
                 xycoords=("data", "axes fraction"),
                 textcoords="offset points",
-                ha="right" if at_s > 0.5 * edges[-1] else "left",
+                ha="left" if is_left else "right",
                 color=MUTED,
                 fontsize=TEXT,
             )
@@ -160,7 +163,7 @@ def pulse(edges: Floats, in_flight: Floats, tok_per_s: Floats) -> Plot:
     panels[-1].set_xlim(edges[0], edges[-1])
     panels[-1].xaxis.set_major_locator(MaxNLocator(5, prune="lower"))  # its 0 would lie on that of the y axis
     panels[-1].set_xlabel("time (s)", loc="right")
-    margins(figure, top=26, bottom=44, left=48, right=12)
+    margins(figure, top=26, bottom=44, left=58, right=12)
     figure.subplots_adjust(hspace=0.5)
     drawing = replace(drawn(figure, "small-pulse", panels[-1]), hover=None)
     found = f"At most {count(_greatest(in_flight))} in flight; at most {number(_greatest(tok_per_s))} tok/s."
