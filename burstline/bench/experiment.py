@@ -35,7 +35,7 @@ from burstline.machine.hints import Hints
 from loadgen.driver.canary import TruthProcess, canary
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
-from loadgen.record.capture_store import Spool
+from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.manifest import (
     MAX_FAILURES,
     ArrivalFacts,
@@ -343,7 +343,7 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
         run.save_manifest(replace(run.manifest, plan_sha256=plan.sha256))
-        spool = Spool(run.captures)
+        spool = CaptureWriter(run.captures)
         for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
             spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
         spool.close()

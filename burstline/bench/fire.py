@@ -18,7 +18,7 @@ from burstline.interrupt import uninterrupted
 from loadgen.driver.counters import Counters
 from loadgen.driver.job import DriveReport, Job
 from loadgen.record.capture import Capture
-from loadgen.record.capture_store import Spool, read_captures
+from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.record import Outcome
 from servers.engine import EngineError
 from servers.host.process import Server
@@ -82,7 +82,7 @@ def fire(job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Dr
 
 def _account_for_lost(part: Job, captured: Set[int], file_number: int, why: str) -> None:
     """A capture, `driver_lost`, of every request of which the lost driver left none."""
-    spool = Spool(part.captures, file_number)
+    spool = CaptureWriter(part.captures, file_number)
     for request, due_ns in zip(part.requests, part.due_ns, strict=True):
         if request.index not in captured:
             spool.put(partial(_lost, request.index, due_ns, why))

@@ -35,7 +35,7 @@ from loadgen.driver.canary import canary
 from loadgen.driver.clock_offset import ClockClient, ClockError, ClockMap, ClockServer, ClockWatch, Offset
 from loadgen.driver.counters import NAMES, Counters
 from loadgen.driver.job import DriveReport, Job
-from loadgen.record.capture_store import Spool, read_captures
+from loadgen.record.capture_store import CaptureWriter, read_captures
 from servers.engine import EngineError
 from workloads.request import WorkloadError
 
@@ -122,7 +122,7 @@ class WorkerActor(NodeFolder):
 
     def map_clock(self, worker: int, shift_ns: float, factor: float) -> None:
         """Write the captures once more, in the clock of the machine that asked, and drop the originals."""
-        spool = Spool(self._folder / "mapped", worker)
+        spool = CaptureWriter(self._folder / "mapped", worker)
         for k, capture in enumerate(read_captures(self._folder / "captures")):
             spool.put(partial(capture.in_clock, shift_ns, factor))
             if k % 256 == 0:

@@ -44,7 +44,7 @@ from loadgen.driver.duration_histogram import DurationHistogram
 from loadgen.driver.job import DriveReport, Job
 from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
-from loadgen.record.capture_store import Spool
+from loadgen.record.capture_store import CaptureWriter
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.http1 import body_of
 from loadgen.wire.wire import Wire
@@ -133,7 +133,7 @@ class _Drive:
                 concurrency=None if self._sessions else job.concurrency,
                 counters=self._cells[1:],
             )
-            self._spool = Spool(job.captures, job.worker, on_error=self._stop)
+            self._spool = CaptureWriter(job.captures, job.worker, on_error=self._stop)
             wire.start()
             if job.canary_port is not None:
                 self._canary.payload = canary.REQUEST

@@ -38,7 +38,7 @@ MAX_CAPTURE_BYTES: Final = 2 * MAX_REPLY_BYTES
 """The largest capture that is read where the plan does not say how large its reply may be."""
 
 
-class Spool:
+class CaptureWriter:
     """Appends captures to `captures/driver-<worker>.zst` from a thread of its own.
 
     The file is called `*.partial` until `close`. When writing fails (a full disk), `on_error` is called once,

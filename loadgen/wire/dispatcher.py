@@ -19,7 +19,7 @@ _OPEN_AHEAD_NS = 1_000_000_000
 now = time.monotonic_ns
 
 
-class Traffic:
+class Dispatcher:
     """What is parked, waiting for a connection, in flight, and ended since `take_ended`.
 
     Its plain integers and `stopped` may be read from any thread without a lock: one thread writes them, and

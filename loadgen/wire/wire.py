@@ -19,7 +19,7 @@ from typing import Any
 
 from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
-from loadgen.wire.dispatcher import Traffic
+from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.network import ERR, Network, is_remote
@@ -66,7 +66,7 @@ class Wire:
         self.reader = Reader(self._poller)
         self.network = Network(self.offsets) if is_remote(addresses) else None
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
-        self.traffic = Traffic(self._poller, self.reader, self.pool, deadline_s, concurrency)
+        self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency)
         self._view = memoryview(bytearray(2 * READ_BYTES))
         self._n_reads = self._n_bytes = 0
         self._wake_in, self._wake_out = os.pipe()

@@ -24,7 +24,7 @@ import orjson
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.record.capture import Capture, Reads
-from loadgen.record.capture_store import Spool, read_captures
+from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.decode import decoded_batches
 from loadgen.record.tables import record_table
 from loadgen.wire import http1
@@ -59,7 +59,7 @@ def measured(n_tok: int, n_replies: int, repeats: int) -> tuple[int, float, floa
     """Events a reply, us of CPU an event: ours and the peer's."""
     requests = [Request(i, (), None, 512, n_tok) for i in range(n_replies)]
     with tempfile.TemporaryDirectory() as name:
-        spool = Spool(Path(name))
+        spool = CaptureWriter(Path(name))
         for i in range(n_replies):
             spool.put(partial(capture, i, n_tok))
         spool.close()

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.record.capture import Capture, Reads
-from loadgen.record.capture_store import Spool
+from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import RunDir
 from servers.host.telemetry import Row
@@ -105,7 +105,7 @@ def make_run(folder: Path, asked: argparse.Namespace, seed: int) -> Path:
     manifest = Manifest(engine="vllm", workload="bench", title=title, arrivals=how, salt=f"5eed{seed}")
     run = RunDir.create(folder, manifest)
     run.save_plan(plan)
-    spool, last_ns = Spool(run.captures), 0
+    spool, last_ns = CaptureWriter(run.captures), 0
     for capture in captures(plan, asked, rng):
         last_ns = max(last_ns, capture.closed_ns or 0)
         spool.put(lambda capture=capture: capture)

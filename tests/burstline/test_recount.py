@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline.bench.finish import recount
 from burstline.bench.server_session import Site
-from loadgen.record.capture_store import Spool
+from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.decode import GLANCE, uncounted
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
@@ -38,7 +38,7 @@ def written(parent: Path, counted: bool = False) -> RunDir:
     """A run of two replies in two chunks each, of three and five words."""
     run = RunDir.create(parent, Manifest(engine="openai", workload="burst"))
     run.save_plan(Plan(tuple(Request(i, None, "x", 1, 9) for i in range(2)), array("q", [0, 0]), 0, "x"))
-    spool = Spool(run.captures)
+    spool = CaptureWriter(run.captures)
     for index, text in enumerate(TEXTS):
         end = [(20, usage(len(text.split())))] if counted else []
         reads = wire(

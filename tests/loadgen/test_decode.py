@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.record.capture import Capture
-from loadgen.record.capture_store import Spool
+from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.decode import decode_run
 from loadgen.record.tables import records_of
 from servers.protocol.openai import decode_completion
@@ -21,7 +21,7 @@ def write_run(directory, n, captured):
     requests = tuple(Request(i, array("I", [1, 2, 3, 4]), None, 4, 2) for i in range(n))
     plan = Plan(requests, array("q", range(n)), 0, "x")
     pq.write_table(pa.concat_tables(plan_tables(plan)), directory / "plan.parquet")
-    spool = Spool(directory / "captures")
+    spool = CaptureWriter(directory / "captures")
     reads = wire((10, event()), (20, event(finish="length")), (20, usage(2)), (20, DONE))
     for index in captured:
         one: Capture = replace(capture(reads), index=index, due_ns=index)

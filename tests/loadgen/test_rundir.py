@@ -12,7 +12,7 @@ from loadgen.driver.duration_histogram import DurationSpread
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
 from loadgen.metrics.summary_types import Summary
-from loadgen.record.capture_store import Spool
+from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.files import write_json
 from loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
@@ -94,7 +94,7 @@ def test_everything_that_is_saved_comes_back(run):
 
 def test_a_run_killed_half_way_is_readable_and_what_it_lacks_is_cancelled(run):
     run.save_plan(plan())
-    spool = Spool(run.captures)
+    spool = CaptureWriter(run.captures)
     reads = wire((10, event()), (20, event(finish="length")), (20, usage(2)), (20, DONE))
     for index in (2, 0):
         spool.put(lambda index=index: replace(capture(reads), index=index))

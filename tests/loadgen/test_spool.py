@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.record.capture import Capture
-from loadgen.record.capture_store import DamagedCapturesError, Spool, packed, read_captures, unpacked
+from loadgen.record.capture_store import CaptureWriter, DamagedCapturesError, packed, read_captures, unpacked
 from loadgen.wire.clock import Offsets
 from servers.engine import Read
 
@@ -61,7 +61,7 @@ def test_every_capture_comes_back_as_it_was(original: Capture) -> None:
 
 
 def test_a_finished_file_has_its_name_and_all_captures_in_order(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "captures", worker=3)
+    spool = CaptureWriter(tmp_path / "captures", worker=3)
     for index in range(50):
         spool.put(lambda index=index: capture(index))  # type: ignore[misc]
     spool.close()
@@ -81,7 +81,7 @@ def test_a_torn_file_is_read_up_to_its_last_whole_frame(tmp_path: Path) -> None:
 
 def test_captures_of_several_drivers_are_all_read(tmp_path: Path) -> None:
     for worker in range(3):
-        spool = Spool(tmp_path, worker)
+        spool = CaptureWriter(tmp_path, worker)
         spool.put(lambda worker=worker: capture(worker))  # type: ignore[misc]
         spool.close()
     assert sorted(c.index for c in read_captures(tmp_path)) == [0, 1, 2]
@@ -93,7 +93,7 @@ def test_a_full_disk_stops_the_run_and_is_told_with_path_and_free_space(tmp_path
         pytest.skip("no /dev/full here")
     (tmp_path / "driver-0.zst.partial").symlink_to(full)
     stopped: list[bool] = []
-    spool = Spool(tmp_path, on_error=lambda: stopped.append(True))
+    spool = CaptureWriter(tmp_path, on_error=lambda: stopped.append(True))
     for index in range(3):
         spool.put(lambda index=index: capture(index))  # type: ignore[misc]
     with pytest.raises(OSError, match=r"driver-0\.zst\.partial: No space left.*bytes are free"):
@@ -109,7 +109,7 @@ def test_a_capture_of_a_newer_schema_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_anywhere_is_noticed_and_costs_one_capture_at_most(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = CaptureWriter(tmp_path)
     for index in range(3):
         spool.put(lambda index=index: capture(index))  # type: ignore[misc]
     spool.close()
@@ -128,7 +128,7 @@ def test_one_flipped_bit_anywhere_is_noticed_and_costs_one_capture_at_most(tmp_p
 
 
 def test_a_file_of_a_finished_run_that_was_cut_is_refused(tmp_path: Path) -> None:
-    spool = Spool(tmp_path)
+    spool = CaptureWriter(tmp_path)
     spool.put(lambda: capture(0))
     spool.close()
     path = tmp_path / "driver-0.zst"

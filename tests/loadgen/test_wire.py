@@ -20,7 +20,7 @@ import pytest
 
 from loadgen.record.capture import Capture
 from loadgen.wire import http1
-from loadgen.wire.dispatcher import Traffic
+from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.pool import Connection
 from loadgen.wire.wire import Wire
@@ -636,7 +636,7 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
     def breaks(self: object, *_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("loadgen.wire.dispatcher.Traffic.expire", breaks)
+    monkeypatch.setattr("loadgen.wire.dispatcher.Dispatcher.expire", breaks)
 
     async def scenario() -> None:
         async with serving(hangs) as server:
@@ -651,14 +651,14 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
 
 
 def test_a_bug_on_one_reply_ends_that_exchange_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = Traffic.check
+    check = Dispatcher.check
 
-    def breaks(self: Traffic, connection: Connection, exchange: Exchange) -> None:
+    def breaks(self: Dispatcher, connection: Connection, exchange: Exchange) -> None:
         if exchange.index == 1:
             raise ValueError("a reply that nobody foresaw")
         check(self, connection, exchange)
 
-    monkeypatch.setattr(Traffic, "check", breaks)
+    monkeypatch.setattr(Dispatcher, "check", breaks)
 
     async def scenario() -> list[Exchange]:
         exchanges = [Exchange(index) for index in range(3)]
