@@ -200,7 +200,10 @@ class Wire:
         self.n_reads, self.n_bytes = self._n_reads + reader.n_reads, self._n_bytes + reader.n_bytes
         if self._counters is not None:
             cells = (len(self.pool.by_fd), traffic.n_sent, traffic.n_begun, traffic.n_done, traffic.n_failed)
-            for i, cell in enumerate((*cells, self.n_reads, self.n_bytes)):
+            # The canary goes on where the server has fallen silent: its bytes are none of the load's.
+            canary = None if self._canary is None else self._canary.exchange
+            n_bytes = self.n_bytes - (0 if canary is None else len(canary.data))
+            for i, cell in enumerate((*cells, self.n_reads, n_bytes)):
                 self._counters[i] = cell
 
     def _hand_over(self) -> None:
