@@ -323,7 +323,7 @@ def drain(
         panel.set_xlim(0, len(place) + 1)
         panel.set_xlabel("place in the queue (order of sending)", loc="right")
         head(panel, f"TTFT ({scale.unit})")
-        margins(figure, top=head_room(width), bottom=FOOT)
+        margins(figure, top=head_room(width), bottom=FOOT, right=28)
         return drawn(figure, name, panel)
 
     return Plot(
