@@ -37,13 +37,13 @@ class ColdStart:
     @property
     def size(self) -> str:
         return (
-            f"The first {self.n} requests waited {self.slower_s:.3g} s longer for their first token "
-            f"than the rest ({self.rest_s:.3g} s at the median)."
+            f"The first {self.n} requests waited {_span(self.slower_s)} longer for their first token "
+            f"than the rest ({_span(self.rest_s)} at the median)."
         )
 
     def counted(self) -> Reason:
         """Of a run whose figures include those requests."""
-        effect = f"They move TTFT p99 from {self.warm_p99_s:.3g} s to {self.p99_s:.3g} s."
+        effect = f"They move TTFT p99 from {_span(self.warm_p99_s)} to {_span(self.p99_s)}."
         advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
         return Reason("cold", f"{self.size} {effect}", advice)
 
@@ -51,6 +51,10 @@ class ColdStart:
         """Of a run whose figures begin after them."""
         text = f"COLD: {self.size} No figure counts them: the run counts from its steady state."
         return Reason("cold", text, "Pass --warmup N to warm the server up before the run.")
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def cold_start(
