@@ -15,8 +15,20 @@ from servers.engine import EngineError
 
 NEVER: Final = 2**63 - 1
 _OPEN_AHEAD_NS = 1_000_000_000
+_STALE_NS = 2_000_000_000
 
 now = time.monotonic_ns
+
+
+def _was_stale(connection: Connection, exchange: Exchange) -> bool:
+    """Whether a server may have ended the connection for being idle just as the request was written.
+
+    One that was used, or that stood for seconds before its first request: llama.cpp gives that one 5 s.
+    """
+    stood_ns, sent_ns = connection.connected_ns, exchange.sent_ns
+    return connection.used or (
+        stood_ns is not None and sent_ns is not None and sent_ns - stood_ns > _STALE_NS
+    )
 
 
 class Dispatcher:
@@ -277,7 +289,7 @@ class Dispatcher:
         if exchange is None:
             self._pool.note_unused(connection)
             self._plan_ahead()  # closed while idle: replaced before it is needed
-        elif connection.used and not exchange.data and not exchange.resent:
+        elif not exchange.data and not exchange.resent and _was_stale(connection, exchange):
             self._resend(exchange)
         elif error is not None:
             self.fail(exchange, "reset", str(error))

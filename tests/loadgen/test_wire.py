@@ -6,6 +6,7 @@ Every test runs with both readers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import ssl
@@ -171,6 +172,37 @@ def test_a_request_that_crosses_the_close_of_an_idle_connection_goes_out_once_mo
     assert [c.failure for c in captures] == [None, None]
     assert transport.wire.traffic.n_resent == 1
     assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(("stood_s", "n_resent"), [(0.12, 1), (0.0, 0)])
+def test_a_connection_that_stood_long_before_its_first_request_may_be_stale_too(
+    stood_s: float, n_resent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp closes a connection on which nothing came for 5 s, also one that was opened ahead."""
+    monkeypatch.setattr("loadgen.wire.dispatcher._STALE_NS", 100 * MS)
+    asked_before: list[Asked] = []
+
+    async def closes_on_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
+        asked_before.append(asked)
+        if len(asked_before) == 1:
+            writer.close()
+        else:
+            await stream(writer, asked)
+
+    async def scenario() -> Transport:
+        async with serving(closes_on_first) as server:
+            transport = Transport(server.url, barrier=True)
+            async with httpx.AsyncClient(transport=transport) as client:
+                task = asyncio.create_task(client.post(server.url, content=b"x"))
+                await transport.opened(1)
+                await asyncio.sleep(stood_s)
+                transport.release(time.monotonic_ns())
+                with contextlib.suppress(httpx.TransportError):
+                    await task
+            return transport
+
+    assert asyncio.run(scenario()).wire.traffic.n_resent == n_resent
+    assert len(asked_before) == 1 + n_resent
 
 
 def test_a_request_that_lost_an_idle_connection_gets_a_fresh_one_though_others_are_idle() -> None:
