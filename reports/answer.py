@@ -1,27 +1,41 @@
-"""What a page or a terminal says first of one run: how much was served and how fast, or why nothing was."""
+"""What a page or a terminal says first of one run: how fast it was, what limited it, or why it failed."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
 from loadgen.metrics.summary_types import Summary
-from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS
-from loadgen.stats.figure import Estimate, Figure
+from loadgen.record.manifest import Manifest
+from loadgen.record.record import OUTCOME_WORDS, failed
+from loadgen.stats.figure import Absent, Estimate, Figure
+from loadgen.verdict.verdict import State
 from reports.blocks import Answer
-from reports.number_format import duration, number
+from reports.number_format import count, counted, duration, number
 from reports.run_view import View
+from roofline.reconcile.reconciliation import Reconciliation
+
+QUEUED: Final = 0.25
+"""Where requests waited in the server for a smaller share of the time, its queue did not limit the run."""
+FULL: Final = 0.9
+"""A KV cache in use to this share admits no more requests."""
+SAMPLED: Final = 0.95
+"""Gauges are read every so often: a batch seen filled to this share was full."""
 
 
-def answer(summary: Summary, view: Callable[[], View]) -> Answer:
-    """The sentence, and under it the failures and the slow tail.
+def answer(summary: Summary, manifest: Manifest, view: Callable[[], View]) -> Answer:
+    """The sentence, and under it what was cut off or failed, what limited the run, and the slow tail.
 
     `view` is made only where nothing was served: the words of the failures stand in the records alone.
     """
     if not summary.counts.get("ok"):
         return Answer(f"Nothing was served: {cause(view())}")
-    details = [part for part in (_cut_short(summary), _failures(summary), _tail(summary)) if part]
-    return Answer(sentence(summary), tuple(details))
+    if summary.verdict.state == State.FAILED and (why := _failure(summary)):
+        details = [_cut_short(summary), sentence(summary)]
+        return Answer(why, tuple(filter(None, details)))
+    details = [_cut_short(summary), _failures(summary), limit(summary, manifest), _tail(summary)]
+    return Answer(sentence(summary), tuple(filter(None, details)))
 
 
 def sentence(summary: Summary) -> str:
@@ -47,28 +61,128 @@ def cause(view: View) -> str:
     if not outcomes:
         return "the plan has no requests."
     words = next((error for error in view.words("error") if error), "")
+    said = f"the server's log says {view.log_cause.rstrip('.')}; " if view.log_cause else ""
+    n = len(view.columns)
+    requests = f"all {n:,} requests" if n > 1 else "the one request"
     first, *others = outcomes
     if not others:
         ended = OUTCOME_WORDS.get(first, f"ended as {first}")
-        return f"all {len(view.columns):,} requests {ended}{f': {words}' if words else ''}."
+        return f"{said}{requests} {ended}{f': {words}' if words else ''}."
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in outcomes.most_common())
-    return f"all {len(view.columns):,} requests failed ({kinds}){f'; first error: {words}' if words else ''}."
+    return f"{said}{requests} failed ({kinds}){f'; first error: {words}' if words else ''}."
+
+
+def limit(summary: Summary, manifest: Manifest) -> str:
+    """What kept the run from being faster, as far as that was recorded: the load, the server, the hardware.
+
+    `Limited by the load: the server kept up with 20 req/s, with at most 5 requests in flight.`
+    """
+    if summary.verdict.state == State.CLIENT_BOUND:
+        return "The client may have limited the run: it read replies too late."
+    in_flight = summary.concurrency.max
+    if isinstance(in_flight, Absent):
+        return ""
+    parts = (_limited_by(summary, manifest, in_flight.point), _roofline(summary))
+    return f"{'; '.join(filter(None, parts))}."
+
+
+def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> str:
+    """The load or the server, from the queue in the server and from how the load was paced."""
+    waiting, closed = summary.concurrency.server_waiting_fraction, manifest.concurrency is not None
+    filled = manifest.concurrency is not None and in_flight >= manifest.concurrency
+    if any(reason.code == "overloaded" for reason in summary.verdict.reasons):
+        return "Limited by the server: requests came faster than it served them, and its queue kept growing"
+    level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
+    if not closed and level and summary.verdict.state != State.NOT_STATIONARY:
+        asked = manifest.arrivals.rate_per_s if manifest.arrivals else None
+        load = f"{number(asked)} req/s" if asked else "the arrivals"
+        most = counted(in_flight, "request")
+        return f"Limited by the load: the server kept up with {load}, with at most {most} in flight"
+    if isinstance(waiting, Estimate) and waiting.point >= QUEUED:
+        return _batch(summary, manifest, in_flight, waiting.point)
+    if filled:
+        return f"Limited by the concurrency: {counted(in_flight, 'request')} at a time, {_waits(waiting)}"
+    if in_flight <= 1:
+        return "Limited by the load: never more than 1 request in flight"
+    if isinstance(waiting, Absent):
+        return f"What limited the run is not known: {waiting.reason}"
+    return f"Limited by the load: at most {counted(in_flight, 'request')} in flight, {_waits(waiting)}"
+
+
+def _waits(waiting: Figure) -> str:
+    if isinstance(waiting, Absent):
+        return f"but whether any waited in the server is not known ({waiting.reason})"
+    if not waiting.point:
+        return "none of which waited in the server"
+    return f"of which some waited in the server {number(waiting.point * 100)}% of the time"
+
+
+def _batch(summary: Summary, manifest: Manifest, in_flight: float, waiting: float) -> str:
+    """What the server's queue waited for: its batch limit, its KV cache, or something that was not recorded."""
+    running = _of(summary.concurrency.server_running_max)
+    kv, preempted = _of(summary.memory.kv_peak_fraction), _of(summary.memory.preemptions) or 0
+    slots = manifest.identity.max_num_seqs if manifest.identity else None
+    by = "the server"
+    if running and slots and SAMPLED * slots <= running <= slots:
+        by = f"the batch limit of {counted(slots, 'request')}"
+    elif (kv or 0) >= FULL or preempted:
+        by = "the KV cache"
+    elif running and not slots:
+        by = "the server's batch"
+    ran = f"requests waited in it {number(waiting * 100)}% of the time"
+    if running:
+        ran = f"at most {count(running)} of {count(in_flight)} requests ran at once and the others waited"
+    full = f", with the KV cache up to {number(kv * 100)}% full" if kv is not None else ""
+    again = f" and {counted(preempted, 'preemption')}" if preempted else ""
+    return f"Limited by {by}: {ran}{full}{again}"
+
+
+def _roofline(summary: Summary) -> str:
+    """What bounds a decode step, and how near to that bound the run came; "" where rates are in doubt."""
+    found = summary.roofline
+    if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
+        return ""
+    row = next((phase for phase in found.phases if phase.phase == "decode"), found.phases[0])
+    bound = next(iter(row.limit_shares), None)
+    if bound is None:
+        return ""
+    use = {"compute": row.mfu, "memory": row.mbu}.get(bound)
+    steps = f"{row.phase} steps are {bound}-bound"
+    if use is None or use.measured is None or not 0 < use.measured <= use.ceiling:
+        return f"{steps}, by the roofline"
+    return f"{steps}, at {number(use.measured / use.ceiling * 100)}% of the roofline's bound"
+
+
+def _interrupted(summary: Summary) -> bool:
+    return any(warning.code == "interrupted" for warning in summary.verdict.warnings)
 
 
 def _cut_short(summary: Summary) -> str:
-    if not any(warning.code == "interrupted" for warning in summary.verdict.warnings):
+    if not _interrupted(summary):
         return ""
     ok, planned = summary.counts["ok"], summary.counts["planned"]
-    return f"The run was interrupted after {ok:,} of {planned:,} requests: run it again to its end."
+    n_cut = sum(failed(summary.counts).values()) - sum(failed(summary.counts, interrupted=True).values())
+    late = f"; the {n_cut:,} that it cut off count as infinitely late" if n_cut else ""
+    return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
+
+
+def _failure(summary: Summary) -> str:
+    """Why a run that served something has FAILED."""
+    reason = next(iter(summary.verdict.reasons), None)
+    return reason.text if reason and reason.code == "died" else _failed(summary)
 
 
 def _failures(summary: Summary) -> str:
-    failed = Counter({kind: n for kind, n in summary.counts.items() if n and kind not in NO_FAILURES})
-    if not failed:
+    text = _failed(summary)
+    return f"{text.rstrip('.')}; they count as infinitely late." if text else ""
+
+
+def _failed(summary: Summary) -> str:
+    kinds = Counter(failed(summary.counts, interrupted=_interrupted(summary)))
+    if not kinds:
         return ""
-    kinds = ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failed.most_common(3))
-    total = f"{failed.total():,} of {summary.counts['planned']:,}"
-    return f"{total} requests failed ({kinds}); they count as infinitely late."
+    told = ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in kinds.most_common(3))
+    return f"{kinds.total():,} of {counted(summary.counts['planned'], 'request')} failed ({told})."
 
 
 def _tail(summary: Summary) -> str:
@@ -76,9 +190,8 @@ def _tail(summary: Summary) -> str:
     median, tail = (_of(summary.figure("metrics", "e2e", p)) for p in ("p50", "p99"))
     if not median or not tail or tail < 3 * median:
         return ""
-    return (
-        f"The slowest 1% take {number(tail / median)} times as long as the median request ({duration(tail)})."
-    )
+    times = number(tail / median)
+    return f"The slowest 1% take at least {duration(tail)}, {times} times the median ({duration(median)})."
 
 
 def _of(figure: Figure) -> float | None:

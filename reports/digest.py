@@ -30,7 +30,7 @@ def headline(run: Run) -> list[Block]:
     """What was served and how fast, the percentiles, the verdict."""
     summary = summary_of(run)
     return [
-        answer(summary, lambda: view_of(run)),
+        answer(summary, run.manifest, lambda: view_of(run)),
         *_latencies(summary),
         *_sessions(summary),
         _outcomes(summary),
@@ -49,7 +49,7 @@ def overview(run: Run) -> list[Block]:
     )
     return [
         Heading(run.name),
-        answer(summary, lambda: view_of(run)),
+        answer(summary, run.manifest, lambda: view_of(run)),
         banner(summary),
         *_latencies(summary),
         *_sessions(summary),
@@ -72,7 +72,7 @@ def pull_request(view: View) -> list[Block]:
     ]
     return [
         Heading(title(view), level=3),
-        answer(summary, lambda: view),
+        answer(summary, view.manifest, lambda: view),
         banner(summary),
         Note(" · ".join(facts(view))),
         *_latencies(summary),

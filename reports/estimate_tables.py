@@ -114,16 +114,24 @@ def group_table(caption: str, section: Section, only: Collection[str] | None = N
 def _absent(rows: Iterable[NamedFigure]) -> str:
     """`Not available: weights; preemptions (the server does not report it).`, "" where all is known."""
     titles: dict[str, list[str]] = {}
+    told_of, above = set(), ""
     for row in rows:
-        if isinstance(row.figure, Absent):
-            titles.setdefault(row.figure.reason, []).append(_within_a_sentence(row.title))
+        follows = row.title.startswith("… ")
+        above = above if follows else row.title.partition(",")[0]
+        if not isinstance(row.figure, Absent):
+            continue
+        reason = row.figure.reason
+        if follows and (above, reason) in told_of:
+            continue  # the line before it says the same
+        told_of.add((above, reason))
+        name = f"{above} {row.title.removeprefix('… ')}" if follows else row.title
+        titles.setdefault(reason, []).append(_within_a_sentence(name))
     told = "; ".join(f"{'; '.join(dict.fromkeys(names))} ({why})" for why, names in titles.items())
     return f"Not available: {told}." if told else ""
 
 
 def _within_a_sentence(title: str) -> str:
-    words = title.removeprefix("… ")
-    return f"{words[0].lower()}{words[1:]}" if words[1:2].islower() else words
+    return f"{title[0].lower()}{title[1:]}" if title[1:2].islower() else title
 
 
 def _group_cells(row: NamedFigure) -> Iterator[Cell]:

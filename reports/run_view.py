@@ -19,6 +19,7 @@ from loadgen.stats.figure import Absent
 from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
 from reports.request_sample import Shown, shown_of
+from servers.registry import ENGINES
 
 LOG_LINES = 12
 """How many of the last lines of the server's log a page may show."""
@@ -28,7 +29,8 @@ LOG_LINES = 12
 class View:
     """What every section reads: `summary` is made where none was written, `telemetry` may have no rows.
 
-    `log_tail` are the last lines of the server's log, empty where Burstline did not start it.
+    `log_tail` are the last lines of the server's log, empty where Burstline did not start it; `log_cause` is
+    the line of it that says why nothing was served, where the engine's adapter finds one.
     """
 
     name: str
@@ -38,6 +40,7 @@ class View:
     telemetry: Telemetry
     columns: Columns
     log_tail: tuple[str, ...] = ()
+    log_cause: str | None = None
 
     @property
     def has_served(self) -> bool:
@@ -88,12 +91,14 @@ def summary_of(run: Run) -> Summary:
 
 
 def view_of(run: Run) -> View:
+    summary, engine = summary_of(run), ENGINES.get(run.manifest.engine)
     return View(
         name=run.name,
         status=run.status,
         manifest=run.manifest,
-        summary=summary_of(run),
+        summary=summary,
         telemetry=run.watched,
         columns=run.columns,
         log_tail=tuple(run.server_log.splitlines()[-LOG_LINES:]),
+        log_cause=engine.root_cause(run.server_log) if engine and not summary.counts.get("ok") else None,
     )

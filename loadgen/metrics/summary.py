@@ -164,7 +164,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         window=_window(whole, steady, cold),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, context.arrivals, closed_loop=closed),
-        concurrency=throughput.concurrency(planned),
+        concurrency=replace(throughput.concurrency(planned), **throughput.server_queue(watched)),
         burst=throughput.burst(c),
         stalls=throughput.stalls(c),
         lengths=lengths(whole),

@@ -204,6 +204,9 @@ class ScheduleFigures(Section):
 class Concurrency(Section):
     mean: Figure = titled("Mean")
     max: Figure = titled("Most at once")
+    server_running_max: Figure = titled("Running in the server at once, most seen")
+    server_waiting_max: Figure = titled("Waiting in the server at once, most seen")
+    server_waiting_fraction: Figure = titled("Time with requests waiting in the server")
     little_residual: Figure = titled("Residual of Little's law")
 
 
@@ -216,7 +219,7 @@ class Burst(Section):
     ttft_residual_s: Figure = titled("TTFT around that line (RMS)")
     prefill_requests_per_s: Figure = titled("Requests taken in")
     prefill_tok_per_s: Figure = titled("Prompt tokens taken in")
-    fifo: Figure = titled("First come, first served (1 is exactly)")
+    fifo: Figure = titled("First come, first served: rank correlation, 1 in strict order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +273,9 @@ class Instrument(Section):
     read_lag_p50_s: Figure = titled("Read after the kernel had it, p50")
     read_lag_p99_s: Figure = titled("Read after the kernel had it, p99")
     read_lag_max_s: Figure = titled("Read after the kernel had it, max")
-    read_error_p50_s: Figure = titled("What an arrival may be off by, p50")
-    read_error_p99_s: Figure = titled("What an arrival may be off by, p99")
-    read_error_max_s: Figure = titled("What an arrival may be off by, max")
+    read_error_p50_s: Figure = titled("Error of an arrival's time stamp, p50 at most")
+    read_error_p99_s: Figure = titled("Error of an arrival's time stamp, p99 at most")
+    read_error_max_s: Figure = titled("Error of an arrival's time stamp, max at most")
     kernel_stamps: Figure = titled("Share of arrivals stamped by the kernel", share=True)
     max_pass_s: Figure = titled("Longest pass of the read loop")
     peak_events_per_s: Figure = titled("Most events in a second")
@@ -354,13 +357,13 @@ class Agreement(Section):
 
     ttft_client_p50_s: Figure = titled("TTFT p50, from the request written")
     ttft_server_p50_s: Figure = titled("… by the server's own histogram")
-    ttft_gap_s: Figure = titled("… the client has more")
+    ttft_gap_s: Figure = titled("… mean at the client minus mean at the server")
     itl_client_p50_s: Figure = titled("ITL p50")
     itl_server_p50_s: Figure = titled("… by the server's own histogram")
-    itl_gap_s: Figure = titled("… the client has more")
+    itl_gap_s: Figure = titled("… mean at the client minus mean at the server")
     e2e_client_p50_s: Figure = titled("E2E p50, from the request written")
     e2e_server_p50_s: Figure = titled("… by the server's own histogram")
-    e2e_gap_s: Figure = titled("… the client has more")
+    e2e_gap_s: Figure = titled("… mean at the client minus mean at the server")
     server_queue_mean_s: Figure | None = optional("Queue, mean by the server")
     server_prefill_mean_s: Figure | None = optional("Prefill, mean by the server")
     server_decode_mean_s: Figure | None = optional("Decoding, mean by the server")

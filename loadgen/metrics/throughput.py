@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, icl, ttft
 from loadgen.metrics.summary_types import Burst, Concurrency, Stalls, Throughput
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.record import Outcome
+from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import quantile_of
 from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval
@@ -157,6 +159,19 @@ def concurrency(c: Columns) -> Concurrency:
     )
 
 
+def server_queue(watched: Watched) -> dict[str, Figure]:
+    """How many requests ran and waited in the server, by its own gauges while the load ran."""
+    at_s, waiting = watched.series("engine", "waiting")
+    during = waiting[(at_s >= 0) & (at_s <= watched.length_s)]
+    why = "the load was too short to watch" if len(waiting) else watched.why_missing("engine", "waiting")
+    share = float((during > 0).mean()) if len(during) > 1 else None
+    return {
+        "server_running_max": watched.peak("engine", "running", "requests"),
+        "server_waiting_max": watched.peak("engine", "waiting", "requests"),
+        "server_waiting_fraction": measured(share, "1", why, len(during)),
+    }
+
+
 def in_flight_steps(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
     """When the number in flight changes, ascending, and what it is from then on."""
     at_s = np.concatenate([end_s, start_s])
@@ -221,7 +236,7 @@ def burst(c: Columns) -> Burst:
     slope, residual = _drain_line(c)
     return Burst(
         first_wave_s=_once(float(c.first_s[c.ok].min()) - due_s, "s", n),
-        drain_s=_once(float(c.last_s[c.ok].max()) - due_s, "s", n),
+        drain_s=_drain(c, due_s, n),
         plateau_tok_per_s=_plateau(c),
         ttft_slope_s_per_request=slope,
         ttft_residual_s=residual,
@@ -229,6 +244,12 @@ def burst(c: Columns) -> Burst:
         prefill_tok_per_s=_inverse(slope, float(prompt_tok(c)[c.ok].mean()), "tok/s"),
         fifo=_fifo(c),
     )
+
+
+def _drain(c: Columns, due_s: float, n: int) -> Figure:
+    if Outcome.CANCELLED.value in c.table.column("outcome").to_pylist():
+        return Absent("the run ended before the burst had drained", "not-drained")
+    return _once(float(c.last_s[c.ok].max()) - due_s, "s", n)
 
 
 def _plateau(c: Columns) -> Figure:

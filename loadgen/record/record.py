@@ -68,6 +68,8 @@ OUTCOME_WORDS: Final[Mapping[str, str]] = {
 """Outcomes whose name says too little to a reader."""
 NO_FAILURES: Final = frozenset({"planned", "ok", Outcome.ABANDONED.value})
 """Among counts by outcome: what is no failure."""
+CUT_OFF: Final = frozenset({Outcome.CANCELLED.value, Outcome.NOT_SENT.value, Outcome.PREDECESSOR.value})
+"""What an interrupted run did not get to: no failures of the server."""
 GAVE_UP: Final = frozenset({"abort", "aborted", "error", "cancelled"})
 """Finish reasons by which a server gives up."""
 RECOUNTS: Final = ("tokenize", "tokenizer")
@@ -79,6 +81,12 @@ HUNG_UP: Final = "hung_up"
 """A capture's failure where the client had all that it asked for and ended a stream that would go on."""
 _NO_REPLY: Final = Reply(events=())
 _TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
+
+
+def failed(counts: Mapping[str, int], *, interrupted: bool = False) -> dict[str, int]:
+    """The failures among `counts` of requests by outcome; what an interruption cut off is none."""
+    no_failures = NO_FAILURES | CUT_OFF if interrupted else NO_FAILURES
+    return {kind: n for kind, n in counts.items() if n and kind not in no_failures}
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,9 @@ class Telemetry:
             return "nothing was watched on this run"
         places = [self._rows[key] for key in ((source, name), (source, "*")) if key in self._rows]
         notes = [self.note[k] for k in sorted(np.concatenate(places).tolist())] if places else []
-        return next((str(note) for note in reversed(notes) if note is not None), f"{source} gave no {name}")
+        return next(
+            (str(note) for note in reversed(notes) if note is not None), f"the {source} reports no {name}"
+        )
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], NDArray[np.int64]]:
@@ -140,7 +142,7 @@ class Watched:
         at_s = np.concatenate([times for times, _ in counters.values()]) if counters else np.empty(0)
         before, after = at_s[at_s <= 0], at_s[at_s >= self.length_s]
         if not len(before) or not len(after):
-            none = f"{source} gave no {prefix.rstrip('_')}"
+            none = f"the {source} reports no {prefix.rstrip('_')}"
             return Absent("it was not read before and after" if counters else none)
         first_s, last_s = before.max(), after.max()
         grown = {}

@@ -93,6 +93,7 @@ def label(p: float) -> str:
     return f"p{p * 100:g}"
 
 
-def among_failures(n_failed: float, n: int, p: float) -> str:
-    """Why a percentile is absent where too many failed."""
-    return f"{n_failed:,.0f} of {n:,} failed and count as infinitely late, so {label(p)} does not exist"
+def among_failures(n_failed: float, n: int, p: float, *, of_tokens: bool = False) -> str:
+    """Why a percentile is absent where too many failed; `of_tokens`: n counts tokens, not requests."""
+    failed = "tokens are of failed requests" if of_tokens else "failed"
+    return f"{n_failed:,.0f} of {n:,} {failed} and count as infinitely late, so {label(p)} does not exist"

@@ -102,5 +102,6 @@ def _percentile(samples: Samples, cumulated: Floats, p: float, unit: str) -> Fig
     point = quantile(samples.value, p, cumulated)
     if not math.isfinite(point):
         n_failed = float(samples.weight[np.isinf(samples.value)].sum())
-        return Absent(among_failures(n_failed, n, p))
+        of_tokens = n > len(np.unique(samples.owner))
+        return Absent(among_failures(n_failed, n, p, of_tokens=of_tokens))
     return Estimate(point, None, None, None, n, unit, ONE_RUN)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from loadgen.metrics.server_histograms import disagreement
 from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import LOOPBACK, Certificate, WarmUpBursts
-from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS, RECOUNTS, Outcome
+from loadgen.record.record import OUTCOME_WORDS, RECOUNTS, Outcome, failed
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
 from loadgen.verdict.verdict import BUSY, Reason
 
@@ -41,7 +41,7 @@ def caveats(
     found = (
         _interrupted(status, summary.counts),
         _few(summary.counts),
-        _failures(summary.counts),
+        _failures(summary.counts, status),
         _abandoned(summary),
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
@@ -74,8 +74,8 @@ def _few(counts: Mapping[str, int]) -> Reason | None:
     return Reason("too-few", f"{many}; even a median needs {floor}.", "Ask for more with --requests.")
 
 
-def _failures(counts: Mapping[str, int]) -> Reason | None:
-    failures = {kind: n for kind, n in counts.items() if kind not in NO_FAILURES and n}
+def _failures(counts: Mapping[str, int], status: str = "complete") -> Reason | None:
+    failures = failed(counts, interrupted=status == "interrupted")
     if not failures or not counts["ok"]:
         return None
     kinds = ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failures.items())

@@ -184,9 +184,12 @@ def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
         if not named:
             return None
         n_lines = len(panel.get_legend_handles_labels()[0])
+        # In pixels: a share of the height would lift the names into the title above a high panel.
+        above = offset_copy(panel.transAxes, fig=panel.figure, y=4, units="dots")
         return panel.legend(
-            loc="lower right", bbox_to_anchor=(1, 1.03), ncols=max(n_lines, 1), columnspacing=1.4
-        )
+            loc="lower right", bbox_to_anchor=(1, 1), bbox_transform=above, ncols=max(n_lines, 1),
+            columnspacing=1.4,
+        )  # fmt: skip
 
 
 def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: float = 16) -> None:

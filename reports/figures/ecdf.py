@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from loadgen.record.columns import Floats, Ints
 from loadgen.stats import distributions
@@ -27,10 +28,12 @@ EXPLAINED = (
 )
 
 
-def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
+def ecdf(
+    name: str, title: str, label: str, values_s: Floats, marked: Sequence[float] = MARKED
+) -> Plot | None:
     """The share of requests at or below each latency on a log-tail axis; None with fewer than two successes.
 
-    +inf is a failed request, NaN is left out. The band is pointwise: at a rank k of n the exact binomial
+    +inf is a failed request, NaN is left out; the quantiles in `marked` get a label. The band is pointwise: at a rank k of n the exact binomial
     interval of the share (Clopper & Pearson, 1934), which is that of the order statistics.
     """
     values = np.sort(values_s[~np.isnan(values_s)])
@@ -43,18 +46,20 @@ def ecdf(name: str, title: str, label: str, values_s: Floats) -> Plot | None:
     x = values[ranks - 1] / scale.divisor
     low, high = share_band(ranks, n)
     top = float(nines(1 - 0.4 / max(n, 20)))
+    if n_ok < n:  # no room for a tail that has no curve
+        top = min(top, 1.25 * float(nines(n_ok / n)))
     heights = np.minimum(nines((ranks - 0.5) / n), top)
     panel.fill_between(
         x, nines(low), np.minimum(nines(high), top), step="post", color=SERIES[0], alpha=0.18, linewidth=0
     )
     panel.plot(np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", color=SERIES[0])
     fit_x(panel, x)
-    _mark_quantiles(panel, values[:n_ok], n, scale)
+    _mark_quantiles(panel, values[:n_ok], n, scale, marked)
     _mark_failures(panel, n_ok, n)
     tail_axis(panel, top)
     panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
     margins(figure, top=10, bottom=44, left=48, right=12)
-    finding = _finding(label, values, n_ok, scale)
+    finding = _finding(label, values, n_ok, scale, has_median=0.5 in marked)
     drawings = (drawn(figure, name, panel),)
     return Plot(name, title, finding, "", drawings, _table(title, label, values, n_ok, scale))
 
@@ -84,7 +89,9 @@ def tail_ranks(n: int, n_ok: int) -> Ints:
 
 def tail_axis(panel: Axes, top: float) -> None:
     shares = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999]
-    ticks = [s for s in shares if nines(s) <= top]
+    if top < 1:  # most requests failed, or nearly: the curve has no tail
+        shares = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, 1 - 10**-top).tolist()
+    ticks = [s for s in shares if 0 <= nines(s) <= top]
     panel.set_ylim(0, top)
     panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))
     panel.yaxis.set_minor_locator(NullLocator())
@@ -101,9 +108,9 @@ def fit_x(panel: Axes, x: Floats) -> None:
         panel.set_xlim(first - margin, last + margin)
 
 
-def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale) -> None:
+def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale, marked: Sequence[float]) -> None:
     right = succeeded[-1] / scale.divisor
-    for p in MARKED:
+    for p in marked:
         rank = math.ceil(p * n)
         if rank > len(succeeded) or n * (1 - p) < 1:
             continue
@@ -122,18 +129,19 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     height = float(nines(n_ok / n))
     panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
     panel.annotate(
-        f"{n - n_ok:,} failed", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD,
+        f"{n - n_ok:,} not served", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD,
         fontsize=TEXT,
     )  # fmt: skip
 
 
-def _finding(label: str, values: Floats, n_ok: int, scale: Scale) -> str:
+def _finding(label: str, values: Floats, n_ok: int, scale: Scale, *, has_median: bool) -> str:
     n = len(values)
-    half = number(values[math.ceil(n / 2) - 1] / scale.divisor)
-    ends = f"{number(values[0] / scale.divisor)} to {number(values[n_ok - 1] / scale.divisor)} {scale.unit}"
-    lost = f"; {n - n_ok:,} of {n:,} failed and count as infinitely late" if n_ok < n else ""
-    middle = f"half within {half} {scale.unit}, " if half != "∞" else ""
-    return f"{label} of {n_ok:,} requests: {middle}{ends} in all{lost}."
+    first, half, last = (
+        f"{number(values[k] / scale.divisor)} {scale.unit}" for k in (0, math.ceil(n / 2) - 1, n_ok - 1)
+    )
+    lost = f"; {n - n_ok:,} of {n:,} were not served and count as infinitely late" if n_ok < n else ""
+    middle = f"half within {half}, " if has_median and n_ok >= n / 2 else ""
+    return f"{label}: fastest {first}, {middle}slowest {last}{lost}."
 
 
 def _table(name: str, label: str, values: Floats, n_ok: int, scale: Scale) -> Table:

@@ -117,18 +117,19 @@ def timeline(
         finding,
         f"Look for what changes together: all panels share the axis, and every bin is {edges[1]:g} s wide. "
         "Rates are the bin's mean and levels its maximum, so a peak shorter than a bin shows in a level but "
-        f"is flattened in a rate.{' What is grey counts in no number of this page.' if greyed else ''}",
+        f"is flattened in a rate.{' No number on this page counts the grey parts.' if greyed else ''}",
         in_both_widths("timeline", draw),
         _timeline_table(edges, panels, scales),
     )
 
 
 def _draw_panel(axis: Axes, panel: Panel, scale: Scale, edges: Floats) -> None:
-    for line, color, dashes in zip(panel.lines, cycle(SERIES), cycle(DASHES), strict=False):
+    for k, (line, color, dashes) in enumerate(zip(panel.lines, cycle(SERIES), cycle(DASHES), strict=False)):
         values = line.values / scale.divisor
-        axis.stairs(
-            values, edges, baseline=None, label=line.label, color=color, linestyle=dashes, linewidth=1.8
-        )
+        # The first of several is broad: another line on top of it, as "waiting" often is, leaves it visible.
+        broad = len(panel.lines) > 1 and k == 0
+        axis.stairs(values, edges, baseline=None, label=line.label, color=color, linestyle=dashes,
+                    linewidth=5 if broad else 1.8, alpha=0.45 if broad else 1)  # fmt: skip
         if len(panel.lines) == 1:
             axis.stairs(values, edges, fill=True, color=color, alpha=0.12, linewidth=0)
     greatest = max(_greatest(line.values) for line in panel.lines) / scale.divisor
@@ -226,13 +227,11 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
     levels = np.ceil(GAP_LEVELS * np.log1p(cells) / np.log1p(cells.max())).astype(int)
     median_s = float(np.median(gaps_s))
     is_long = gaps_s > LONG_GAP * median_s
-    worst = int(np.argmax(np.histogram(at_s[is_long], times)[0])) if is_long.any() else 0
     finding = f"Half of {len(gaps_s):,} gaps are within {duration(median_s)}"
     if is_long.any():
-        finding += (
-            f"; {number(float(is_long.mean()) * 100)}% are longer than {LONG_GAP:g} times that, most of them "
-            f"{duration(float(times[worst]))} to {duration(float(times[worst + 1]))} after the start"
-        )
+        share = number(float(is_long.mean()) * 100)
+        when = _concentrated(at_s[is_long], float(edges[-1]))
+        finding += f"; {share}% are longer than {LONG_GAP:g} times that, {when}"
 
     def draw(name: str, width: float) -> Drawing:
         height = 300.0
@@ -249,10 +248,13 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
                 *_segments(times[column], times[column + 1], middles[row]), color=SERIES[0], linewidth=thick,
                 alpha=level / GAP_LEVELS, solid_capstyle="butt",
             )  # fmt: skip
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        locator = LogLocator(subs=(1, 2, 5))
+        ticks = locator.tick_values(*panel.get_ylim())
+        panel.yaxis.set_major_locator(locator)
         panel.yaxis.set_major_formatter(LogTicks())
+        if ((heights[0] <= ticks) & (ticks <= heights[-1])).sum() < 3:  # less than a decade
+            panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
         panel.yaxis.set_minor_locator(NullLocator())
-        panel.yaxis.set_major_formatter(Ticks())
         panel.set_xlabel("time since the run's start (s)", loc="right")
         head(panel, f"Gap between tokens ({scale.unit}, log scale)", named=False)
         return replace(drawn(figure, name, panel), hover=None)
@@ -275,6 +277,18 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
         in_both_widths("gaps", draw),
         table("Gaps between tokens in twelfths of the run", columns, rows, text=()),
     )
+
+
+def _concentrated(at_s: Floats, end_s: float) -> str:
+    """When half of the long gaps came, where that is within a tenth of the run."""
+    at_s = np.sort(at_s)
+    half = math.ceil(len(at_s) / 2)
+    lasted_s = at_s[half - 1 :] - at_s[: len(at_s) - half + 1]
+    k = int(np.argmin(lasted_s))
+    if lasted_s[k] > 0.1 * end_s:
+        return "spread over the run"
+    start_s, last_s = duration(float(at_s[k])), duration(float(at_s[k + half - 1]))
+    return f"half of them {start_s} to {last_s} after the start"
 
 
 def drain(

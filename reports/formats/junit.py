@@ -9,7 +9,6 @@ from loadgen.metrics.summary_types import Summary, TargetResult
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Absent
 from reports.number_format import with_interval
-from reports.page.page import banner
 from reports.run_view import summary_of
 
 CASE = {"fail": "failure", "inconclusive": "error"}
@@ -24,7 +23,7 @@ def junit(run: Run) -> str:
     """
     summary = summary_of(run)
     targets = summary.targets
-    verdict_line = banner(summary)
+    state = summary.verdict.state
     usable = not state_decides(summary)
     missed = sum(target.result == "fail" for target in targets)
     errors = sum(target.result == "inconclusive" for target in targets) + (not usable)
@@ -41,9 +40,9 @@ def junit(run: Run) -> str:
     verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
     reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)
     if not usable:
-        ET.SubElement(verdict, "error", message=verdict_line.state, type=verdict_line.state).text = reasons
+        ET.SubElement(verdict, "error", message=state, type=state).text = reasons
     elif reasons:
-        ET.SubElement(verdict, "system-out").text = f"{verdict_line.state}: {reasons}"
+        ET.SubElement(verdict, "system-out").text = f"{state}: {reasons}"
     for target in targets:
         _target(suite, target)
     ET.indent(suite)

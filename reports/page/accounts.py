@@ -16,7 +16,7 @@ from loadgen.record.record import NO_FAILURES
 from reports import estimate_tables
 from reports.blocks import Block, Command, Folded, Note, Side
 from reports.figures import run_figures
-from reports.number_format import count, number, scale_for
+from reports.number_format import count, counted, number, scale_for
 from reports.request_sample import Shown
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table, table
@@ -52,10 +52,10 @@ def requests(view: View) -> list[Block]:
     n = len(c)
     if not n:
         return [Note("The plan has no requests.")]
-    finding = f"{n:,} requests, none of which succeeded."
+    finding = f"{counted(n, 'request')}, none of which succeeded."
     if c.ok.any():
         share = float(np.median(view.latency("ttft")[c.ok] / view.latency("e2e")[c.ok]))
-        finding = f"{n:,} requests; for the median one, {share * 100:.0f}% of its time is queue and prefill."
+        finding = f"{counted(n, 'request')}; the median one spends {share * 100:.0f}% of its time in queue and prefill."
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = run_figures.request_rows(
@@ -63,8 +63,8 @@ def requests(view: View) -> list[Block]:
     )
     most = "Slowest first" if shown.all else f"The {len(shown.slowest):,} slowest of {n:,}"
     slow = run_figures.request_rows(c, shown.slowest, "rows-slow", most, finding, ALL_REQUESTS)
-    many = f"All {n:,}" if shown.all else f"{len(shown.listed):,} of {n:,}"
-    listing = Folded(f"{many} requests as a table", (_request_table(view),))
+    many = counted(n, "request") if shown.all else f"{len(shown.listed):,} of {n:,} requests"
+    listing = Folded(f"{many} as a table", (_request_table(view),))
     if sent is None or slow is None:
         return [Note("No request was sent and ended."), listing]
     slow_title = "The same, slowest first" if shown.all else most
@@ -138,7 +138,7 @@ def failures(view: View) -> list[Block]:
     columns = ["Outcome", "Meaning", "Requests", "Share", "First example", "Its words"]
     return [
         Note(text),
-        table(f"How {n:,} planned requests ended", columns, rows, text=(0, 1, 4, 5)),
+        table(f"How {counted(n, 'planned request')} ended", columns, rows, text=(0, 1, 4, 5)),
     ]
 
 
@@ -197,7 +197,7 @@ def again(view: View) -> list[Block]:
         facts,
         text=(0, 1),
     )
-    return [*blocks, Folded("Everything the manifest says", (listing,))]
+    return [*blocks, Folded("The whole manifest", (listing,))]
 
 
 def _engine_facts(view: View) -> list[Block]:

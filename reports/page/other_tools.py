@@ -9,7 +9,7 @@ from loadgen.metrics.summary_types import Summary
 from loadgen.stats.estimates import Absent, label
 from reports.blocks import Block, Command, Folded, Note
 from reports.estimate_tables import formula
-from reports.number_format import number, scale_for
+from reports.number_format import count, number, scale_for
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table
 
@@ -27,7 +27,8 @@ NOTABLE = 0.01
 EXPLAINED = (
     "The same events under each tool's own definitions, as points: none of them gives an interval, and all "
     "but Burstline leave failed requests out. Below a figure that differs from Burstline's by more than 1% "
-    "stands the factor between them."
+    "stands the factor between them. They print a percentile of any number of requests; Burstline's is a "
+    "dash where there are too few."
 )
 
 
@@ -42,7 +43,16 @@ def section(view: View) -> list[Block]:
     )
     if isinstance(text, Absent):
         return [*blocks, Note(f"vLLM's text block: {text.reason}.")]
-    return [*blocks, Command("As vllm bench serve prints it", text, aligned=True)]
+    return [*blocks, Command("As vllm bench serve prints it", text, aligned=True), Note(_peaks(view))]
+
+
+def _peaks(view: View) -> str:
+    """Why its peak of concurrency differs from ours."""
+    told = "Its peaks are of whole seconds: all requests that ran at any time within one count as concurrent"
+    most = view.summary.concurrency.max
+    return (
+        f"{told}." if isinstance(most, Absent) else f"{told}. In flight at once: at most {count(most.point)}."
+    )
 
 
 Value = float | Absent

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from loadgen.metrics.summary_types import Instrument, Summary
+from loadgen.metrics.summary_types import Instrument, Result, Summary
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Absent, Estimate
 from loadgen.verdict.verdict import State
@@ -114,7 +114,15 @@ STATES: dict[str, tuple[str, str, str]] = {
     "COLD": ("warn", "!", "The first requests were slower than the rest, and the figures count them."),
 }
 """A verdict's tone, its mark and what it means."""
-INTERRUPTED = "The run was interrupted: its numbers stand for the requests that had ended by then."
+FAILED_BY = {
+    "died": "The server died: do not use these numbers.",
+    "no-request": "The plan has no requests.",
+    "no-success": "Nothing was served.",
+    "mostly-failed": "Too many requests failed: do not use these numbers.",
+    "too-many-failures": "Too many requests failed: do not use these numbers.",
+}
+"""What FAILED means, by the code of its first reason."""
+INTERRUPTED = "The run was interrupted: its numbers are of the requests that had ended by then. Every check passed on them."
 FAILURES = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""
 
@@ -129,7 +137,7 @@ def render(run: Run) -> str:
     return document(
         title(view),
         facts(view),
-        answer(view.summary, lambda: view),
+        answer(view.summary, view.manifest, lambda: view),
         banner(view.summary),
         shown,
         view.summary.to_json(),
@@ -230,10 +238,23 @@ def banner(summary: Summary) -> Banner:
         *verdict.reasons,
         *(w for w in verdict.warnings if not (w.code == "failures" and refused & FAILURES)),
     )
-    if verdict.state == State.VALID and any(warning.code == "interrupted" for warning in verdict.warnings):
-        tone, mark, sentence = "warn", "!", INTERRUPTED
+    state: str = verdict.state
+    if verdict.state == State.FAILED:
+        sentence = next((FAILED_BY[r.code] for r in verdict.reasons if r.code in FAILED_BY), sentence)
+    if verdict.state == State.VALID and any(reason.code == "interrupted" for reason in reasons):
+        state, tone, mark, sentence = "INTERRUPTED", "warn", "!", INTERRUPTED
+        reasons = tuple(reason for reason in reasons if reason.code != "interrupted")
+    elif verdict.state == State.VALID and any(t.result != Result.PASS for t in summary.targets):
+        tone, sentence = "warn", f"These numbers can be used. SLOs: {_slo_results(summary)}."
     error = _instrument_error(summary.instrument)
-    return Banner(verdict.state, tone, mark, sentence, reasons, error, target_lines(summary))
+    return Banner(state, tone, mark, sentence, reasons, error, target_lines(summary))
+
+
+def _slo_results(summary: Summary) -> str:
+    """`1 met, 2 missed`."""
+    words = {Result.PASS: "met", Result.FAIL: "missed", Result.INCONCLUSIVE: "inconclusive"}
+    results = [target.result for target in summary.targets]
+    return ", ".join(f"{results.count(r)} {word}" for r, word in words.items() if r in results)
 
 
 def _instrument_error(instrument: Instrument) -> str:
@@ -241,9 +262,9 @@ def _instrument_error(instrument: Instrument) -> str:
     late, error = instrument.send_lag_p99_s, instrument.read_error_p99_s
     if isinstance(late, Absent) or isinstance(error, Absent):
         return ""
-    known = f"to {duration(error.point)}" if error.point > 0 else "by the kernel's own stamp"
-    left = f"99% of requests left within {duration(late.point)} of when they were due"
-    told = f"The instrument: {left}, and 99% of arrivals are known {known}."
+    exact = f"exact to {duration(error.point)}" if error.point > 0 else "the kernel's own"
+    sent = f"99% of requests were sent at most {duration(late.point)} late"
+    told = f"The instrument: {sent}; the time stamps of 99% of arrivals are {exact}."
     return f"{told}{_canary(instrument)}{_certified(instrument)}{_network(instrument)}"
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from loadgen.metrics.summary import NONE_CUT_OFF
 from loadgen.metrics.summary_types import Quantiles, Section, Survival
 from loadgen.record.columns import Floats
+from loadgen.stats.estimates import label
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Folded, Note, Overview, Side, Tile, Tiles
 from reports.estimate_tables import (
@@ -25,7 +26,7 @@ from reports.estimate_tables import (
 from reports.figures import ecdf, run_figures, series
 from reports.figures.drawing import Plot
 from reports.figures.run_figures import Panel, SeriesLine
-from reports.number_format import count, duration, interval, number, point, scale_of
+from reports.number_format import counted, duration, interval, number, point, scale_of
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table
 
@@ -65,7 +66,7 @@ def numbers(view: View) -> list[Block]:
     if bounds := {key: row for key, row in summary.bounds.items() if key in HEADLINE}:
         blocks.append(Folded("Upper bounds, as MLPerf computes them", (_bounds(bounds),)))
     if cut_off := _cut_off(summary.survival):
-        blocks.append(Folded("If those cut off had run on", (cut_off,)))
+        blocks.append(Folded("Latencies with requests that were cut off as censored", (cut_off,)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
 
@@ -77,13 +78,19 @@ def sessions(view: View) -> list[Block]:
 
 def _small_figures(view: View) -> Iterator[Plot]:
     """The distribution of the end-to-end latency and the pulse of the run; their numbers stand below."""
-    whole = ecdf.ecdf("ecdf-e2e", "End to end", "E2E", view.counted("e2e"))
+    whole = _ecdf(view, "e2e", "End to end")
     if whole is not None:
         yield whole
     if (edges := _edges(view)) is not None:
         yield run_figures.pulse(
             edges, series.in_flight(view.columns, edges), series.tokens_per_s(view.columns, edges)
         )
+
+
+def _ecdf(view: View, key: str, title: str) -> Plot | None:
+    """The distribution of a latency, labelled at the percentiles that the summary has."""
+    known = [p for p in ecdf.MARKED if isinstance(view.summary.figure("metrics", key, label(p)), Estimate)]
+    return ecdf.ecdf(f"ecdf-{key}", title, title_of(key), view.counted(key), known)
 
 
 def _tiles(view: View) -> Iterator[Tile]:
@@ -164,8 +171,8 @@ def _evidence_row(view: View, key: str, p: str, figure: Figure) -> Row:
 def shape(view: View) -> list[Block]:
     """The distributions of TTFT and TPOT; that of E2E stands with the headline numbers."""
     drawn = (
-        ecdf.ecdf("ecdf-ttft", "Time to first token", "TTFT", view.counted("ttft")),
-        ecdf.ecdf("ecdf-tpot", "Time per output token", "TPOT", view.counted("tpot")),
+        _ecdf(view, "ttft", "Time to first token"),
+        _ecdf(view, "tpot", "Time per output token"),
     )
     plots = tuple(plot for plot in drawn if plot is not None)
     split = _ttft_split(view)
@@ -214,10 +221,11 @@ def when(view: View) -> list[Block]:
     shown = [panel for panel in panels if panel.lines]
     missing = [panel.title for panel in panels if not panel.lines]
     first_s = c.first_s[c.ok]
-    marks = [(float(first_s.max()), "last first token")] if is_burst(view) and len(first_s) else []
+    drained = is_burst(view) and isinstance(view.summary.burst.drain_s, Estimate)
+    marks = [(float(first_s.max()), "last first token")] if drained else []
     most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
     finding = (
-        f"At most {count(most)} requests in flight; output peaks at {number(fastest)} tok/s; the last reply "
+        f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; the last reply "
         f"ends {duration(end_s)} after the start."
     )
     blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]

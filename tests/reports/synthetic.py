@@ -155,7 +155,8 @@ def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
         workload="burst",
         max_failures=0.1,
         title=f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
-        repeat="burstline run --engine vllm --model llama-2-7b --salt 00112233",
+        repeat=f"burstline run --engine vllm --model llama-2-7b --requests {len(rows)} --prompt-tokens 512 "
+        "--output-tokens 64 --salt 00112233",
         devices=(GpuFacts("NVIDIA H100 80GB HBM3", 85_520_809_984, "570.86"),),
         identity=Identity("vllm", version="0.11.2", model="llama-2-7b", dtype="bfloat16"),
         server=ServerFacts(argv=("vllm", "serve", "llama-2-7b", "--port", "8000")),
