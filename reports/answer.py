@@ -105,7 +105,7 @@ def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> str:
     if in_flight <= 1:
         return "Limited by the load: never more than 1 request in flight"
     if isinstance(waiting, Absent):
-        return f"What limited the run is not known: {waiting.reason}"
+        return f"What limited the run is not known: the server's queue was not recorded ({waiting.reason})"
     return f"Limited by the load: at most {counted(in_flight, 'request')} in flight, {_waits(waiting)}"
 
 
@@ -118,7 +118,7 @@ def _waits(waiting: Figure) -> str:
 
 
 def _batch(summary: Summary, manifest: Manifest, in_flight: float, waiting: float) -> str:
-    """What the server's queue waited for: its batch limit, its KV cache, or something that was not recorded."""
+    """What the server's queue waited for: its batch limit, its KV cache, or what was not recorded."""
     running = _of(summary.concurrency.server_running_max)
     kv, preempted = _of(summary.memory.kv_peak_fraction), _of(summary.memory.preemptions) or 0
     slots = manifest.identity.max_num_seqs if manifest.identity else None

@@ -11,7 +11,7 @@ from loadgen.stats.figure import Estimate
 from reports.answer import answer
 from reports.blocks import Banner, Block, Command, Heading, Note
 from reports.estimate_tables import HEADLINE, group_table, latency_table, session_tables
-from reports.number_format import with_interval
+from reports.number_format import counted, with_interval
 from reports.page.page import banner, facts, title
 from reports.run_view import View, summary_of, view_of
 from reports.tables import table
@@ -111,6 +111,6 @@ def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
     return Note(
-        f"Of {planned:,} requests: "
+        f"Of {counted(planned, 'request')}: "
         + ", ".join(f"{n:,} {OUTCOME_WORDS.get(k, k)}" for k, n in counts.items())
     )

@@ -95,5 +95,5 @@ def label(p: float) -> str:
 
 def among_failures(n_failed: float, n: int, p: float, *, of_tokens: bool = False) -> str:
     """Why a percentile is absent where too many failed; `of_tokens`: n counts tokens, not requests."""
-    failed = "tokens are of failed requests" if of_tokens else "failed"
+    failed = "tokens are of requests that did not succeed" if of_tokens else "did not succeed"
     return f"{n_failed:,.0f} of {n:,} {failed} and count as infinitely late, so {label(p)} does not exist"

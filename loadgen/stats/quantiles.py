@@ -90,7 +90,7 @@ def mean(samples: Samples, unit: str) -> Figure:
     failed = np.isinf(samples.value)
     if failed.any():
         n_failed = len(np.unique(samples.owner[failed]))
-        return Absent(f"{n_failed:,} requests failed: a failed request has no finite latency to average")
+        return Absent(f"{n_failed:,} requests did not succeed: they have no finite latency to average")
     point = float((samples.value * samples.weight).sum() / total)
     return Estimate(point, None, None, None, total, unit, ONE_RUN)
 

@@ -33,8 +33,9 @@ def ecdf(
 ) -> Plot | None:
     """The share of requests at or below each latency on a log-tail axis; None with fewer than two successes.
 
-    +inf is a failed request, NaN is left out; the quantiles in `marked` get a label. The band is pointwise: at a rank k of n the exact binomial
-    interval of the share (Clopper & Pearson, 1934), which is that of the order statistics.
+    +inf is a failed request, NaN is left out; the quantiles in `marked` get a label. The band is pointwise:
+    at a rank k of n the exact binomial interval of the share (Clopper & Pearson, 1934), which is that of the
+    order statistics.
     """
     values = np.sort(values_s[~np.isnan(values_s)])
     n, n_ok = len(values), int(np.isfinite(values).sum())
@@ -129,8 +130,8 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     height = float(nines(n_ok / n))
     panel.axhline(height, color=BAD, linewidth=1.4, linestyle=DASHES[1])
     panel.annotate(
-        f"{n - n_ok:,} not served", (0, height), (4, 5), ("axes fraction", "data"), "offset points", color=BAD,
-        fontsize=TEXT,
+        f"{n - n_ok:,} not served", (0, height), (4, 5), ("axes fraction", "data"), "offset points",
+        color=BAD, fontsize=TEXT,
     )  # fmt: skip
 
 

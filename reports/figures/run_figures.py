@@ -23,7 +23,6 @@ from reports.figures.drawing import (
     Drawing,
     LogTicks,
     Plot,
-    Ticks,
     canvas,
     drawn,
     head,

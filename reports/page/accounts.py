@@ -55,7 +55,8 @@ def requests(view: View) -> list[Block]:
     finding = f"{counted(n, 'request')}, none of which succeeded."
     if c.ok.any():
         share = float(np.median(view.latency("ttft")[c.ok] / view.latency("e2e")[c.ok]))
-        finding = f"{counted(n, 'request')}; the median one spends {share * 100:.0f}% of its time in queue and prefill."
+        told = f"the median one spends {share * 100:.0f}% of its time in queue and prefill"
+        finding = f"{counted(n, 'request')}; {told}."
     shown = view.shown
     evenly = "" if shown.all else f": {len(shown.even):,} of {n:,}, evenly spaced"
     sent = run_figures.request_rows(

@@ -122,7 +122,7 @@ FAILED_BY = {
     "too-many-failures": "Too many requests failed: do not use these numbers.",
 }
 """What FAILED means, by the code of its first reason."""
-INTERRUPTED = "The run was interrupted: its numbers are of the requests that had ended by then. Every check passed on them."
+INTERRUPTED = "The run was interrupted; every check passed on what had ended by then."
 FAILURES = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""
 

@@ -225,8 +225,8 @@ def when(view: View) -> list[Block]:
     marks = [(float(first_s.max()), "last first token")] if drained else []
     most, fastest = (panel.lines[0].values.max() for panel in panels[:2])
     finding = (
-        f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; the last reply "
-        f"ends {duration(end_s)} after the start."
+        f"At most {counted(most, 'request')} in flight; output peaks at {number(fastest)} tok/s; "
+        f"the last reply ends {duration(end_s)} after the start."
     )
     blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
     gaps = run_figures.gap_map(c.event_s, c.owner.astype(np.int64), edges)

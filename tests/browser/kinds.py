@@ -24,7 +24,7 @@ MS = 1_000_000
 LOG = (
     "INFO 11-22 08:01:12 [core.py:58] Initializing a V1 LLM engine (v0.11.2)",
     "INFO 11-22 08:01:40 [kv_cache_utils.py:864] GPU KV cache size: 512 tokens",
-    "(EngineCore_DP0 pid=412) ERROR 11-22 08:01:44 [core.py:710] torch.OutOfMemoryError: CUDA out of memory, 1.50 GiB",
+    "(EngineCore_DP0 pid=412) ERROR 11-22 08:01:44 [core.py:710] torch.OutOfMemoryError: CUDA out of memory",
     "INFO:     Application shutdown complete.",
 )
 
