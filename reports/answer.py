@@ -17,7 +17,7 @@ from reports.run_view import View
 from roofline.reconcile.reconciliation import Reconciliation
 
 QUEUED: Final = 0.25
-"""Where requests waited in the server for a smaller share of the time, its queue did not limit the run."""
+"""Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""
 FULL: Final = 0.9
 """A KV cache in use to this share admits no more requests."""
 SAMPLED: Final = 0.95
@@ -88,19 +88,22 @@ def limit(summary: Summary, manifest: Manifest) -> str:
 
 def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> str:
     """The load or the server, from the queue in the server and from how the load was paced."""
-    waiting, closed = summary.concurrency.server_waiting_fraction, manifest.concurrency is not None
-    filled = manifest.concurrency is not None and in_flight >= manifest.concurrency
+    waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.concurrency
     if any(reason.code == "overloaded" for reason in summary.verdict.reasons):
         return "Limited by the server: requests came faster than it served them, and its queue kept growing"
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
-    if not closed and level and summary.verdict.state != State.NOT_STATIONARY:
+    if at_a_time is None and level and summary.verdict.state != State.NOT_STATIONARY:
         asked = manifest.arrivals.rate_per_s if manifest.arrivals else None
-        load = f"{number(asked)} req/s" if asked else "the arrivals"
+        load = f"{asked:g} req/s" if asked else "the arrivals"
         most = counted(in_flight, "request")
         return f"Limited by the load: the server kept up with {load}, with at most {most} in flight"
-    if isinstance(waiting, Estimate) and waiting.point >= QUEUED:
-        return _batch(summary, manifest, in_flight, waiting.point)
-    if filled:
+    # A request that is sent as another's reply closes may overlap with it for a moment.
+    in_flight = min(in_flight, at_a_time or in_flight)
+    if _is_queued(summary, in_flight):
+        return _batch(summary, manifest, in_flight)
+    if in_flight == at_a_time == 1:
+        return "Limited by the concurrency: 1 request at a time"
+    if in_flight == at_a_time:
         return f"Limited by the concurrency: {counted(in_flight, 'request')} at a time, {_waits(waiting)}"
     if in_flight <= 1:
         return "Limited by the load: never more than 1 request in flight"
@@ -109,15 +112,24 @@ def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> str:
     return f"Limited by the load: at most {counted(in_flight, 'request')} in flight, {_waits(waiting)}"
 
 
+def _is_queued(summary: Summary, in_flight: float) -> bool:
+    """Whether many requests waited in the server, and not all of them ever ran at once."""
+    gauges = summary.concurrency
+    waiting, running = _of(gauges.server_waiting_mean), _of(gauges.server_running_max)
+    many = max(1.0, QUEUED * (_of(summary.concurrency.mean) or in_flight))
+    return waiting is not None and waiting >= many and (running or 0) < SAMPLED * in_flight
+
+
 def _waits(waiting: Figure) -> str:
     if isinstance(waiting, Absent):
         return f"but whether any waited in the server is not known ({waiting.reason})"
     if not waiting.point:
         return "none of which waited in the server"
-    return f"of which some waited in the server {number(waiting.point * 100)}% of the time"
+    n = f"{waiting.point:,.1f} on average" if waiting.point >= 0.05 else "almost none"
+    return f"of which {n} waited in the server"
 
 
-def _batch(summary: Summary, manifest: Manifest, in_flight: float, waiting: float) -> str:
+def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> str:
     """What the server's queue waited for: its batch limit, its KV cache, or what was not recorded."""
     running = _of(summary.concurrency.server_running_max)
     kv, preempted = _of(summary.memory.kv_peak_fraction), _of(summary.memory.preemptions) or 0
@@ -129,10 +141,12 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float, waiting: floa
         by = "the KV cache"
     elif running and not slots:
         by = "the server's batch"
-    ran = f"requests waited in it {number(waiting * 100)}% of the time"
+    ran = "many requests waited in it"
     if running:
-        ran = f"at most {count(running)} of {count(in_flight)} requests ran at once and the others waited"
-    full = f", with the KV cache up to {number(kv * 100)}% full" if kv is not None else ""
+        below = f", below the batch limit of {slots:,}," if slots and by == "the server" else ""
+        most = f"at most {count(running)} of {count(in_flight)}"
+        ran = f"{most} requests ran at once{below} and the others waited"
+    full = f", with the KV cache up to {kv:.0%} full" if kv is not None else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
     return f"Limited by {by}: {ran}{full}{again}"
 
@@ -150,7 +164,7 @@ def _roofline(summary: Summary) -> str:
     steps = f"{row.phase} steps are {bound}-bound"
     if use is None or use.measured is None or not 0 < use.measured <= use.ceiling:
         return f"{steps}, by the roofline"
-    return f"{steps}, at {number(use.measured / use.ceiling * 100)}% of the roofline's bound"
+    return f"{steps}, at {use.measured / use.ceiling:.0%} of the roofline's bound"
 
 
 def _interrupted(summary: Summary) -> bool:

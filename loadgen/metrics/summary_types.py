@@ -206,7 +206,7 @@ class Concurrency(Section):
     max: Figure = titled("Most at once")
     server_running_max: Figure = titled("Running in the server at once, most seen")
     server_waiting_max: Figure = titled("Waiting in the server at once, most seen")
-    server_waiting_fraction: Figure = titled("Time with requests waiting in the server")
+    server_waiting_mean: Figure = titled("Waiting in the server, mean")
     little_residual: Figure = titled("Residual of Little's law")
 
 

@@ -164,11 +164,11 @@ def server_queue(watched: Watched) -> dict[str, Figure]:
     at_s, waiting = watched.series("engine", "waiting")
     during = waiting[(at_s >= 0) & (at_s <= watched.length_s)]
     why = "the load was too short to watch" if len(waiting) else watched.why_missing("engine", "waiting")
-    share = float((during > 0).mean()) if len(during) > 1 else None
+    mean = float(during.mean()) if len(during) > 1 else None
     return {
         "server_running_max": watched.peak("engine", "running", "requests"),
         "server_waiting_max": watched.peak("engine", "waiting", "requests"),
-        "server_waiting_fraction": measured(share, "1", why, len(during)),
+        "server_waiting_mean": measured(mean, "requests", why, len(during)),
     }
 
 

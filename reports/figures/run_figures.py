@@ -287,7 +287,8 @@ def _concentrated(at_s: Floats, end_s: float) -> str:
     if lasted_s[k] > 0.1 * end_s:
         return "spread over the run"
     start_s, last_s = duration(float(at_s[k])), duration(float(at_s[k + half - 1]))
-    return f"half of them {start_s} to {last_s} after the start"
+    when = start_s if start_s == last_s else f"{start_s} to {last_s}"
+    return f"half of them {when} after the start"
 
 
 def drain(

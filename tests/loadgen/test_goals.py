@@ -106,6 +106,16 @@ def test_an_absent_number_tells_nothing_unless_failures_are_why():
     assert result_of("ttft.p99<=1s", few, half_failed) == Result.FAIL
 
 
+def test_a_percentile_that_is_not_known_misses_what_a_lower_one_misses():
+    goal, few = parse_goal("ttft.p99<=1ms"), Absent("p99 needs 662 samples")
+    for median, result in (
+        (between(0.016, 0.017, 0.0165), "fail"),
+        (between(5e-4, 2e-3, 1e-3), "inconclusive"),
+    ):
+        summary = Summary(counts={}, metrics={"ttft": MetricFigures(p50=median, p99=few)}, verdict=VALID)
+        assert judge_goals([goal], summary, COLUMNS)[0].result == result
+
+
 @pytest.mark.parametrize(
     ("state", "code", "results"),
     [

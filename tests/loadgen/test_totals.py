@@ -10,14 +10,17 @@ from loadgen.metrics.throughput import (
     burst,
     concurrency,
     in_flight_steps,
+    server_queue,
     stalls,
     throughputs,
     whole_run,
 )
 from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table
+from loadgen.record.tables import record_table, telemetry_table
+from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent, Estimate
-from tests.loadgen.making import failed, ok
+from servers.host.telemetry import Row
+from tests.loadgen.making import MS, failed, ok
 
 
 def columns(*records):
@@ -108,6 +111,25 @@ def test_ttft_grows_along_the_queue_by_the_time_one_prefill_takes():
     assert found.prefill_tok_per_s.point == pytest.approx(200)
     assert found.first_wave_s.point == pytest.approx(0.5)
     assert found.drain_s.point == pytest.approx(0.5 + 0.02 * 99)
+
+
+def test_a_burst_that_was_cut_off_never_drained():
+    records = [ok(i, 0.5, []) for i in range(20)]
+    cut = replace(records[0], outcome="cancelled")
+    assert burst(columns(*records[1:], cut)).drain_s.code == "not-drained"
+
+
+def test_the_servers_queue_counts_while_the_load_ran():
+    rows = [Row(at * MS, "engine", "waiting", n) for at, n in ((-5, 9.0), (0, 4.0), (500, 2.0), (1500, 9.0))]
+    rows.append(Row(100 * MS, "engine", "running", 3.0))
+    found = server_queue(Watched(Telemetry.of(telemetry_table(rows)), 1.0))
+    assert {name: figure.point for name, figure in found.items()} == {
+        "server_running_max": 3,
+        "server_waiting_max": 4,
+        "server_waiting_mean": 3,
+    }
+    unknown = server_queue(Watched(Telemetry.empty(), 1.0))
+    assert all(isinstance(figure, Absent) for figure in unknown.values())
 
 
 def test_the_plateau_lies_between_a_tenth_and_nine_tenths_of_the_first_tokens():

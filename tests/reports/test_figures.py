@@ -25,8 +25,41 @@ def test_the_ecdf_table_holds_the_order_statistics():
 def test_failures_are_the_gap_below_one():
     plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)])
     assert values_of(plot)[-1][1] == "90.0%"
-    assert "10 of 100 failed" in plot.finding
-    assert "10 failed" in plot.drawings[0].body
+    assert "10 of 100 were not served" in plot.finding
+    assert "10 not served" in plot.drawings[0].body
+
+
+def test_an_ecdf_labels_only_the_percentiles_that_it_is_given():
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 901.0), marked=(0.9,))
+    assert "p90" in plot.drawings[0].body
+    assert not re.search("p50|p99", plot.drawings[0].body)
+    assert "half" not in plot.finding
+
+
+def test_an_ecdf_ends_little_above_its_curve_where_many_failed():
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 701.0), np.full(300, np.inf)])
+    ticks = re.findall(r">(\d+%)</text>", plot.drawings[0].body)
+    assert "60%" in ticks
+    assert "99%" not in ticks
+
+
+def gaps_of(at_s):
+    """Gaps of 10 ms in one reply of 10 s, and gaps of 200 ms that end at the given times."""
+    event_s = np.arange(1000) / 100
+    inside = np.any([(event_s > at - 0.195) & (event_s < at - 0.005) for at in at_s], axis=0)
+    event_s = event_s[~inside]
+    return run_figures.gap_map(event_s, np.zeros(len(event_s), int), np.linspace(0, 10, 101))
+
+
+def test_long_gaps_are_placed_only_where_they_crowd_together():
+    assert "spread over the run" in gaps_of([1.0, 3.0, 5.0, 7.0, 9.0]).finding
+    assert "half of them 5.00 s to 5.30 s after" in gaps_of([5.0, 5.3, 5.6, 9.0]).finding
+
+
+def test_a_narrow_range_of_gaps_still_has_several_ticks():
+    event_s = np.cumsum(np.random.default_rng(0).uniform(0.0105, 0.0135, 400))
+    plot = run_figures.gap_map(event_s, np.zeros(400, int), np.linspace(0, 5, 101))
+    assert {"11", "12", "13"} <= set(re.findall(r">([\d.]+)</text>", plot.drawings[0].body))
 
 
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0], [np.inf, np.inf]])

@@ -1,16 +1,17 @@
 import json
 import re
+import shutil
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from loadgen.metrics.summary import summarize_run
-from loadgen.metrics.summary_types import Summary
+from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record import tables
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.stats.figure import measured
+from loadgen.stats.figure import Absent, measured
 from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.answer import answer
 from reports.number_format import number, scale_for
@@ -204,7 +205,7 @@ def test_an_open_loops_warm_up_and_drain_are_greyed_and_a_bursts_are_not(lossy, 
     summary = replace(view.summary, window=window)
     timeline, *_ = sections.when(replace(view, summary=summary))
     assert {"warm-up</text>", "drain</text>"} <= texts(timeline)
-    assert "What is grey counts in no number" in timeline.explained
+    assert "No number on this page counts the grey parts" in timeline.explained
     timeline, *_ = sections.when(view_of(lossy))
     assert "drain</text>" not in texts(timeline)
     assert "last first token</text>" in texts(timeline)
@@ -228,8 +229,52 @@ def test_an_interrupted_run_says_so_first_and_its_banner_is_not_green(lossy):
     summary = replace(lossy.summary, verdict=Verdict(State.VALID, (), (interrupted,)))
     assert banner(summary).tone == "warn"
     assert (
-        answer(summary, lambda: view_of(lossy)).details[0].startswith("The run was interrupted after 111 of")
+        answer(summary, lossy.manifest, lambda: view_of(lossy))
+        .details[0]
+        .startswith("The run was interrupted after 111 of")
     )
+
+
+def test_what_an_interruption_cut_off_has_not_failed(lossy):
+    interrupted = Reason("interrupted", "The run was interrupted.", "Run it again.")
+    counts = {"planned": 300, "ok": 151, "cancelled": 149}
+    summary = replace(lossy.summary, counts=counts, verdict=Verdict(State.VALID, (), (interrupted,)))
+    told = answer(summary, lossy.manifest, lambda: view_of(lossy))
+    assert "the 149 that it cut off" in told.details[0]
+    assert not any("failed" in words for words in (told.sentence, *told.details))
+    shown = banner(summary)
+    assert shown.state == "INTERRUPTED"
+    assert not shown.reasons
+
+
+def test_a_burst_that_was_cut_off_marks_no_last_first_token(lossy):
+    summary = replace(lossy.summary, burst=replace(lossy.summary.burst, drain_s=Absent("cut off")))
+    timeline, *_ = sections.when(replace(view_of(lossy), summary=summary))
+    assert "last first token</text>" not in texts(timeline)
+
+
+def test_a_failed_run_says_so_before_its_numbers(lossy):
+    verdict = Verdict(State.FAILED, (Reason("too-many-failures", "9", ""),))
+    told = answer(replace(lossy.summary, verdict=verdict), lossy.manifest, lambda: view_of(lossy))
+    assert told.sentence.startswith("9 of 120 requests failed (")
+    assert told.details[0].startswith("Served ")
+
+
+def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopeless, tmp_path):
+    copy = RunDir(shutil.copytree(hopeless.path, tmp_path / "run"))
+    copy.server_log.write_text("(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room")
+    told = answer(hopeless.summary, hopeless.manifest, lambda: view_of(open_run(copy.path)))
+    assert told.sentence.startswith(
+        "Nothing was served: the server's log says MemoryError: no room; all 20 req"
+    )
+
+
+def test_a_missed_slo_is_in_no_green_banner(steady):
+    assert banner(steady.summary).tone == "good"
+    missed = TargetResult("ttft.p99<=1ms", Result.FAIL, "", measured(0.02, "s", ""))
+    shown = banner(replace(steady.summary, targets=(missed,)))
+    assert (shown.state, shown.tone) == ("VALID", "warn")
+    assert shown.sentence.endswith("SLOs: 1 missed.")
 
 
 def test_failed_requests_are_counted_once_in_the_banner(lossy):

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterator
 from functools import cache
+from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -181,10 +182,13 @@ def test_throughput_memory_and_other_totals_are_the_same_in_every_format(run, tm
 
 def test_the_first_sentence_has_the_numbers_of_the_summary(run, tmp_path, capsys):
     summary, html = in_json(run.path), page_of(run.path)
-    sentence = re.search(r'<div class="answer"><p>(.*?)</p>', html)[1]
-    assert printed(["show", str(run.path)], capsys).splitlines()[2] == sentence
+    answer = re.search(r'<div class="answer">(.*?)</div>', html, re.DOTALL)[1]
+    first, *details = map(unescape, re.findall(r"<p.*?>(.*?)</p>", answer))
+    assert details
+    assert printed(["show", str(run.path)], capsys).splitlines()[2:][: 1 + len(details)] == [first, *details]
     main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
-    assert f"**{sentence}**" in (tmp_path / "summary.md").read_text()
+    assert "\n\n".join([f"**{first}**", *details]) in (tmp_path / "summary.md").read_text()
+    (sentence,) = (words for words in (first, *details) if words.startswith("Served"))
     rate, tokens, first, first_unit, each, each_unit = re.match(
         r"Served (\S+) req/s, (\S+) output tok/s; median first token (\S+) (\w+), then (\S+) (\w+) per token",
         sentence,

@@ -9,18 +9,23 @@ import contextlib
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
 from burstline.verbs.compare import comparison_of
 from loadgen.metrics.cold_start import ColdStart
+from loadgen.metrics.summary_types import Concurrency, Memory, Stationarity, Summary
+from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.verdict import warnings
 from loadgen.verdict.grades import Grade, PercentileGrade
-from loadgen.verdict.verdict import Evidence, Reason, judge
+from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
+from reports.answer import limit
 from reports.compare.answer import comparison_answer
-from reports.page.page import STATES
+from reports.page.page import FAILED_BY, INTERRUPTED, STATES
+from servers.engine import Identity
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"
@@ -91,6 +96,47 @@ def reasons() -> Iterator[Reason]:
             yield reason
 
 
+def loaded(
+    in_flight: float, *queue: float, level: bool = False, kv: float = 0.4, reasons: str = ""
+) -> Summary:
+    """A run with so many requests in flight; `queue`: how many ran at once, and how many waited on average."""
+    known = (
+        dict(zip(("server_running_max", "server_waiting_mean"), map(at, queue), strict=True)) if queue else {}
+    )
+    codes = tuple(Reason(code, "", "") for code in reasons.split())
+    return Summary(
+        counts=OK,
+        metrics={},
+        verdict=Verdict(State.NOT_STATIONARY if codes else State.VALID, codes),
+        concurrency=Concurrency(mean=at(in_flight / 2), max=at(in_flight), **known),
+        stationarity=Stationarity(in_flight_trend_p=at(0.5)) if level else Stationarity(),
+        memory=Memory(kv_peak_fraction=at(kv), preemptions=at(12 if kv > 0.9 else 0)),
+    )
+
+
+def limits() -> Iterator[str]:
+    burst = Manifest(engine="vllm", workload="burst", identity=Identity("vllm"))
+    slots = replace(burst, identity=Identity("vllm", max_num_seqs=256))
+    rate = replace(burst, arrivals=ArrivalFacts("poisson", 20.0))
+    users = replace(burst, concurrency=8)
+    for manifest, summary in (
+        (rate, loaded(5, level=True)),
+        (rate, loaded(80, reasons="overloaded")),
+        (users, loaded(8, 8, 0.0)),
+        (users, loaded(8, 8, 1.2)),
+        (users, loaded(8)),
+        (burst, loaded(1)),
+        (burst, loaded(64, 64, 12.0)),
+        (burst, loaded(1000, 256, 400.0)),
+        (slots, loaded(1000, 256, 400.0)),
+        (slots, loaded(1000, 90, 400.0)),
+        (slots, loaded(1000, 90, 400.0, kv=0.99)),
+        (burst, loaded(1000)),
+        (burst, replace(loaded(9), verdict=Verdict(State.CLIENT_BOUND))),
+    ):
+        yield limit(summary, manifest)
+
+
 def mistakes() -> Iterator[str]:
     for words in MISTAKES:
         errors = io.StringIO()
@@ -120,6 +166,8 @@ def comparisons(folder: Path) -> Iterator[str]:
 
 def table() -> str:
     lines = ["# Verdicts", *(f"{state}: {text}" for state, (_, _, text) in STATES.items())]
+    lines += [f"FAILED ({code}): {text}" for code, text in FAILED_BY.items()]
+    lines += [f"INTERRUPTED: {INTERRUPTED}", "", "# What limited the run", *limits()]
     lines += ["", "# Reasons and warnings: what happened | what to do"]
     lines += [f"{reason.code}: {reason.text} | {reason.advice}" for reason in reasons()]
     with TemporaryDirectory() as folder:
