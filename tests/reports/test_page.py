@@ -264,9 +264,7 @@ def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopele
     copy = RunDir(shutil.copytree(hopeless.path, tmp_path / "run"))
     copy.server_log.write_text("(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room")
     told = answer(hopeless.summary, hopeless.manifest, lambda: view_of(open_run(copy.path)))
-    assert told.sentence.startswith(
-        "Nothing was served: the server's log says MemoryError: no room; all 20 req"
-    )
+    assert told.sentence.startswith("Nothing was served: the server's log says MemoryError: no room; all")
 
 
 def test_a_missed_slo_is_in_no_green_banner(steady):
@@ -282,3 +280,10 @@ def test_failed_requests_are_counted_once_in_the_banner(lossy):
     assert [reason.code for reason in banner(replace(lossy.summary, verdict=verdict)).reasons] == [
         "too-many-failures"
     ]
+
+
+def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
+    told = answer(metal.summary, metal.manifest, lambda: view_of(metal)).details[0]
+    assert re.search(
+        r"; decode steps are \w+-bound, (at \d+% of the roofline's bound|by the roofline)\.$", told
+    )

@@ -96,19 +96,18 @@ def reasons() -> Iterator[Reason]:
             yield reason
 
 
-def loaded(
-    in_flight: float, *queue: float, level: bool = False, kv: float = 0.4, reasons: str = ""
-) -> Summary:
-    """A run with so many requests in flight; `queue`: how many ran at once, and how many waited on average."""
-    known = (
-        dict(zip(("server_running_max", "server_waiting_mean"), map(at, queue), strict=True)) if queue else {}
-    )
+QUEUE = ("server_running_max", "server_waiting_mean")
+
+
+def loaded(n: float, *queue: float, level: bool = False, kv: float = 0.4, reasons: str = "") -> Summary:
+    """A run with `n` requests in flight; `queue`: how many ran at once, and how many waited on average."""
+    known = dict(zip(QUEUE, map(at, queue), strict=bool(queue)))
     codes = tuple(Reason(code, "", "") for code in reasons.split())
     return Summary(
         counts=OK,
         metrics={},
         verdict=Verdict(State.NOT_STATIONARY if codes else State.VALID, codes),
-        concurrency=Concurrency(mean=at(in_flight / 2), max=at(in_flight), **known),
+        concurrency=Concurrency(mean=at(n / 2), max=at(n), **known),
         stationarity=Stationarity(in_flight_trend_p=at(0.5)) if level else Stationarity(),
         memory=Memory(kv_peak_fraction=at(kv), preemptions=at(12 if kv > 0.9 else 0)),
     )
