@@ -330,7 +330,7 @@ def drain(
                 "x",
                 color=BAD,
                 markersize=5,
-                label="failed",
+                label="not served",
                 clip_on=False,
             )
         panel.set_ylim(0, top)
@@ -437,7 +437,7 @@ def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, thickness: f
     lost = ~c.ok[order] & np.isfinite(ended)
     if lost.any():
         panel.plot(
-            ended[lost], place[lost], "x", color=BAD, markersize=5, markeredgewidth=1.4, label="failed"
+            ended[lost], place[lost], "x", color=BAD, markersize=5, markeredgewidth=1.4, label="not served"
         )
 
 
@@ -460,4 +460,4 @@ def _level(value: float) -> str:
 
 
 def _finite(value: float) -> str:
-    return number(value) if math.isfinite(value) else "failed"
+    return number(value) if math.isfinite(value) else "not served"

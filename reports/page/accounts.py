@@ -109,7 +109,7 @@ def _listed(shown: Shown) -> str:
             f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest and those named elsewhere"
             " on this page; `burstline export` writes all of them as CSV and Parquet"
         )
-    return f"{text}; ∞ stands for a failed one"
+    return f"{text}; ∞ stands for one that was not served"
 
 
 def nothing(view: View) -> list[Block]:
