@@ -19,6 +19,7 @@ from loadgen.stats.figure import Absent
 from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
 from reports.request_sample import Shown, shown_of
+from servers.redact import words_of_server
 from servers.registry import ENGINES
 
 LOG_LINES = 12
@@ -90,8 +91,14 @@ def summary_of(run: Run) -> Summary:
     return run.summary if run.summary is not None else summarize_run(run)
 
 
+def _log_cause(run: Run) -> str | None:
+    engine = ENGINES.get(run.manifest.engine)
+    cause = engine.root_cause(run.server_log) if engine else None
+    return words_of_server(cause, 300) if cause else None
+
+
 def view_of(run: Run) -> View:
-    summary, engine = summary_of(run), ENGINES.get(run.manifest.engine)
+    summary = summary_of(run)
     return View(
         name=run.name,
         status=run.status,
@@ -100,5 +107,5 @@ def view_of(run: Run) -> View:
         telemetry=run.watched,
         columns=run.columns,
         log_tail=tuple(run.server_log.splitlines()[-LOG_LINES:]),
-        log_cause=engine.root_cause(run.server_log) if engine and not summary.counts.get("ok") else None,
+        log_cause=_log_cause(run) if not summary.counts.get("ok") else None,
     )
