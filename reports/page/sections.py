@@ -299,7 +299,7 @@ def burst(view: View) -> list[Block]:
     slope = group.ttft_slope_s_per_request
     slope_s = slope.point if isinstance(slope, Estimate) else None
     ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
-    finding = _drain_finding(ttft_s[np.isfinite(ttft_s)], slope_s)
+    finding = _drain_finding(ttft_s, slope_s)
     plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
         return [Note("No request has a first token: there is nothing to drain.")]
@@ -308,10 +308,12 @@ def burst(view: View) -> list[Block]:
 
 
 def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
-    if not len(ttft_s):
+    came_s = ttft_s[np.isfinite(ttft_s)]
+    if not len(came_s):
         return ""
-    first, last = duration(float(ttft_s.min())), duration(float(ttft_s.max()))
-    wave = f"First tokens come from {first} to {last} after the burst."
+    first, last = duration(float(came_s.min())), duration(float(came_s.max()))
+    served = "" if len(came_s) == len(ttft_s) else f" of the {len(came_s):,} served requests"
+    wave = f"First tokens{served} come from {first} to {last} after the burst."
     if slope_s is None or slope_s <= 0:
         return wave
     rate = number(1 / slope_s)
