@@ -196,10 +196,12 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
     cells = tuple(
         cell_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
     )
+    servers = [member.run.manifest.server for runs in members.values() for member in runs]
+    anew = all(server is not None and not server.attached for server in servers)
     facts = (
         suite["name"] if suite["description"] else "",
         f"{len(suite['slots']) - len(missing)} of {len(suite['slots'])} runs",
-        "interleaved in time, each engine started anew for each run",
+        f"interleaved in time{', each engine started anew for each run' if anew else ''}",
     )
     return Comparison(
         suite["description"] or suite["name"], cells, tuple(filter(None, facts)), tuple(missing)

@@ -198,7 +198,11 @@ def _judge_number(number: _Number, works: Sequence[Work]) -> tuple[Fact, Reason 
 
 
 def _why_failed(works: Sequence[Work]) -> str:
-    said = [f"{work.label}: {work.failures}" for work in works if work.failures]
+    said = [
+        f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
+        for work in works
+        if work.failures
+    ]
     return f" ({'; '.join(said)})"
 
 
@@ -305,7 +309,9 @@ def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
         runs = [work for work in works if state_of(work.verdict) == state]
         if runs:
             who = ", ".join(dict.fromkeys(work.label for work in runs))
-            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'}"
-            text = f"{many} {state} ({who}). {runs[0].verdict_reason}".rstrip()
+            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state} ({who})"
+            which = f"{runs[0].label}: " if "," in who and runs[0].verdict_reason else ""
+            told = f"The run is {state}" if len(works) == 1 else many
+            text = f"{told}. {which}{runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, "The run's own report says what to do."))
     return tuple(reasons)

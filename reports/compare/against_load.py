@@ -11,13 +11,13 @@ from reports.compare.sweep_load import KINDS, SweepLoad
 from reports.compare.sweeps import AGAINST, Sweep, reach_of
 from reports.figures.drawing import Plot
 from reports.figures.load_curves import LoadPanel, LoadPoint, load_curves
-from reports.number_format import Scale, interval, point, scale_for
+from reports.number_format import Scale, interval, number, point, scale_for
 from reports.tables import Cell, Column, Row, Table
 
 EXPLAINED: Final = (
-    "One panel for each percentile over the load, lower is better. Whiskers are 95% intervals, hollow points "
-    "cannot be relied on, a cross at the top is a percentile that failed requests make infinite, and a "
-    "dashed green line is an SLO."
+    "One panel for each percentile over the load, lower is better. Whiskers are 95% intervals, with an arrow "
+    "where there is no bound. Hollow points cannot be relied on, a cross at the top is a percentile that "
+    "failed requests make infinite, and a dashed green line is an SLO."
 )
 WIDTH: Final = 310.0
 
@@ -34,7 +34,8 @@ def not_drawn(sweep: Sweep) -> list[str]:
         figures = [at.percentiles["e2e"][p] for at in sweep.points]
         reasons = [figure.reason for figure in figures if isinstance(figure, Absent)]
         if reasons and len(reasons) == len(figures):
-            return [f"{p} is not drawn against the load: {reasons[0]}."]
+            at = sweep.points[0]
+            return [f"{p} is not drawn against the load: {reasons[0]} ({at.label}, {at.load})."]
     return []
 
 
@@ -85,7 +86,8 @@ def _ends(sweep: Sweep, metric: str, p: str, scale: Scale) -> Iterator[str]:
     for label in sweep.labels:
         loads = [load for who, load in known if who == label]
         if loads:
-            first, last = (point(known[label, load], scale) for load in (min(loads), max(loads)))
+            ends = (known[label, load].point / scale.divisor for load in (min(loads), max(loads)))
+            first, last = map(number, ends)
             yield f"{label} {first} to {last} {scale.unit}"
 
 

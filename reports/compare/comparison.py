@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -11,14 +12,14 @@ import numpy as np
 from loadgen.metrics.definitions import METRICS
 from loadgen.record.columns import Floats
 from loadgen.record.rundir import Run
-from loadgen.stats.figure import Absent, Figure
+from loadgen.stats.figure import Absent, Estimate, Figure
 from loadgen.verdict.admitted import admitted
 from loadgen.verdict.comparable import ALONE, Comparability, comparability
 from loadgen.verdict.equal_length import Matched, matched
 from loadgen.verdict.served_work import Work, work_of
 from loadgen.verdict.verdict import Reason
 from reports.compare.pooled_figures import Path, figure_of
-from reports.compare.significance_text import Contrasts, Pair, better, contrasts_of
+from reports.compare.significance_text import Contrasts, Pair, better, contrasts_of, turned
 from reports.compare.sweep_load import differ_in_load_alone
 from reports.run_view import View, view_of
 
@@ -53,6 +54,7 @@ HEADLINES: Final = (
 )
 
 
+E2E: Final = next(h for h in HEADLINES if h.path == ("metrics", "e2e", "p50"))
 TITLES: Final = {headline.path: (headline.title, headline.better) for headline in HEADLINES}
 
 
@@ -99,12 +101,29 @@ class ComparisonCell:
         """The contender that is significantly better than every other; None where there is none."""
 
         def beats(one: str, other: str) -> bool:
-            if (other, one) in self.contrasts:
-                return better(self.contrasts[other, one].get(headline.path), headline.better) is True
-            return better(self.contrasts.get((one, other), {}).get(headline.path), headline.better) is False
+            return better(self.versus(one, other).get(headline.path), headline.better) is True
 
         winners = (one for one in self.labels if all(beats(one, o) for o in self.labels if o != one))
         return next(winners, None) if len(self.labels) > 1 else None
+
+    def versus(self, one: str, other: str) -> Contrasts:
+        """Every ratio of `one` to `other`; none where they are not compared."""
+        if (other, one) in self.contrasts:
+            return self.contrasts[other, one]
+        return turned(self.contrasts.get((one, other), {}))
+
+    def e2e(self, label: str) -> float:
+        """The contender's E2E p50, seconds; infinite where it has none."""
+        figure = self.figure(label, E2E)
+        return figure.point if isinstance(figure, Estimate) else math.inf
+
+    def pairs(self) -> list[tuple[Pair, Contrasts]]:
+        """The fastest by E2E p50 against each other contender, in the order of E2E p50, and their ratios.
+
+        The whole page compares these pairs in this direction.
+        """
+        order = sorted(self.labels, key=self.e2e)
+        return [((order[0], other), self.versus(order[0], other)) for other in order[1:]]
 
     def latencies(self, label: str, metric: str) -> Floats:
         """Every planned request of all the contender's runs; +inf where it failed."""

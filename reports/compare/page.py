@@ -94,6 +94,9 @@ def banner(comparison: Comparison) -> Banner:
     )
     if 0 < len(refused) < len(states):
         n = len(states) - len(refused)
+        if not any(cell.gate.comparable or len(cell.labels) > 1 for cell in comparison.cells):
+            sentence = f"Not usable: {'; '.join(refused)}."
+            return Banner(f"{n} OF {len(states)} LOADS USABLE", "warn", "!", sentence, reasons)
         sentence = f"Not ranked: {'; '.join(refused)}. The others did the same work: their numbers compare."
         return Banner(f"{n} OF {len(states)} {COMPARABLE}", "warn", "!", sentence, reasons)
     return Banner(worst, tone, mark, sentence, reasons)

@@ -12,7 +12,7 @@ from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from reports.compare.comparison import HEADLINES, TITLES, ComparisonCell, Headline
 from reports.compare.pooled_figures import points
-from reports.compare.significance_text import finding, remarks
+from reports.compare.significance_text import finding, remarks, times_of
 from reports.number_format import interval, number, point, scale_of
 from reports.tables import Cell as TableCell
 from reports.tables import Column, Row, Table
@@ -21,24 +21,23 @@ ARROWS: Final = {"lower": "↓", "higher": "↑"}
 
 
 def findings(cell: ComparisonCell) -> list[str]:
-    """A sentence for each contender compared with the first."""
-    return [finding(pair, c, TITLES) for pair, c in cell.contrasts.items() if pair[0] == cell.labels[0]]
+    """A sentence for the fastest compared with each other contender."""
+    return [finding(pair, contrasts, TITLES) for pair, contrasts in cell.pairs() if cell.contrasts]
 
 
 def side_by_side(cell: ComparisonCell) -> Table:
-    """One row a number, one column a contender, then each of them against the first."""
+    """One row a number, one column a contender, then the fastest against each other."""
     rows = tuple(_row(cell, headline) for headline in HEADLINES if _is_known(cell, headline))
-    first, *others = cell.labels
-    against = [f"{other} / {first}" for other in others] if cell.contrasts else []
+    against = [f"{one} vs {other}" for (one, other), _ in cell.pairs() if cell.contrasts]
     noise = ["A/A noise"] if _is_noise_known(cell) else []
     columns = (Column("Number", False), Column("Unit", False), *map(Column, [*cell.labels, *against, *noise]))
     notes = list(remarks(list(cell.contrasts.values())))
     if any(cell.best(headline) for headline in HEADLINES):
-        notes.append("★ is different from every other, and better.")
+        notes.append("★: significantly better than every other.")
     if noise:
-        notes.append("A/A noise: two runs of one system differ by more but once in twenty.")
+        notes.append("A/A noise: two runs of one system differ by more only once in twenty.")
     return Table(
-        f"{cell.name or 'Side by side'}: 95% intervals in brackets", columns, rows, notes=tuple(notes)
+        f"{cell.name or 'Side by side'}: 95% intervals in brackets", columns, rows, remark=" ".join(notes)
     )
 
 
@@ -81,7 +80,7 @@ def spread_table(cell: ComparisonCell) -> Table | None:
         "Standard deviation of one run's number. A fresh start adds to it where the server compiles or "
         "allocates for the shapes that come first. `--repeats 6 --restart 2` measures both."
     )
-    return Table("Spread between runs", columns, tuple(rows), notes=(note,))
+    return Table("Spread between runs", columns, tuple(rows), remark=note)
 
 
 def _spread(noise: Noise | Absent, what: str) -> TableCell:
@@ -117,15 +116,14 @@ def _row(cell: ComparisonCell, headline: Headline) -> Row:
         tone = "best" if label == best else ""
         values.append(TableCell(f"{mark}{point(figure, scale)}", detail=interval(figure, scale), tone=tone))
     title = f"{headline.title} {ARROWS.get(headline.better, '')}".strip()
-    first, *others = cell.labels
-    against = [_against(cell.contrasts[first, o].get(headline.path)) for o in others if cell.contrasts]
+    against = [_against(ratios.get(headline.path), headline) for _, ratios in cell.pairs() if cell.contrasts]
     noise = _noise(cell, headline)
     shown = [TableCell("" if noise is None else f"{noise:.1%}")] if _is_noise_known(cell) else []
     return Row((TableCell(title), TableCell(scale.unit), *values, *against, *shown))
 
 
-def _against(contrast: Contrast | Absent | None) -> TableCell:
-    """The ratio in words and numbers; empty for a number on which no verdict is given.
+def _against(contrast: Contrast | Absent | None, headline: Headline) -> TableCell:
+    """`1.35x faster` and whether that is significant; empty for a number on which no verdict is given.
 
     Why there is none stands with the contenders' numbers, or is that these have no interval.
     """
@@ -133,19 +131,13 @@ def _against(contrast: Contrast | Absent | None) -> TableCell:
         return TableCell("")
     if isinstance(contrast, Absent):
         return TableCell("–")
-    ratio = _times(contrast.ratio.point)
-    if contrast.ratio.low is None or contrast.ratio.high is None:
-        return TableCell(f"{ratio} {contrast.answer}")
-    detail = f"[{_times(contrast.ratio.low)}, {_times(contrast.ratio.high)}]"
-    if contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
+    times = times_of(contrast, headline.title, headline.better)
+    detail = " ".join(filter(None, (times.ends, contrast.answer)))
+    if times.ends and contrast.answer == Answer.INCONCLUSIVE and contrast.detectable is not None:
         detail += f"; detects {_more(contrast.detectable)}"
-    return TableCell(f"{ratio} {contrast.answer}", detail=detail)
+    return TableCell(times.text, detail=detail)
 
 
 def _more(share: float) -> str:
     """A relative difference: percent, from twice as much on a factor."""
     return f"{share:.0%}" if share < 1 else f"{number(1 + min(share, 999))}×"
-
-
-def _times(ratio: float) -> str:
-    return number(ratio) if ratio >= 10 else f"{ratio:.3f}"

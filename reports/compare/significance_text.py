@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
@@ -100,15 +101,73 @@ def grade_of(view: View, path: Path) -> Grade:
 
 
 def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
-    """Whether the second of the pair is better, None where that is not told; `which` is lower or higher."""
+    """Whether the ratio's first contender is better, None where that is not told; `which` is lower or higher."""
     if not isinstance(contrast, Contrast) or contrast.answer != Answer.DIFFERENT:
         return None
     return (contrast.ratio.point > 1) == (which == "higher")
 
 
+def turned(contrasts: Contrasts) -> Contrasts:
+    """The same numbers with each ratio the other way round."""
+    return {path: each if isinstance(each, Absent) else _turned(each) for path, each in contrasts.items()}
+
+
+def _turned(contrast: Contrast) -> Contrast:
+    ratio = contrast.ratio
+    point, low, high = (
+        None if end is None else 1 / end if end else math.inf for end in (ratio.point, ratio.high, ratio.low)
+    )
+    assert point is not None
+    return replace(contrast, ratio=replace(ratio, point=point, low=low, high=high))
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A ratio as a person says it, such as 1.48 and "faster": `value` is at least 1, its interval in `word`'s
+    direction, with ends below 1 where the other direction is possible too."""
+
+    value: float
+    low: float | None
+    high: float | None
+    word: str
+
+    @property
+    def text(self) -> str:
+        """`1.48x faster`; without a word where it rounds to 1."""
+        return f"{number(self.value)}x {self.word}" if self.value >= 1.005 else "1.00x"
+
+    @property
+    def ends(self) -> str:
+        """`[1.29, 1.69]`, "" without an interval."""
+        known = self.low is not None and self.high is not None
+        return f"[{number(self.low or 0.0)}, {number(self.high or 0.0)}]" if known else ""
+
+
+def times_of(contrast: Contrast, title: str, which: str) -> Times:
+    """How many times faster, slower, higher or lower; `which` is the better direction of the number."""
+    is_time = which == "lower" and "emory" not in title
+    ratio = contrast.ratio
+    is_below = ratio.point < 1
+    upward = (_turned(contrast) if is_below else contrast).ratio
+    word = ("faster" if is_below else "slower") if is_time else ("lower" if is_below else "higher")
+    return Times(upward.point, upward.low, upward.high, word)
+
+
+def why_open(contrast: Contrast, contrasts: Contrasts) -> str:
+    """Why a difference is not significant, one of `contrasts`; "" where it is."""
+    low, high = contrast.ratio.low, contrast.ratio.high
+    if contrast.answer != Answer.INCONCLUSIVE:
+        return ""
+    if low is None or high is None:
+        return "not significant, one run each does not show the noise between runs"
+    if low <= 1 <= high:
+        return "not significant"
+    return f"not significant after correcting for {n_numbers([contrasts])} compared numbers"
+
+
 def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> str:
-    """One sentence on the second against the first; `titles` are each number's title and better direction."""
-    a, b = pair
+    """One sentence on the first against the second; `titles` are each number's title and better direction."""
+    one, other = pair
     groups: dict[str, list[str]] = {"better": [], "worse": [], "same": [], "inconclusive": []}
     for path, contrast in contrasts.items():
         if isinstance(contrast, Contrast):
@@ -119,9 +178,9 @@ def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, s
             else:
                 groups["same" if contrast.answer == Answer.SAME else "inconclusive"].append(title)
     if not any(groups.values()):
-        return f"{b} against {a}: nothing can be compared."
-    told = [f"{b} is {', '.join((*groups['better'], *groups['worse']))} than {a}"]
-    told = told if groups["better"] or groups["worse"] else [f"{b} against {a}"]
+        return f"{one} against {other}: nothing can be compared."
+    told = [f"{one} is {', '.join((*groups['better'], *groups['worse']))} than {other}"]
+    told = told if groups["better"] or groups["worse"] else [f"{one} against {other}"]
     told += [f"the same within {MARGIN:.0%}: {', '.join(groups['same'])}"] * bool(groups["same"])
     told += [f"inconclusive: {', '.join(groups['inconclusive'])}"] * bool(groups["inconclusive"])
     return f"{'; '.join(told)}."
@@ -129,15 +188,8 @@ def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, s
 
 def _times(title: str, which: str, contrast: Contrast) -> str:
     """A ratio as a person says it: `1.48x faster (E2E p50), 95% CI [1.29, 1.69]`."""
-    ratio, low, high = contrast.ratio.point, contrast.ratio.low, contrast.ratio.high
-    is_time = which == "lower" and "emory" not in title
-    word = ("faster" if ratio < 1 else "slower") if is_time else ("higher" if ratio > 1 else "lower")
-    turn = (is_time and ratio < 1) or (not is_time and ratio < 1)
-    times = number(1 / ratio if turn else ratio)
-    if low is None or high is None:
-        return f"{times}x {word} ({title})"
-    ends = (1 / high, 1 / low) if turn else (low, high)
-    return f"{times}x {word} ({title}), 95% CI [{number(ends[0])}, {number(ends[1])}]"
+    times = times_of(contrast, title, which)
+    return f"{times.text} ({title}){f', 95% CI {times.ends}' if times.ends else ''}"
 
 
 def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
@@ -146,7 +198,7 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
     if not found:
         return
     yield (
-        f"different: beyond chance, {_n_numbers(contrasts)} numbers allowed for; same: within {MARGIN:.0%}; "
+        f"different: beyond chance, {n_numbers(contrasts)} numbers allowed for; same: within {MARGIN:.0%}; "
         "inconclusive: this comparison has 80% power to detect the difference shown."
     )
     if any(c.noise is None for c in found):
@@ -162,7 +214,7 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
         yield f"{many[0].upper()}{many[1:]} runs of each would decide what is inconclusive now."
 
 
-def _n_numbers(contrasts: Sequence[Contrasts]) -> int:
+def n_numbers(contrasts: Sequence[Contrasts]) -> int:
     """In how many numbers a pair is compared that vary at all, at most."""
     return max(
         sum(isinstance(c, Contrast) and c.ratio.low is not None for c in each.values()) for each in contrasts

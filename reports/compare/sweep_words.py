@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from loadgen.metrics.definitions import METRICS
+from loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
 from loadgen.stats.figure import Estimate
 from reports.compare.sweeps import Point, Sweep
 from reports.number_format import number
 
 KNEE: Final = 0.9
 """The share of peak throughput that counts as reaching it."""
+OF_A_RUN: Final[Mapping[str, str]] = {
+    "goodput_per_s": "Goodput",
+    "attainment": "Share of requests that meet their SLOs",
+    "drain_s": "Time to drain",
+    "server_peak_bytes": "Server memory",
+    "device_peak_bytes": "GPU memory",
+}
+UNITS: Final[Mapping[str, str]] = {"tok/s": " tok/s", "1/s": " req/s"}
+
+
+def slo_words(goal: Goal) -> str:
+    """`TTFT p90 ≤ 150 ms` of `ttft.p90<=150ms`."""
+    title = OF_A_RUN.get(goal.metric) or METRICS[goal.metric].title
+    written = re.fullmatch(r"([\d.eE+-]*\d\.?)(.*)", goal.text.partition(goal.op)[2])
+    value, unit = written.groups() if written else ("", "")
+    unit = f" {unit}" if unit and unit != "%" else unit
+    if not unit and goal.metric in WHOLE_RUN:
+        unit = UNITS.get(WHOLE_RUN[goal.metric][2], "")
+    sign = "≤" if goal.op == "<=" else "≥"
+    return f"{' '.join(filter(None, (title, goal.statistic)))} {sign} {value}{unit}"
+
+
+def slos_words(texts: Iterable[str]) -> str:
+    """SLOs as they were written, in words."""
+    return " and ".join(slo_words(parse_goal(text)) for text in texts)
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Most output within all SLOs: vllm 1,200 tok/s with 8/s, 1.5x tgi's 800 tok/s with 6/s.`
+    """`Most output that meets all SLOs for certain: vllm 1,200 tok/s with 8/s, 1.5x tgi's 800 tok/s with 4/s`.
 
-    Without SLOs the highest output; the contender that gives most stands first.
+    Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
     """
     best = {
         label: best_within(points) if sweep.goals else _highest(points)
@@ -32,9 +60,47 @@ def best_loads(sweep: Sweep) -> str:
     for at in others:
         times = first.output_point / at.output_point if at.output_point else 0.0
         parts.append(f"{number(times)}x {at.label}'s {_told(at, sweep)}" if times else _told(at, sweep))
-    what = "Most output within all SLOs" if sweep.goals else "Highest output"
+    what = "Most output that meets all SLOs for certain" if sweep.goals else _of_which_loads(sweep, known)
     lacking = f"; {' and '.join(without)} at no load" if without and sweep.goals else ""
     return f"{what}: {', '.join(parts)}{lacking}."
+
+
+def _of_which_loads(sweep: Sweep, best: Sequence[Point]) -> str:
+    """The highest output, and of which loads where a load that does not count gave more."""
+    beyond = [at for own in best for at in sweep.of(own.label) if at.output_point > own.output_point]
+    if not beyond:
+        return "Highest output"
+    if all(at.overloaded for at in beyond):
+        return "Highest output of the loads that the server kept up with"
+    return "Highest output of the reliable loads"
+
+
+def limits(sweep: Sweep) -> str:
+    """What limits each contender, in one sentence: the first SLO that it misses, or the load that it did not
+    keep up with, or where its output levels off."""
+    parts = [part for label in sweep.labels if (part := _limit(label, sweep))]
+    return f"Limit: {'; '.join(parts)}." if parts else ""
+
+
+def _limit(label: str, sweep: Sweep) -> str:
+    points = sweep.of(label)
+    for at in points:
+        if at.missed:
+            return f"{label} first misses {slos_words(at.missed)} with {at.load}"
+        if at.overloaded:
+            return f"{label} did not keep up with {at.load}, requests in flight kept growing"
+    if sweep.goals:
+        least = next((at for at in points if not _is_good(at)), None)
+        if least is None:
+            return f"{label} meets all SLOs at every load"
+        return f"{label} misses no SLO, but {least.load} {_why_not(least)}"
+    reliable = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
+    bend = knee(reliable)
+    if bend is None:
+        return ""
+    if bend is reliable[-1]:
+        return f"{label} reached none, its output still rises with {bend.load}" * (bend is points[-1])
+    return f"{label} reaches {KNEE:.0%} of peak throughput with {bend.load}"
 
 
 def _told(at: Point, sweep: Sweep) -> str:
@@ -57,7 +123,7 @@ def best_within(points: Sequence[Point]) -> Point | None:
 def told(sweep: Sweep) -> Iterator[str]:
     """One sentence or two a contender: what more load brings it, and how far it goes within the SLOs."""
     if sweep.goals:
-        yield f"SLOs: {' and '.join(goal.text for goal in sweep.goals)}."
+        yield f"SLOs: {slos_words(goal.text for goal in sweep.goals)}."
     for label in sweep.labels:
         points = sweep.of(label)
         unit = sweep.output_unit
@@ -83,7 +149,8 @@ def _gain(label: str, points: Sequence[Point], unit: str) -> str:
     first, last = (number(at.output_point) for at in (known[0], known[-1]))
     gain = f"{label} gives {first} {unit} at {known[0].load} and {last} at {known[-1].load}"
     if bend is known[-1]:
-        return f"{gain}, and still rises."
+        is_last = bend is points[-1]
+        return f"{gain}{', and still rises' if is_last else '; no higher load is reliable'}."
     return f"{gain}; it reaches 90% of peak throughput at {bend.load}."
 
 
@@ -103,5 +170,10 @@ def _is_good(at: Point) -> bool:
 
 def _why_not(at: Point) -> str:
     if at.missed:
-        return f"misses {' and '.join(at.missed)}"
-    return f"is not reliable ({', '.join(at.doubts)})" if at.doubts else "is inconclusive"
+        return f"misses {slos_words(at.missed)}"
+    if at.doubts:
+        return f"is not reliable ({', '.join(at.doubts)})"
+    if not at.unsure:
+        return "was not judged"
+    why = (f"{slos_words([target])} ({reason})" for target, reason in at.unsure)
+    return f"is inconclusive in {' and '.join(why)}"

@@ -30,8 +30,9 @@ class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
     `speed` is the tokens per second that the median user sees, 1 / TPOT; `percentiles` are those of AGAINST
-    by metric. `result` is the worst of all its runs' targets, "" without any; `doubts` are the states other
-    than VALID of its runs and of the comparison at its load.
+    by metric. `result` is the worst of all its runs' targets, "" without any; `missed` are targets that a run
+    missed, `unsure` those that are inconclusive, each with the reason. `doubts` are the states other than
+    VALID of its runs and of the comparison at its load. `overloaded`: requests in flight kept growing.
     """
 
     label: str
@@ -42,7 +43,9 @@ class Point:
     percentiles: Mapping[str, Mapping[str, Figure]]
     result: str
     missed: tuple[str, ...]
+    unsure: tuple[tuple[str, str], ...]
     doubts: tuple[str, ...]
+    overloaded: bool
 
     @property
     def output_point(self) -> float:
@@ -158,7 +161,9 @@ def _point(
         },
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
+        unsure=tuple(dict.fromkeys((r.target, r.reason) for r in judged if r.result == Result.INCONCLUSIVE)),
         doubts=tuple(_doubts(cell, views)),
+        overloaded=any(r.code == "overloaded" for view in views for r in view.summary.verdict.reasons),
     )
 
 

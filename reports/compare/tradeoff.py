@@ -11,7 +11,7 @@ from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Findings, Note, Side
 from reports.compare.against_load import EXPLAINED, against_load, not_drawn
 from reports.compare.sweep_load import KINDS
-from reports.compare.sweep_words import told
+from reports.compare.sweep_words import slo_words, slos_words, told
 from reports.compare.sweeps import Point, Sweep, reach_of
 from reports.figures.drawing import HALF, NARROW, WIDE, Plot
 from reports.figures.scatter import Dot, Region, ScatterCurve, scatter
@@ -60,10 +60,10 @@ def blocks(sweep: Sweep, prefix: str, anchors: Mapping[str, str]) -> list[Block]
     pair = tuple(plot for plot in beside if plot is not None)
     shown: list[Block] = [Findings(tuple(told(sweep)))]
     shown += [wide] if wide else []
-    shown += [Side(pair, _explained(sweep))] if pair else []
+    shown += [Side(pair, "" if wide else _explained(sweep))] if pair else []
     against = against_load(sweep, prefix)
     shown += [Side(against, EXPLAINED)] if against else []
-    shown += [Note(text) for text in remarks(sweep)]
+    shown += [Note(text) for text in _missing(sweep)]
     return [*shown, numbers(sweep, anchors)]
 
 
@@ -86,7 +86,12 @@ def _plot(sweep: Sweep, cost: Cost, prefix: str) -> Plot | None:
         scatter(f"{name}-narrow", NARROW, curves, axes, region),
     )
     return Plot(
-        name, cost.title, _finding(sweep, cost, scale), "", drawings, _plot_table(known, cost, scale, sweep)
+        name,
+        cost.title,
+        _finding(sweep, cost, scale),
+        _explained(sweep) if cost.key == "speed" else "",
+        drawings,
+        _plot_table(known, cost, scale, sweep),
     )
 
 
@@ -124,7 +129,7 @@ def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
     bound = min((g.bound for g in on_x), default=None)
     x = None if bound is None else (1 / bound if cost.key == "speed" else bound) / scale.divisor
     y = max((g.bound for g in on_y), default=None)
-    return Region(x, cost.better == "lower", y, " and ".join(g.text for g in (*on_x, *on_y)))
+    return Region(x, cost.better == "lower", y, " and ".join(map(slo_words, (*on_x, *on_y))))
 
 
 def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
@@ -142,12 +147,31 @@ def _finding(sweep: Sweep, cost: Cost, scale: Scale) -> str:
 
 
 def _explained(sweep: Sweep) -> str:
+    """How all figures of the trade-off are read; stands under the first."""
     what = "were in flight at a time" if sweep.kind == "concurrency" else "were due each second"
     return (
-        f"Each point is one load, and the number beside it says how many requests {what}: of two curves the "
-        "higher one gives more output at the same cost to a user. Whiskers are 95% intervals, hollow points "
-        "cannot be relied on, and of loads between the points nothing is known."
+        f"Each point is one load; the number beside it says how many requests {what}. Of two curves the "
+        "higher one gives more output at the same cost to a user. Whiskers are 95% intervals; an arrow is one "
+        f"without a bound on that side. {_in_green(sweep)}{_hollow(sweep) or 'All points are reliable.'}"
     )
+
+
+def _in_green(sweep: Sweep) -> str:
+    return (
+        "Green is where this SLO is met: a load meets it for certain only if its whole interval lies there. "
+        if sweep.goals
+        else ""
+    )
+
+
+def _hollow(sweep: Sweep) -> str:
+    """Which points cannot be relied on, with their states; "" without any."""
+    where: dict[str, list[str]] = {}
+    for at in sweep.points:
+        if at.doubts:
+            where.setdefault(f"at {at.load} ({', '.join(at.doubts)})", []).append(at.label)
+    told = "; ".join(f"{', '.join(labels)} {load}" for load, labels in where.items())
+    return f"Hollow points cannot be relied on: {told}." if told else ""
 
 
 def _plot_table(known: Sequence[Point], cost: Cost, scale: Scale, sweep: Sweep) -> Table:
@@ -173,12 +197,12 @@ def _cell(figure: Figure, scale: Scale) -> Cell:
 
 def remarks(sweep: Sweep) -> list[str]:
     """What is hollow in the figures, and what is not in them, with the reasons."""
-    hollow: dict[str, list[str]] = {}
-    for at in sweep.points:
-        if at.doubts:
-            hollow.setdefault(f"at {at.load} ({', '.join(at.doubts)})", []).append(at.label)
-    told = "; ".join(f"{', '.join(labels)} {where}" for where, labels in hollow.items())
-    said = [f"Hollow points cannot be relied on: {told}."] if told else []
+    return [*filter(None, [_hollow(sweep)]), *_missing(sweep)]
+
+
+def _missing(sweep: Sweep) -> list[str]:
+    """What is not in the figures, and why."""
+    said = []
     for cost in costs_of(sweep):
         lost = [
             f"{at.label} at {at.load} ({_why_absent(cost.of(at))})"
@@ -187,7 +211,10 @@ def remarks(sweep: Sweep) -> list[str]:
         ]
         if lost:
             said.append(f"{cost.title} lacks {'; '.join(lost)}.")
-    return [*said, *not_drawn(sweep)]
+    said += not_drawn(sweep)
+    if said:
+        said.append("Percentiles count the requests of a run's steady state, often fewer than were sent.")
+    return said
 
 
 def _why_absent(figure: Figure) -> str:
@@ -226,7 +253,7 @@ def numbers(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
 def _targets(at: Point) -> Cell:
     if not at.result:
         return Cell("–")
-    return Cell(f"{MARKS[at.result]} {at.result}", detail=" ".join(at.missed))
+    return Cell(f"{MARKS[at.result]} {at.result}", detail=slos_words(at.missed))
 
 
 def to_json(sweep: Sweep) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ratios with their intervals, one row a number: how one contender compares with another."""
+"""How many times better one of two contenders is, one row a number, with intervals."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from reports.figures.drawing import in_both_widths as both
 from reports.number_format import number
 from reports.tables import table
 
-ROW, HEADING, BOTTOM = 30.0, 26.0, 44.0
+ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
 EXPLAINED = (
-    "Right of 1 is better, whatever the unit. The bar is the 95% confidence interval over runs; one that "
-    "crosses 1 leaves the question open. Small dots are single runs. Grey is not significant after allowing "
-    "for all numbers in this figure."
+    "How many times better one of the two is, whatever the unit; the side of the middle says which. The bar "
+    "is the 95% confidence interval over runs; one that crosses the middle leaves the question open. Small "
+    "dots are single runs. Grey is not significant after correcting for all numbers in this figure."
 )
-TICKS = (0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
+TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times better a contender is in one number; `low` and `high` are None without an interval.
+    """How many times better the first is in one number, below 1 where the second is better.
 
-    `runs` are the same ratio for each run. `decided` says that the difference is significant.
+    `low` and `high` are None without an interval. `runs` are the same ratio for each run. `decided` says that
+    the difference is significant.
     """
 
     title: str
@@ -36,30 +37,36 @@ class Ratio:
     runs: tuple[float, ...]
     decided: bool
 
+    @property
+    def times(self) -> tuple[float, float | None, float | None]:
+        """The ratio and its interval as the better of the two has them: the first is at least 1."""
+        if self.point >= 1:
+            return self.point, self.low, self.high
+        return 1 / self.point, self.high and 1 / self.high, self.low and 1 / self.low
 
-def forest(
-    name: str, title: str, better: str, worse: str, ratios: Sequence[Ratio], finding: str, *, explain: bool
-) -> Plot:
-    """Times better than the baseline on a logarithmic axis, 1 is equal; each run is a small dot."""
+
+def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: str, *, explain: bool) -> Plot:
+    """Times better on a logarithmic axis, to the right where the first is; each run is a small dot."""
+    first, second = pair
     every = [v for r in ratios for v in (r.point, r.low, r.high, *r.runs) if v and math.isfinite(v)]
     reach = max(max(abs(math.log(v)) for v in every), math.log(1.1)) * 1.15
 
     def draw(drawing: str, width: float) -> Drawing:
-        height = HEADING + ROW * len(ratios) + BOTTOM
-        figure, (panel,) = canvas(width, height)
         narrow = width < 600
-        margins(figure, top=HEADING, bottom=BOTTOM, left=112 if narrow else 190, right=64 if narrow else 170)
+        figure, (panel,) = canvas(width, HEADING + (ROW_NARROW if narrow else ROW) * len(ratios) + BOTTOM)
+        margins(figure, top=HEADING, bottom=BOTTOM, left=100 if narrow else 190, right=92 if narrow else 170)
         panel.set_xscale("log")
         panel.set_xlim(math.exp(-reach), math.exp(reach))
         panel.set_ylim(len(ratios) - 0.5, -0.5)
         panel.grid(visible=True, axis="x")
         panel.grid(visible=False, axis="y")
         panel.axvline(1, color=MUTED, linewidth=1.4)
-        ticks = [tick for tick in TICKS if abs(math.log(tick)) <= reach]
-        kept = ticks[:: 2 if narrow and len(ticks) > 5 else 1]
+        upward = [tick for tick in TICKS if math.log(tick) <= reach]
+        upward = upward[1 if narrow and len(upward) > 2 else 0 :: 2 if narrow else 1]
+        kept = [*(1 / tick for tick in reversed(upward)), 1.0, *upward]
         panel.xaxis.set_major_locator(FixedLocator(kept))
         panel.xaxis.set_minor_locator(NullLocator())
-        panel.set_xticks(kept, [f"{tick:g}×" for tick in kept])
+        panel.set_xticks(kept, [f"{max(tick, 1 / tick):.3g}×" for tick in kept])
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
         panel.tick_params(axis="y", labelcolor=INK)
         for k, ratio in enumerate(ratios):
@@ -71,7 +78,7 @@ def forest(
             )
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
             panel.annotate(
-                _words(ratio, short=narrow),
+                _words(ratio, "\n" if narrow else "  "),
                 (1, k),
                 (8, 0),
                 xycoords=("axes fraction", "data"),
@@ -80,7 +87,7 @@ def forest(
                 color=INK if ratio.decided else MUTED,
                 fontsize=TEXT,
             )
-        for text, at, side in ((f"← {worse}", 0.0, "left"), (f"{better} →", 1.0, "right")):
+        for text, at, side in ((f"← {second} better", 0.0, "left"), (f"{first} better →", 1.0, "right")):
             panel.annotate(
                 text,
                 (at, 1),
@@ -94,24 +101,24 @@ def forest(
         return replace(drawn(figure, drawing, panel), hover=None)
 
     rows = [
-        [r.title, number(r.point), _or_dash(r.low), _or_dash(r.high), "yes" if r.decided else "no"]
+        [r.title, first if r.point >= 1 else second, *map(_or_dash, r.times), "yes" if r.decided else "no"]
         for r in ratios
     ]
-    columns = ["Number", "Times better", "95% low", "95% high", "Significant"]
+    columns = ["Number", "Better", "Times better", "95% low", "95% high", "Significant"]
     return Plot(
         name,
-        title,
+        f"{first} against {second}",
         finding,
         EXPLAINED if explain else "",
         both(name, draw),
-        table("Ratios to the baseline, above 1 is better", columns, rows, text=(0, 4)),
+        table("How many times better, with 95% intervals", columns, rows, text=(0, 1, 5)),
     )
 
 
-def _words(ratio: Ratio, *, short: bool) -> str:
-    if short or ratio.low is None or ratio.high is None:
-        return f"{number(ratio.point)}×"
-    return f"{number(ratio.point)}×  [{number(ratio.low)}, {number(ratio.high)}]"
+def _words(ratio: Ratio, between: str) -> str:
+    times, low, high = ratio.times
+    ends = "" if low is None or high is None else f"{between}[{number(low)}, {number(high)}]"
+    return f"{number(times)}×{ends}"
 
 
 def _or_dash(value: float | None) -> str:

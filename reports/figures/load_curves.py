@@ -23,7 +23,7 @@ from reports.figures.drawing import (
     head,
     margins,
 )
-from reports.figures.scatter import LOG_FROM, MARKERS, Reach
+from reports.figures.scatter import LOG_FROM, MARKERS, Reach, whisker
 
 FEW_TICKS = 8
 LOADS_APART = 1.4
@@ -95,11 +95,10 @@ def _fit(axis: Axes, panel: LoadPanel) -> None:
 
 
 def _draw(axis: Axes, label: str, line: Sequence[LoadPoint], color: str, dashes: object, marker: str) -> None:
-    low, high = axis.get_ylim()
+    high = axis.get_ylim()[1]
     for at in line:
         if math.isfinite(at.value.at):
-            ends = (max(at.value.low, low), min(at.value.high, high))
-            axis.plot([at.load] * 2, ends, color=color, alpha=0.55, linewidth=1.2, solid_capstyle="butt")
+            whisker(axis, at.value, at.load, color, along_x=False)
         else:
             axis.plot([at.load], [high], "x", color=BAD, markersize=6, clip_on=False)
     style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "markeredgewidth": 1.4}

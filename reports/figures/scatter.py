@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -33,6 +34,8 @@ MARKERS = ("o", "s", "^", "D")
 LOG_FROM = 15.0
 """Beyond this ratio of greatest to least the horizontal axis is logarithmic."""
 Box = tuple[float, float, float, float]
+ARROW = 16.0
+"""How long the arrow of an interval without a bound is, CSS pixels."""
 LETTER, LINE = 6.6, 13.0
 """About how wide a letter and how high a line of text is, CSS pixels."""
 
@@ -154,7 +157,8 @@ def _shade(panel: Axes, region: Region) -> Annotation | None:
 def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: str) -> None:
     points = [(math.nan, math.nan) if dot is None else (dot.x.at, dot.y.at) for dot in curve.dots]
     for dot in curve.known:
-        _whiskers(panel, dot, color)
+        whisker(panel, dot.x, dot.y.at, color, along_x=True)
+        whisker(panel, dot.y, dot.x.at, color, along_x=False)
     style: dict[str, Any] = {
         "color": color,
         "linewidth": 1.8,
@@ -170,42 +174,71 @@ def _draw(panel: Axes, curve: ScatterCurve, color: str, dashes: object, marker: 
         panel.plot(xs, ys, linestyle="none", markerfacecolor=PAPER, **style)
 
 
-def _whiskers(panel: Axes, dot: Dot, color: str) -> None:
-    """Both intervals as thin strokes; one without a bound runs to the edge."""
-    (left, right), (bottom, top) = panel.get_xlim(), panel.get_ylim()
-    thin: dict[str, Any] = {"color": color, "alpha": 0.55, "linewidth": 1.2, "solid_capstyle": "butt"}
-    panel.plot([max(dot.x.low, left), min(dot.x.high, right)], [dot.y.at] * 2, **thin)
-    panel.plot([dot.x.at] * 2, [max(dot.y.low, bottom), min(dot.y.high, top)], **thin)
+def whisker(panel: Axes, reach: Reach, beside: float, color: str, *, along_x: bool) -> None:
+    """An interval as a thin stroke, clipped to the axes; a short arrow where it has no bound.
+
+    `beside` is the point's value on the other axis. A stroke to the edge would pass for a grid line.
+    """
+    first, last = panel.get_xlim() if along_x else panel.get_ylim()
+    thin: dict[str, Any] = {"color": color, "alpha": 0.55, "linewidth": 1.2}
+    ends = [min(max(end, first), last) if math.isfinite(end) else reach.at for end in (reach.low, reach.high)]
+    x, y = (ends, [beside] * 2) if along_x else ([beside] * 2, ends)
+    panel.plot(x, y, solid_capstyle="butt", **thin)
+    for end, length in ((reach.low, -ARROW), (reach.high, ARROW)):
+        if not math.isfinite(end):
+            panel.annotate(
+                "",
+                (reach.at, beside) if along_x else (beside, reach.at),
+                (length, 0) if along_x else (0, length),
+                textcoords="offset points",
+                arrowprops={"arrowstyle": "<-", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 7, **thin},
+            )
 
 
 def _places(
     panel: Axes, curves: Sequence[ScatterCurve], written: Sequence[Box]
 ) -> Iterator[tuple[str, tuple[float, float]]]:
-    """Where each point's word has room beside it, in pixels; what finds none is left out."""
+    """Where each point's word has room beside it, in pixels, off the lines if it can be; what finds none is
+    left out."""
     at = {id(dot): panel.transData.transform((dot.x.at, dot.y.at)) for curve in curves for dot in curve.known}
     taken = [*written, *((x - 5, y - 5, x + 5, y + 5) for x, y in at.values())]
+    lines = [box for curve in curves for box in _along(curve, at)]
     edge = panel.get_window_extent()
     for curve in curves:
         for dot in curve.known:
             x, y = at[id(dot)]
             width = LETTER * len(dot.text)
-            above, below = y + 14, y - 14
-            for left, middle in (
+            places = (
                 (x + 7, y + 9),
-                (x - width / 2, above),
+                (x - width / 2, y + 14),
                 (x + 7, y - 9),
                 (x - width - 7, y + 9),
                 (x - width - 7, y - 9),
-                (x - width / 2, below),
-            ):
-                box = (left, middle - LINE / 2, left + width, middle + LINE / 2)
-                inside = (
-                    box[0] > edge.x0 and box[2] < edge.x1 + 14 and edge.y0 < box[1] and box[3] < edge.y1 + 8
-                )
-                if inside and not any(_meet(box, other) for other in taken):
-                    taken.append(box)
-                    yield dot.text, (left, middle)
-                    break
+                (x - width / 2, y - 14),
+            )
+            boxes = [(left, middle - LINE / 2, left + width, middle + LINE / 2) for left, middle in places]
+            free = [
+                box
+                for box in boxes
+                if box[0] > edge.x0 and box[2] < edge.x1 + 14 and edge.y0 < box[1] and box[3] < edge.y1 + 8
+                if not any(_meet(box, other) for other in taken)
+            ]
+            off_lines = (box for box in free if not any(_meet(box, line) for line in lines))
+            chosen = next(off_lines, free[0] if free else None)
+            if chosen is not None:
+                taken.append(chosen)
+                yield dot.text, (chosen[0], (chosen[1] + chosen[3]) / 2)
+
+
+def _along(curve: ScatterCurve, at: Mapping[int, tuple[float, float]]) -> Iterator[Box]:
+    """Small boxes along the lines of a curve, in pixels."""
+    for a, b in pairwise(curve.dots):
+        if a is not None and b is not None:
+            (x0, y0), (x1, y1) = at[id(a)], at[id(b)]
+            n = max(int(math.hypot(x1 - x0, y1 - y0) / 4), 1)
+            for k in range(n + 1):
+                x, y = x0 + (x1 - x0) * k / n, y0 + (y1 - y0) * k / n
+                yield x - 1, y - 1, x + 1, y + 1
 
 
 def _meet(a: Box, b: Box) -> bool:

@@ -72,7 +72,7 @@ def test_the_same_work_under_the_same_settings_is_comparable():
         (work("B", served(prompt_tok=500)), "prompt-tokens", "500.0 at B, 512.0 at A"),
         (work("B", served(n_tok=6)), "output-tokens", "6.0 at B, 8.0 at A"),
         (work("B", served(finish_reason="eos_token")), "finish-reasons", "100.0% at B"),
-        (work("B", served(70) + refused(30, 70)), "failures", "B: 30 http_503"),
+        (work("B", served(70) + refused(30, 70)), "failures", "B: 30 of 100 requests, 30 http_503"),
         (
             work("B", served(), settings={"abandoned": "20.0% after 8 tokens"}),
             "workload",

@@ -108,7 +108,7 @@ def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
 
 def test_the_targets_are_told_in_words(sweep):
     said = list(told(sweep))
-    assert said[0] == "SLOs: ttft.p50<=60ms and tpot.p50<=12ms."
+    assert said[0] == "SLOs: TTFT p50 ≤ 60 ms and TPOT p50 ≤ 12 ms."
     assert re.search(r"vllm gives \d+ tok/s per GPU at 1 at a time", said[1])
     assert "Best load meeting all SLOs: 4 at a time (" in said[1]
     assert "16 at a time misses" in said[1] or "16 at a time is not reliable" in said[1]
@@ -122,7 +122,7 @@ def test_the_knee_is_the_least_load_that_is_nearly_enough(sweep):
 
 
 def test_the_region_of_the_targets_is_shaded_where_an_axis_shows_them(page):
-    for name, target in (("speed", "tpot.p50&lt;=12ms"), ("ttft", "ttft.p50&lt;=60ms")):
+    for name, target in (("speed", "TPOT p50 ≤ 12 ms"), ("ttft", "TTFT p50 ≤ 60 ms")):
         figure = page[page.index(f'id="tradeoff-{name}"') :]
         assert target in figure[: figure.index("</svg>")]
     figure = page[page.index('id="tradeoff-e2e"') :]
