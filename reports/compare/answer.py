@@ -79,7 +79,7 @@ def cell_sentence(cell: ComparisonCell) -> str:
     if not pairs or not cell.gate.comparable:
         return cell_sentences(cell)[0]
     pair, contrasts = pairs[0]
-    return f"{_faster(pair, contrasts)}."
+    return f"{_pair(pair, contrasts, beside=False)}."
 
 
 def cell_sentences(cell: ComparisonCell) -> list[str]:
@@ -104,10 +104,16 @@ def _own(cell: ComparisonCell, label: str) -> str:
     return f"{label} {point(figure, scale)} {scale.unit} (E2E p50)"
 
 
-def _pair(pair: Pair, contrasts: Contrasts) -> str:
+def _pair(pair: Pair, contrasts: Contrasts, *, beside: bool = True) -> str:
+    """How much faster the first is, with output and memory `beside`."""
     memory = next((own for own in MEMORY if isinstance(contrasts.get(own[1]), Contrast)), MEMORY[0])
-    beside = (_beside(name, path, contrasts.get(path)) for name, path in (("output", RATE), memory))
-    return "; ".join(filter(None, (_faster(pair, contrasts), *beside)))
+    others = (("output", RATE), memory) if beside else ()
+    parts = (_beside(name, path, contrasts.get(path)) for name, path in others)
+    said = "; ".join(filter(None, (_faster(pair, contrasts), *parts)))
+    e2e = contrasts.get(E2E.path)
+    if not isinstance(e2e, Contrast) or e2e.noise is not None:
+        return said
+    return f"{said}: {why_open(e2e, contrasts)}"
 
 
 def _beside(name: str, path: Path, contrast: Contrast | Absent | None) -> str:
@@ -116,12 +122,13 @@ def _beside(name: str, path: Path, contrast: Contrast | Absent | None) -> str:
         return ""
     if contrast.answer == Decided.SAME:
         return f"{name} equal"
-    open_still = " (not significant)" if contrast.answer == Decided.INCONCLUSIVE else ""
+    is_open = contrast.answer == Decided.INCONCLUSIVE and contrast.noise is not None
+    open_still = " (not significant)" if is_open else ""
     return f"{name} {times_of(contrast, *TITLES[path]).text}{open_still}"
 
 
 def _faster(pair: Pair, contrasts: Contrasts) -> str:
-    """How much faster the first is than the second by E2E p50, and whether that is significant."""
+    """How much faster the first is by E2E p50; why that is not significant unless all lacks the noise."""
     one, other = pair
     contrast = contrasts.get(E2E.path)
     if not isinstance(contrast, Contrast):
@@ -132,7 +139,7 @@ def _faster(pair: Pair, contrasts: Contrasts) -> str:
         return f"{one} and {other} are equally fast (E2E p50 within {number((times.value - 1) * 100)}%{ends})"
     if times.value < 1.005:
         return f"{one} and {other} take equally long (E2E p50){ends}"
-    why = why_open(contrast, contrasts)
+    why = "" if contrast.noise is None else why_open(contrast, contrasts)
     return f"{one} is {times.text} than {other} (E2E p50){ends}{f': {why}' if why else ''}"
 
 

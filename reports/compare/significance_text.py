@@ -101,7 +101,7 @@ def grade_of(view: View, path: Path) -> Grade:
 
 
 def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
-    """Whether the ratio's first contender is better, None where that is not told; `which` is lower or higher."""
+    """Whether the ratio's first contender is better, None where that is open; `which` is lower or higher."""
     if not isinstance(contrast, Contrast) or contrast.answer != Answer.DIFFERENT:
         return None
     return (contrast.ratio.point > 1) == (which == "higher")
@@ -159,10 +159,11 @@ def why_open(contrast: Contrast, contrasts: Contrasts) -> str:
     if contrast.answer != Answer.INCONCLUSIVE:
         return ""
     if low is None or high is None:
-        return "not significant, one run each does not show the noise between runs"
+        return "not significant, as one run does not show the noise between runs"
     if low <= 1 <= high:
         return "not significant"
-    return f"not significant after correcting for {n_numbers([contrasts])} compared numbers"
+    n = sum(isinstance(c, Contrast) and c.ratio.low is not None for c in contrasts.values())
+    return f"not significant after correcting for {n} compared numbers"
 
 
 def finding(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> str:
@@ -197,28 +198,22 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
     found = [c for each in contrasts for c in each.values() if isinstance(c, Contrast)]
     if not found:
         return
-    yield (
-        f"different: beyond chance, {n_numbers(contrasts)} numbers allowed for; same: within {MARGIN:.0%}; "
-        "inconclusive: this comparison has 80% power to detect the difference shown."
-    )
     if any(c.noise is None for c in found):
         yield (
             "The noise between runs of one system is unknown, so nothing is called different or the same: "
             f"{LEAST_RUNS} runs of each measure it (`burstline run --repeats {LEAST_RUNS}`)."
         )
         return
+    yield (
+        "Different: significant at 5% after correcting for all compared numbers. "
+        f"Same: within {MARGIN:.0%}. Inconclusive: neither; where it says detects, this comparison has 80% "
+        "power to detect a difference of that size."
+    )
     more = [c.more_runs for c in found if c.answer == Answer.INCONCLUSIVE]
     if more:
         known = max((n for n in more if n is not None), default=0)
         many = f"more than {MOST_RUNS}" if None in more else f"about {known} more"
         yield f"{many[0].upper()}{many[1:]} runs of each would decide what is inconclusive now."
-
-
-def n_numbers(contrasts: Sequence[Contrasts]) -> int:
-    """In how many numbers a pair is compared that vary at all, at most."""
-    return max(
-        sum(isinstance(c, Contrast) and c.ratio.low is not None for c in each.values()) for each in contrasts
-    )
 
 
 def to_json(pair: Pair, contrasts: Contrasts, titles: Mapping[Path, tuple[str, str]]) -> dict[str, Any]:

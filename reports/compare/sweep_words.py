@@ -42,7 +42,7 @@ def slos_words(texts: Iterable[str]) -> str:
 
 
 def best_loads(sweep: Sweep) -> str:
-    """`Most output that meets all SLOs for certain: vllm 1,200 tok/s with 8/s, 1.5x tgi's 800 tok/s with 4/s`.
+    """`Most output that meets all SLOs for certain: vllm 90 tok/s with 8/s, 1.5x tgi's 60 tok/s with 4/s.`
 
     Without SLOs the highest output of the reliable loads; the contender that gives most stands first.
     """
@@ -90,10 +90,12 @@ def _limit(label: str, sweep: Sweep) -> str:
         if at.overloaded:
             return f"{label} did not keep up with {at.load}, requests in flight kept growing"
     if sweep.goals:
-        least = next((at for at in points if not _is_good(at)), None)
+        best = best_within(points)
+        beyond = (at for at in points if not _is_good(at) and (best is None or at.load > best.load))
+        least = next(beyond, None)
         if least is None:
-            return f"{label} meets all SLOs at every load"
-        return f"{label} misses no SLO, but {least.load} {_why_not(least)}"
+            return f"{label} meets all SLOs up to {points[-1].load}"
+        return f"{label} misses no SLO, but {least.load} {_why_not(least, reasons=False)}"
     reliable = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
     bend = knee(reliable)
     if bend is None:
@@ -168,12 +170,12 @@ def _is_good(at: Point) -> bool:
     return at.result == "pass" and not at.doubts
 
 
-def _why_not(at: Point) -> str:
+def _why_not(at: Point, *, reasons: bool = True) -> str:
     if at.missed:
         return f"misses {slos_words(at.missed)}"
     if at.doubts:
         return f"is not reliable ({', '.join(at.doubts)})"
     if not at.unsure:
         return "was not judged"
-    why = (f"{slos_words([target])} ({reason})" for target, reason in at.unsure)
+    why = (f"{slos_words([target])}{f' ({reason})' * reasons}" for target, reason in at.unsure)
     return f"is inconclusive in {' and '.join(why)}"

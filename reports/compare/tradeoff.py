@@ -151,8 +151,8 @@ def _explained(sweep: Sweep) -> str:
     what = "were in flight at a time" if sweep.kind == "concurrency" else "were due each second"
     return (
         f"Each point is one load; the number beside it says how many requests {what}. Of two curves the "
-        "higher one gives more output at the same cost to a user. Whiskers are 95% intervals; an arrow is one "
-        f"without a bound on that side. {_in_green(sweep)}{_hollow(sweep) or 'All points are reliable.'}"
+        "higher one gives more output at the same cost to a user. Whiskers are 95% intervals; an arrow "
+        f"marks an end without a bound. {_in_green(sweep)}{_hollow(sweep) or 'All points are reliable.'}"
     )
 
 

@@ -240,7 +240,7 @@ def compared(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     runs = [
         finished_run(folder / "runs", engine, 60, speed=speed * noise, seed=k)
-        for k, noise in enumerate((0.98, 1.02))
+        for k, noise in enumerate((0.995, 1.005))
         for engine, speed in (("vllm", 1.0), ("tgi", 1.35))
     ]
     return written(folder, runs)
@@ -282,12 +282,32 @@ def test_a_comparisons_numbers_are_the_same_in_every_format(compared):
             elif value:
                 (pair,) = cell["contrasts"]
                 told = pair["numbers"][title]
-                true = told["noise"] * 100 if label == "A/A noise" else told["ratio"]["point"]
-                assert agrees(value.split()[0].rstrip("%"), true), (title, label, value)
+                ratio = told["ratio"]["point"]
+                true = told["noise"] * 100 if label == "A/A noise" else max(ratio, 1 / ratio)
+                assert agrees(value.split()[0].rstrip("%x"), true), (title, label, value)
             told = " ".join(filter(None, (value, interval)))
             assert told in in_markdown[title]
             assert value in line
             assert interval in line
+
+
+def test_a_comparison_says_each_ratio_in_one_direction(compared):
+    """The first sentence, the figure, its numbers, the table and the findings name the faster one first."""
+    html = (compared / "out.html").read_text()
+    sentence = re.search(r'<div class="answer"><p>(.*?)</p>', html)[1]
+    times, ends = re.match(r"vllm is (\S+)x faster than tgi \(E2E p50\), 95% CI (\[.*?\])", sentence).groups()
+    figure = html[html.index('id="forest-0"') :]
+    figure = figure[: figure.index("</svg>")]
+    assert "<h3>vllm against tgi</h3>" in figure
+    assert f"{times}×  {ends}" in figure
+    tables = dict(html_tables(html))
+    (e2e,) = (row for row in tables["How many times better, with 95% intervals"] if row[0][0] == "E2E p50")
+    assert [text for text, _ in e2e[1:5]] == ["vllm", times, *ends.strip("[]").split(", ")]
+    head, *rows = next(rows for caption, rows in tables.items() if "Side by side" in caption)
+    (column,) = (k for k, (title, _) in enumerate(head) if title == "vllm vs tgi")
+    (e2e,) = (row for row in rows if row[0][0] == "E2E p50")
+    assert e2e[column] == (f"{times}x faster", f"{ends} different")
+    assert f"{times}x faster (E2E p50), 95% CI {ends}" in html[html.index('class="findings"') :]
 
 
 def test_a_sweeps_numbers_are_the_same_in_every_format(swept):

@@ -24,6 +24,12 @@ from loadgen.verdict.grades import Grade, PercentileGrade
 from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
 from reports.answer import limit
 from reports.compare.answer import comparison_answer
+from reports.compare.comparison import Comparison
+from reports.compare.page import banner
+from reports.compare.side_by_side import findings
+from reports.compare.sweep_words import told
+from reports.compare.sweeps import sweeps_in
+from reports.compare.tradeoff import remarks
 from reports.page.page import FAILED_BY, INTERRUPTED, STATES
 from servers.engine import Identity
 from tests.reports.synthetic_sweep import finished_run
@@ -158,9 +164,26 @@ def comparisons(folder: Path) -> Iterator[str]:
     unequal = finished_run(folder, "lightllm", 120, output_tok=9)
     targets = ("ttft.p90<=150ms", "tpot.p50<=12ms")
     loads = [finished_run(folder, "vllm", 140, concurrency=k, targets=targets) for k in (1, 8, 32)]
-    for runs in (pair, pair[:2], [pair[0], unequal], loads):
-        said = comparison_answer(comparison_of(runs, folder))
+    rates = [finished_run(folder, "vllm", n, rate=n / 8) for n in (40, 160, 900)]
+    close = [
+        finished_run(folder, engine, 60, speed=speed * noise, output_tok=64, seed=k)
+        for k, noise in enumerate((0.99, 1.01, 1.03))
+        for engine, speed in (("vllm", 1.0), ("lightllm", 0.93))
+    ]
+    compared = [comparison_of(runs, folder) for runs in (pair, pair[:2], [pair[0], unequal], close)]
+    cases = [replace(each.cells[0], name=name) for each, name in zip(compared, "abcd", strict=True)]
+    sweeps = [comparison_of(runs, folder) for runs in (loads, rates, rates[:2])]
+    suites = [Comparison("", tuple(cases[k] for k in kept)) for kept in ((0, 0), (0, 1), (1, 3))]
+    for comparison in (*compared, *sweeps, *suites):
+        said = comparison_answer(comparison)
         yield from (said.sentence, *said.details)
+    for sweep, _ in (swept for comparison in sweeps for swept in sweeps_in(comparison.cells)):
+        yield from (*told(sweep), *remarks(sweep))
+    for comparison in (compared[0], compared[3], sweeps[1]):
+        shown = banner(comparison)
+        yield f"{shown.state}: {shown.sentence}"
+        yield from (reason.text for reason in shown.reasons)
+        yield from (line for cell in comparison.cells for line in findings(cell))
 
 
 def table() -> str:

@@ -133,7 +133,7 @@ def test_what_is_inconclusive_says_how_large_a_difference_it_would_detect(found,
 
 def test_what_the_words_rest_on_is_said_beside_them():
     known = " ".join(remarks([contrast(2, UNTOLD)]))
-    assert "same: within 3%" in known
+    assert "Same: within 3%" in known
     assert "4 more runs of each" in known
     assert "assumed" not in known
     (single,) = contrast(2, UNTOLD).values()
