@@ -158,7 +158,7 @@ def _explained(sweep: Sweep) -> str:
 
 def _in_green(sweep: Sweep) -> str:
     return (
-        "Green is where this SLO is met: a load meets it for certain only if its whole interval lies there. "
+        "Green is where an SLO is met: a load meets it for certain only if its whole interval lies there. "
         if sweep.goals
         else ""
     )
