@@ -9,6 +9,7 @@ from loadgen.stats.figure import Absent
 from loadgen.stats.significance import Answer as Decided
 from loadgen.stats.significance import Contrast
 from loadgen.verdict.comparable import ALONE
+from reports.answer import limit
 from reports.answer import sentence as run_sentence
 from reports.blocks import Answer, Block
 from reports.compare.comparison import E2E, HEADLINES, TITLES, Comparison, ComparisonCell, Headline
@@ -42,13 +43,15 @@ def comparison_answer(comparison: Comparison) -> Answer:
     alone = [cell for cell in comparison.cells if cell not in in_a_sweep]
     if len(alone) == 1 and not said:
         first, *others = cell_sentences(alone[0])
-        return Answer(first, tuple(others))
+        return Answer(first, (*others, *limits_of(alone)))
     said += [f"{cell.name}: {cell_sentence(cell)}" if cell.name else cell_sentence(cell) for cell in alone]
     if not said:
         return Answer("No run came to its end: there is nothing to compare.")
     overall = "" if swept else _overall(comparison.cells)
     if overall:
-        return Answer(overall, tuple(said) if len(said) <= MOST_LISTED else ())
+        common = limits_of(alone)
+        listed = said if len(said) <= MOST_LISTED else []
+        return Answer(overall, (*listed, *(common if len(common) == 1 else ())))
     return Answer(said[0], tuple(said[1:]))
 
 
@@ -71,6 +74,20 @@ def _overall(cells: Sequence[ComparisonCell]) -> str:
         return f"{first} is fastest in {n} of {len(cells)} cases: {by} faster than the next (E2E p50)."
     sure = f"the lead is significant in {n_sure}" if n_sure else "no lead is significant"
     return f"{first} has the lowest E2E p50 in {n} of {len(cells)} cases; {sure}."
+
+
+def limits_of(cells: Sequence[ComparisonCell]) -> list[str]:
+    """What limited each contender's first run, contenders with the same limit together; none where nothing is
+    compared."""
+    who: dict[str, list[str]] = {}
+    for cell in (cell for cell in cells if cell.gate.comparable or cell.gate.state == ALONE):
+        for label in cell.labels:
+            view = cell.views[label][0]
+            if told := limit(view.summary, view.manifest):
+                who.setdefault(told, []).append(label)
+    return [
+        f"{', '.join(dict.fromkeys(labels))}: {told[0].lower()}{told[1:]}" for told, labels in who.items()
+    ]
 
 
 def cell_sentence(cell: ComparisonCell) -> str:

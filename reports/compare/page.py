@@ -12,7 +12,7 @@ from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
 from loadgen.verdict.verdict import State
 from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
-from reports.compare.answer import comparison_answer, forests, grid
+from reports.compare.answer import comparison_answer, forests, grid, limits_of
 from reports.compare.comparison import HEADLINES, TITLES, Comparison, ComparisonCell
 from reports.compare.side_by_side import findings, side_by_side, spread_table
 from reports.compare.significance_text import to_json as contrast_json
@@ -155,7 +155,7 @@ def _of_sweep(
 
 def _numbers(cell: ComparisonCell, prefix: str) -> list[Block]:
     if cell.gate.comparable or cell.gate.state == ALONE:
-        return [*forests(cell, prefix), side_by_side(cell), *_findings(cell)]
+        return [*forests(cell, prefix), side_by_side(cell), *_findings(cell, prefix)]
     own = side_by_side(cell)
     if cell.gate.state != State.NOT_COMPARABLE:
         return [Note(f"Not all runs are valid ({cell.gate.state}): nothing is ranked."), own]
@@ -164,8 +164,9 @@ def _numbers(cell: ComparisonCell, prefix: str) -> list[Block]:
     return [_matched(cell), own]
 
 
-def _findings(cell: ComparisonCell) -> list[Block]:
-    found = findings(cell)
+def _findings(cell: ComparisonCell, prefix: str) -> list[Block]:
+    """With what limited the contenders, unless this is the only cell: then the top of the page has it."""
+    found = [*findings(cell), *(limits_of([cell]) if prefix else ())]
     return [Findings(tuple(found))] if found else []
 
 
