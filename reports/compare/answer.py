@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from loadgen.stats.figure import Absent
+from loadgen.metrics.summary_types import Summary
+from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer as Decided
 from loadgen.stats.significance import Contrast
 from loadgen.verdict.comparable import ALONE
@@ -77,17 +78,23 @@ def _overall(cells: Sequence[ComparisonCell]) -> str:
 
 
 def limits_of(cells: Sequence[ComparisonCell]) -> list[str]:
-    """What limited each contender's first run, contenders with the same limit together; none where nothing is
-    compared."""
+    """What limited each contender's first run, where that is known; the same limit is said once."""
     who: dict[str, list[str]] = {}
     for cell in (cell for cell in cells if cell.gate.comparable or cell.gate.state == ALONE):
         for label in cell.labels:
             view = cell.views[label][0]
-            if told := limit(view.summary, view.manifest):
+            told = limit(view.summary, view.manifest) if _is_limit_known(view.summary) else ""
+            if told:
                 who.setdefault(told, []).append(label)
     return [
         f"{', '.join(dict.fromkeys(labels))}: {told[0].lower()}{told[1:]}" for told, labels in who.items()
     ]
+
+
+def _is_limit_known(summary: Summary) -> bool:
+    """Whether the server's queue was recorded, or whether requests in flight stayed level."""
+    known = (summary.concurrency.server_waiting_mean, summary.stationarity.in_flight_trend_p)
+    return any(isinstance(figure, Estimate) for figure in known)
 
 
 def cell_sentence(cell: ComparisonCell) -> str:
