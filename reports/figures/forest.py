@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from reports.figures.drawing import BAD, GOOD, INK, MUTED, SERIES, TEXT, Drawing, Plot, canvas, drawn, margins
+from reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, Drawing, Plot, canvas, drawn, margins
 from reports.figures.drawing import in_both_widths as both
+from reports.figures.scatter import LETTER, LINE
 from reports.number_format import number
 from reports.tables import table
 
@@ -19,6 +20,8 @@ EXPLAINED = (
     "is the 95% confidence interval over runs; one that crosses the middle leaves the question open. Small "
     "dots are single runs. Grey is not significant after correcting for all numbers in this figure."
 )
+LABEL = 44.0
+"""The least distance between two ticks that are written, CSS pixels."""
 TICKS = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)
 
 
@@ -53,16 +56,23 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
 
     def draw(drawing: str, width: float) -> Drawing:
         narrow = width < 600
-        figure, (panel,) = canvas(width, HEADING + (ROW_NARROW if narrow else ROW) * len(ratios) + BOTTOM)
-        margins(figure, top=HEADING, bottom=BOTTOM, left=100 if narrow else 190, right=92 if narrow else 170)
+        left, right = (102, 94) if narrow else (190, 170)
+        ends = (f"← {second} better", f"{first} better →")
+        is_crowded = LETTER * len("  ".join(ends)) > width - left - right
+        top = HEADING + (LINE if is_crowded else 0)
+        figure, (panel,) = canvas(width, top + (ROW_NARROW if narrow else ROW) * len(ratios) + BOTTOM)
+        margins(figure, top=top, bottom=BOTTOM, left=left, right=right)
         panel.set_xscale("log")
         panel.set_xlim(math.exp(-reach), math.exp(reach))
         panel.set_ylim(len(ratios) - 0.5, -0.5)
         panel.grid(visible=True, axis="x")
         panel.grid(visible=False, axis="y")
         panel.axvline(1, color=MUTED, linewidth=1.4)
-        upward = [tick for tick in TICKS if math.log(tick) <= reach]
-        upward = upward[1 if narrow and len(upward) > 2 else 0 :: 2 if narrow else 1]
+        apart = math.exp(2 * reach * LABEL / (width - left - right))
+        upward: list[float] = []
+        for tick in TICKS:
+            if math.log(tick) <= reach and tick >= apart * (upward[-1] if upward else 1.0):
+                upward.append(tick)
         kept = [*(1 / tick for tick in reversed(upward)), 1.0, *upward]
         panel.xaxis.set_major_locator(FixedLocator(kept))
         panel.xaxis.set_minor_locator(NullLocator())
@@ -73,9 +83,7 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
             color = MUTED if not ratio.decided else GOOD if ratio.point > 1 else BAD
             if ratio.low and ratio.high:
                 panel.plot([ratio.low, ratio.high], [k, k], color=color, linewidth=2.4, solid_capstyle="butt")
-            panel.plot(
-                ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=SERIES[0], markersize=3, alpha=0.7
-            )
+            panel.plot(ratio.runs, [k + 0.24] * len(ratio.runs), "o", color=INK, markersize=3, alpha=0.6)
             panel.plot([ratio.point], [k], "D" if ratio.decided else "o", color=color, markersize=7)
             panel.annotate(
                 _words(ratio, "\n" if narrow else "  "),
@@ -87,11 +95,11 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
                 color=INK if ratio.decided else MUTED,
                 fontsize=TEXT,
             )
-        for text, at, side in ((f"← {second} better", 0.0, "left"), (f"{first} better →", 1.0, "right")):
+        for text, at, side in ((ends[0], 0.0, "left"), (ends[1], 1.0, "right")):
             panel.annotate(
                 text,
                 (at, 1),
-                (0, 8),
+                (0, 8 + LINE if is_crowded and not at else 8),
                 xycoords="axes fraction",
                 textcoords="offset points",
                 ha=side,
