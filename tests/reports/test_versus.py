@@ -1,10 +1,12 @@
 """Runs side by side: what one number of several runs is, who may be called best, and how it is drawn."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from burstline.verbs.compare import comparison_of_suite
 from loadgen.metrics.summary_types import MetricFigures, Summary, Throughput
 from loadgen.record.manifest import Manifest
 from loadgen.stats.estimates import Absent, Estimate
@@ -20,6 +22,7 @@ from reports.compare.significance_text import finding, remarks
 from reports.figures.overlay import overlay
 from reports.formats.markdown import markdown
 from reports.formats.text import text
+from tests.reports.synthetic_sweep import finished_run
 
 
 def figure(point: float, low: float | None = None, high: float | None = None, level: float | None = 0.95):
@@ -157,6 +160,42 @@ def test_a_comparison_without_any_cell_says_that_there_is_nothing():
     assert "No finished run: vllm, burst, repeat 1." in render(nothing)
     assert "No finished run" in text(digest(nothing))
     assert markdown(digest(nothing)).endswith("\n")
+
+
+def test_the_fastest_is_compared_with_each_other_contender():
+    names = ("t", "m")
+    contrasts = {
+        pair: {(name,): contrast(ratio)[PATH] for name in names}
+        for pair, ratio in ((("A", "B"), 0.8), (("A", "C"), 1.6), (("B", "C"), 2.0))
+    }
+    of_three = cell({"A": [figure(1)], "B": [figure(1)], "C": [figure(1)]}, contrasts)
+    for label, seconds in (("A", 5.0), ("B", 4.0), ("C", 8.0)):
+        (view,) = of_three.views[label]
+        view.summary = replace(view.summary, metrics={"e2e": MetricFigures(p50=figure(seconds))})
+    pairs = dict(of_three.pairs())
+    assert list(pairs) == [("B", "A"), ("B", "C")]
+    ratios = pairs["B", "C"]["t",].ratio
+    assert (ratios.point, ratios.low) == (pytest.approx(0.5), pytest.approx(0.5 / 1.05))
+    assert pairs["B", "A"]["t",].ratio.point == pytest.approx(0.8)
+    titles = {("t",): ("TTFT p50", "lower"), ("m",): ("Peak memory", "lower")}
+    assert finding(("B", "C"), pairs["B", "C"], titles) == (
+        "B is 2.00x faster (TTFT p50), 95% CI [1.90, 2.10], 2.00x lower (Peak memory), 95% CI [1.90, 2.10] "
+        "than C."
+    )
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_suite_says_that_engines_were_started_anew_only_where_they_were(tmp_path, attached):
+    run = finished_run(tmp_path / "000", "vllm", 20)
+    manifest = run.path / "manifest.json"
+    facts = json.loads(manifest.read_text())
+    facts["server"]["attached"] = attached
+    manifest.write_text(json.dumps(facts))
+    slots = [{"id": "000", "engine": "vllm", "cell": "chat", "repeat": 1}]
+    (tmp_path / "suite.json").write_text(json.dumps({"name": "s", "description": "", "slots": slots}))
+    comparison = comparison_of_suite(tmp_path)
+    assert comparison is not None
+    assert ("started anew" in " ".join(comparison.facts)) is not attached
 
 
 # ---- the figure
