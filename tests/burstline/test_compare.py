@@ -207,7 +207,7 @@ def test_a_comparison_is_written_as_a_page_as_markdown_and_as_json(two_runs, tmp
     ids = set(re.findall(r' id="([^"]+)"', page))
     assert set(re.findall(r'href="#([^"]+)"', page)) <= ids
     assert not re.search(r'(?:src|href)="https?://', page)
-    assert "| Number | Unit | vllm | reference | reference / vllm |" in (tmp_path / "markdown").read_text()
+    assert "| Number | Unit | vllm | reference | vllm vs reference |" in (tmp_path / "markdown").read_text()
     (cell,) = orjson.loads((tmp_path / "json").read_bytes())["cells"]
     assert cell["numbers"]["TTFT p50"]["vllm"]["unit"] == "s"
 
@@ -293,16 +293,16 @@ def test_the_same_systems_repeats_have_no_winner(repeated, tmp_path, capsys):
 def test_one_run_each_is_inconclusive_and_says_how_to_decide(repeated, capsys):
     code, out, _ = compare(capsys, [repeated["vllm"][0], repeated["tgi"][0]])
     assert code == 0
-    assert "tgi against vllm; inconclusive: TTFT p50" in out
+    assert "vllm against tgi; inconclusive: TTFT p50" in out
     assert "--repeats 3" in out
     assert "A/A noise" not in out
 
 
 def test_it_is_said_in_one_sentence_and_one_table(repeated, capsys):
     _, out, _ = compare(capsys, [*repeated["vllm"], *repeated["tgi"]], "--format", "markdown")
-    assert "- tgi is 1.2" in out
-    assert "| vllm | tgi | tgi / vllm | A/A noise |" in out
-    assert " different [1." in out
+    assert "- vllm is 1.2" in out
+    assert "| vllm | tgi | vllm vs tgi | A/A noise |" in out
+    assert re.search(r"\| 1\.2\dx faster \[1\.\d+, 1\.\d+\] different \|", out)
 
 
 def spoil(folder: Path, state: str) -> None:
