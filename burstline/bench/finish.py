@@ -66,6 +66,8 @@ def write_report(run: RunDir) -> Summary:
 ASKING_S = 60.0
 """The server is asked for so long: what is left then has a local tokenizer's word, or none."""
 ASK_TIMEOUT_S = 10.0
+LEAST_REPLY_BYTES, REPLY_BYTES_PER_TOKEN = 1 << 20, 64
+"""A reply may list an id and a piece of text for each token, of which a text has fewer than bytes."""
 N_ASKED_AT_ONCE = 8
 MOST_ASKED_PER_S = 500
 N_BATCH = 1000
@@ -130,12 +132,21 @@ def _server(site: Site, ask: bool) -> Count:
             if time.monotonic() >= until_s:
                 return None
             call = tokenize_call(text, target)
+            most_bytes = LEAST_REPLY_BYTES + REPLY_BYTES_PER_TOKEN * len(call.body)
+            headers = {**dict(call.headers), "Accept-Encoding": "identity"}
             try:
-                reply = await client.post(call.path, content=call.body, headers=dict(call.headers))
-            except httpx.HTTPError:
+                async with (
+                    asyncio.timeout(ASK_TIMEOUT_S),
+                    client.stream("POST", call.path, content=call.body, headers=headers) as reply,
+                ):
+                    body = bytearray()
+                    async for piece in reply.aiter_raw():
+                        body += piece
+                        if len(body) > most_bytes:
+                            break
+                count = count_in(HttpReply(reply.status_code, reply.headers, bytes(body)))
+            except (httpx.HTTPError, TimeoutError):
                 count = None
-            else:
-                count = count_in(HttpReply(reply.status_code, reply.headers, reply.content))
         if count is None:
             until_s = 0.0
         return count
