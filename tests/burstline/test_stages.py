@@ -54,13 +54,20 @@ SCRIPTS = [{"ttft_s": COLD_S, "gaps_s": 0.01}] * 10 + [{"ttft_s": STEADY_S, "gap
 
 
 def cold_run(folder, *flags: str):
-    """Where a run of 700 requests at 200 a second lies, at a server that begins with ten slow replies."""
+    """Where a run of 700 requests at 200 a second lies, at a server that begins with ten slow replies.
+
+    Where other programs disturbed it, the load is sent again, at most four times in all.
+    """
     scripts = folder / "scripts.json"
     scripts.write_text(json.dumps(SCRIPTS))
     load = ("--engine", "truth", "--output-tokens", "4", "--prompt-tokens", "32", *flags)
-    code, output = finished(folder / "runs", *load, "--", "--script", f"@{scripts}")
-    assert code in (0, 4), output
-    return the_run(folder / "runs"), output
+    for out in (folder / str(k) for k in range(4)):
+        code, output = finished(out, *load, "--", "--script", f"@{scripts}")
+        assert code in (0, 4), output
+        verdict = json.loads((the_run(out) / "summary.json").read_text())["verdict"]
+        if verdict["state"] in ("VALID", "COLD"):
+            break
+    return the_run(out), output
 
 
 @pytest.mark.slow
@@ -85,7 +92,7 @@ def test_without_a_warm_up_the_run_is_cold_and_says_by_how_much(tmp_path):
     cold = next(reason for reason in summary["verdict"]["reasons"] if reason["code"] == "cold")
     assert summary["verdict"]["state"] in ("COLD", "DISTURBED", "CLIENT-BOUND"), "or worse, on a busy machine"
     assert "The first 10 requests waited 1.1 s longer" in cold["text"]
-    assert "They move TTFT p99 from 0.4" in cold["text"]
+    assert "They move TTFT p99 from 40" in cold["text"]
     assert cold["text"] in output
     assert summary["window"]["cold_requests"]["point"] == 10
     assert summary["window"]["cold_slower_s"]["point"] == pytest.approx(COLD_S - STEADY_S, rel=0.05)
