@@ -89,8 +89,8 @@ def mean(samples: Samples, unit: str) -> Figure:
         return Absent("there is no value to average")
     failed = np.isinf(samples.value)
     if failed.any():
-        n_failed = len(np.unique(samples.owner[failed]))
-        return Absent(f"{n_failed:,} requests did not succeed: they have no finite latency to average")
+        n_failed, n = len(np.unique(samples.owner[failed])), len(np.unique(samples.owner))
+        return Absent(f"{n_failed:,} of {n:,} did not succeed and have no finite latency to average")
     point = float((samples.value * samples.weight).sum() / total)
     return Estimate(point, None, None, None, total, unit, ONE_RUN)
 

@@ -108,7 +108,7 @@ def test_a_p99_is_absent_when_more_than_one_percent_failed():
     values[:11] = np.inf
     figure = percentile(values, 0.99, "s")
     assert isinstance(figure, Absent)
-    assert "11 of 1,000 failed" in figure.reason
+    assert "11 of 1,000 did not succeed" in figure.reason
     assert isinstance(percentile(values, 0.9, "s"), Estimate)
 
 
