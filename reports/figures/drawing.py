@@ -185,7 +185,7 @@ def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
             return None
         n_lines = len(panel.get_legend_handles_labels()[0])
         # In pixels: a share of the height would lift the names into the title above a high panel.
-        above = offset_copy(panel.transAxes, fig=panel.figure, y=4, units="dots")
+        above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=4, units="dots")
         return panel.legend(
             loc="lower right", bbox_to_anchor=(1, 1), bbox_transform=above, ncols=max(n_lines, 1),
             columnspacing=1.4,

@@ -91,7 +91,7 @@ def tail_ranks(n: int, n_ok: int) -> Ints:
 def tail_axis(panel: Axes, top: float) -> None:
     shares = [0.0, 0.5, 0.9, 0.99, 0.999, 0.9999]
     if top < 1:  # most requests failed, or nearly: the curve has no tail
-        shares = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, 1 - 10**-top).tolist()
+        shares = list(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(0, 1 - 10**-top))
     ticks = [s for s in shares if 0 <= nines(s) <= top]
     panel.set_ylim(0, top)
     panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))

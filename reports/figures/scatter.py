@@ -200,7 +200,11 @@ def _places(
 ) -> Iterator[tuple[str, tuple[float, float]]]:
     """Where each point's word has room beside it, in pixels, off the lines if it can be; what finds none is
     left out."""
-    at = {id(dot): panel.transData.transform((dot.x.at, dot.y.at)) for curve in curves for dot in curve.known}
+    at: dict[int, tuple[float, float]] = {
+        id(dot): tuple(panel.transData.transform((dot.x.at, dot.y.at)))
+        for curve in curves
+        for dot in curve.known
+    }
     taken = [*written, *((x - 5, y - 5, x + 5, y + 5) for x, y in at.values())]
     lines = [box for curve in curves for box in _along(curve, at)]
     edge = panel.get_window_extent()
