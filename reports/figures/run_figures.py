@@ -316,12 +316,12 @@ def drain(
         # Very short strokes with round caps: a thousand points as one path.
         dots = _segments(place[came] - dot, place[came] + dot, y[came])
         panel.plot(
-            *dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="one request"
+            *dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="request"
         )
         if slope_s is not None:
             ends = np.array([1, len(place)])
             line = y[kept].mean() + slope_s / scale.divisor * (ends - place[kept].mean())
-            label = f"{duration(slope_s)} for each place"
+            label = f"{duration(slope_s)} per place"
             panel.plot(ends, line, color=SERIES[1], linestyle=DASHES[1], label=label)
         if not kept.all():
             panel.plot(

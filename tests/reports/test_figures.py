@@ -102,7 +102,7 @@ def test_the_timeline_draws_what_its_table_says():
 def test_the_drain_draws_the_slope_it_was_given():
     ttft_s = np.r_[np.arange(1, 51) * 0.02, np.inf]
     plot = run_figures.drain(ttft_s, np.arange(51), 0.02, "found")
-    assert "20.0 ms for each place" in plot.drawings[0].body
+    assert "20.0 ms per place" in plot.drawings[0].body
     assert values_of(plot)[-1] == ["51", "#50", "not served"]
     assert run_figures.drain(np.full(3, np.inf), np.arange(3), None, "") is None
 
