@@ -51,8 +51,9 @@ def comparison_answer(comparison: Comparison) -> Answer:
     overall = "" if swept else _overall(comparison.cells)
     if overall:
         common = limits_of(alone)
-        listed = said if len(said) <= MOST_LISTED else []
-        return Answer(overall, (*listed, *(common if len(common) == 1 else ())))
+        if len(said) > MOST_LISTED:
+            return Answer(overall, tuple(common if len(common) == 1 else ()))
+        return Answer(overall, (*said, *(common if len(common) == 1 else _limits_by_case(alone))))
     return Answer(said[0], tuple(said[1:]))
 
 
@@ -77,18 +78,32 @@ def _overall(cells: Sequence[ComparisonCell]) -> str:
     return f"{first} has the lowest E2E p50 in {n} of {len(cells)} cases; {sure}."
 
 
-def limits_of(cells: Sequence[ComparisonCell]) -> list[str]:
+def limits_of(cells: Sequence[ComparisonCell], *, brief: bool = False) -> list[str]:
     """What limited each contender's first run, where that is known; the same limit is said once."""
     who: dict[str, list[str]] = {}
     for cell in (cell for cell in cells if cell.gate.comparable or cell.gate.state == ALONE):
         for label in cell.labels:
             view = cell.views[label][0]
             told = limit(view.summary, view.manifest) if _is_limit_known(view.summary) else ""
+            if brief:
+                told = told.partition(": ")[0].rstrip(".")
             if told:
                 who.setdefault(told, []).append(label)
     return [
         f"{', '.join(dict.fromkeys(labels))}: {told[0].lower()}{told[1:]}" for told, labels in who.items()
     ]
+
+
+def _limits_by_case(cells: Sequence[ComparisonCell]) -> list[str]:
+    """The limit of each case, short where its contenders' limits differ: its section has them in full."""
+    said = []
+    for cell in cells:
+        found = limits_of([cell])
+        if len(found) > 1:
+            found = limits_of([cell], brief=True)
+        if found:
+            said.append(f"{cell.name}: {'; '.join(found).rstrip('.')}.")
+    return said
 
 
 def _is_limit_known(summary: Summary) -> bool:

@@ -315,9 +315,7 @@ def drain(
         figure, (panel,) = canvas(width, 345)
         # Very short strokes with round caps: a thousand points as one path.
         dots = _segments(place[came] - dot, place[came] + dot, y[came])
-        panel.plot(
-            *dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="request"
-        )
+        panel.plot(*dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="request")
         if slope_s is not None:
             ends = np.array([1, len(place)])
             line = y[kept].mean() + slope_s / scale.divisor * (ends - place[kept].mean())
