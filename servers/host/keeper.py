@@ -4,10 +4,10 @@ Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the k
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, log, stop_grace_s, after, leftovers, leftover_id, secrets}`
-(`servers.engine.Launch` says what they are); any more of it, or its end, means stop. Standard output: one
-JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has ended,
-`{"survivors"}` when all have.
+Standard input: one line of JSON `{argv, env, n_cores, log, stop_grace_s, after, leftovers, leftover_id,
+secrets}` (`servers.engine.Launch` says what they are); any more of it, or its end, means stop. Standard
+output: one JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has
+ended, `{"survivors"}` when all have.
 
 Where there are `secrets`, the engine's output passes through the keeper, which leaves them out of the log:
 engines print their arguments. Otherwise the engine writes its log itself, so that no pipe can break under it.
@@ -28,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import IO, Any
@@ -69,12 +69,12 @@ class Keeper:
         with open(task["log"], "ab", buffering=0) as log:  # noqa: PTH123
             if task["secrets"]:
                 learn(*task["secrets"])
-                self.root = _start(task["argv"], task["env"], subprocess.PIPE)
+                self.root = _start(task, subprocess.PIPE)
                 arguments = (self.root, os.dup(log.fileno()))
                 self._log = threading.Thread(target=_keep_log, args=arguments, daemon=True)
                 self._log.start()
             else:
-                self.root = _start(task["argv"], task["env"], log)
+                self.root = _start(task, log)
 
     def _stop(self, *_: object) -> None:
         self.stopping = True
@@ -172,15 +172,22 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _start(argv: Sequence[str], env: Mapping[str, str], out: int | IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(task: Mapping[str, Any], out: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    n_cores: int | None = task["n_cores"]
+
+    def prepare() -> None:
+        _end_with_the_keeper()
+        if n_cores is not None:
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n_cores])
+
     return subprocess.Popen(
-        argv,
-        env=dict(env),
+        task["argv"],
+        env=dict(task["env"]),
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_end_with_the_keeper if sys.platform == "linux" else None,
+        preexec_fn=prepare if sys.platform == "linux" else None,
     )
 
 

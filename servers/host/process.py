@@ -120,7 +120,8 @@ class Server:
 def threads_for_server() -> int | None:
     """How many threads leave the client a core on a machine of 2 to 4; None on any other machine.
 
-    An engine that takes every core spins on all of them between its steps: the client then reads late.
+    An engine that takes every core spins on all of them between its steps, and its front end competes with
+    the client for the rest: the client then reads late.
     """
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return n - 1 if 2 <= n <= 4 else None
@@ -133,6 +134,7 @@ def start(launch: Launch, log_path: Path) -> Server:
     task = {
         "argv": launch.argv,
         "env": {**os.environ, "PATH": _path_of(launch), **ours, **launch.env},
+        "n_cores": launch.n_cores,
         "log": str(log_path),
         "stop_grace_s": launch.stop_grace_s,
         "after": launch.after,

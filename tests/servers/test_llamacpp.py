@@ -101,9 +101,10 @@ def test_a_small_machine_keeps_a_core_for_the_client(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(llamacpp, "threads_for_server", lambda: 1)
     launch = ENGINE.launch(replace(options("m.gguf"), n_concurrent=8))
     assert launch.argv[launch.argv.index("-t") + 1] == "1"
-    assert "-t 1: one core is left to the client" in launch.notes
+    assert launch.n_cores == 1
     chosen = ENGINE.launch(replace(options("m.gguf", "--threads", "2"), n_concurrent=8))
     assert "-t" not in chosen.argv
+    assert chosen.n_cores is None
 
 
 @pytest.mark.usefixtures("installed")

@@ -74,6 +74,17 @@ def test_a_server_that_dies_during_its_start_fails_at_once_with_its_root_cause(t
     assert str(tmp_path / "log") in str(caught.value)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="cores are chosen on Linux only")
+def test_a_server_may_be_kept_to_some_of_the_cores(tmp_path: Path) -> None:
+    ours = os.sched_getaffinity(0)
+    with process.start(fake("sleeps", n_cores=1), tmp_path / "log") as server:
+        assert eventually(lambda: server.last_line() == "loading ...")
+        assert os.sched_getaffinity(server.pid) == {min(ours)}
+    with process.start(fake("sleeps"), tmp_path / "log") as server:
+        assert os.sched_getaffinity(server.pid) == ours
+    assert os.sched_getaffinity(0) == ours
+
+
 def test_a_server_that_never_gets_ready_is_given_up_with_its_last_line(tmp_path: Path) -> None:
     seen: list[str] = []
     with process.start(fake("sleeps"), tmp_path / "log") as server:
