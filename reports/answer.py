@@ -20,6 +20,8 @@ QUEUED: Final = 0.25
 """Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""
 FULL: Final = 0.9
 """A KV cache in use to this share admits no more requests."""
+STRAGGLERS: Final = 0.75
+"""A burst that had served 95% of its requests in a smaller share of its time ended with stragglers."""
 SAMPLED: Final = 0.95
 """Gauges are read every so often: a batch seen filled to this share was full."""
 
@@ -34,7 +36,7 @@ def answer(summary: Summary, manifest: Manifest, view: Callable[[], View]) -> An
     if summary.verdict.state == State.FAILED and (why := _failure(summary)):
         details = [_cut_short(summary), sentence(summary)]
         return Answer(why, tuple(filter(None, details)))
-    details = [_cut_short(summary), _failures(summary), limit(summary, manifest), _tail(summary)]
+    details = [_cut_short(summary), _failures(summary), limit(summary, manifest), _tail(summary, manifest)]
     return Answer(sentence(summary), tuple(filter(None, details)))
 
 
@@ -109,7 +111,15 @@ def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> str:
         return "Limited by the load: never more than 1 request in flight"
     if isinstance(waiting, Absent):
         return f"What limited the run is not known: the server's queue was not recorded ({waiting.reason})"
-    return f"Limited by the load: at most {counted(in_flight, 'request')} in flight, {_waits(waiting)}"
+    most = f"at most {counted(in_flight, 'request')} in flight, {_waits(waiting)}"
+    if _is_burst(manifest):
+        return f"Limited by the speed of the server's steps, not by its queue: {most}"
+    return f"Limited by the load: {most}"
+
+
+def _is_burst(manifest: Manifest) -> bool:
+    arrivals = manifest.arrivals
+    return manifest.concurrency is None and (arrivals is None or arrivals.pattern == "burst")
 
 
 def _is_queued(summary: Summary, in_flight: float) -> bool:
@@ -144,7 +154,8 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> str:
     ran = "many requests waited in it"
     if running:
         below = f", below the batch limit of {slots:,}," if slots and by == "the server" else ""
-        most = f"at most {count(running)} of {count(in_flight)}"
+        asked = summary.counts.get("planned", in_flight) if _is_burst(manifest) else in_flight
+        most = f"at most {count(running)} of {count(asked)}"
         ran = f"{most} requests ran at once{below} and the others waited"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
@@ -161,10 +172,11 @@ def _roofline(summary: Summary) -> str:
     if bound is None:
         return ""
     use = {"compute": row.mfu, "memory": row.mbu}.get(bound)
-    steps = f"{row.phase} steps are {bound}-bound"
+    steps = f"its {row.phase} steps are {bound}-bound"
     if use is None or use.measured is None or not 0 < use.measured <= use.ceiling:
-        return f"{steps}, by the roofline"
-    return f"{steps}, at {use.measured / use.ceiling:.0%} of the roofline's bound"
+        return f"{steps}, by the roofline model"
+    what = {"compute": "arithmetic", "memory": "memory bandwidth"}[bound]
+    return f"{steps} and reach {use.measured / use.ceiling:.0%} of the {what} that the device can give"
 
 
 def _interrupted(summary: Summary) -> bool:
@@ -199,9 +211,15 @@ def _failed(summary: Summary) -> str:
     return f"{kinds.total():,} of {counted(summary.counts['planned'], 'request')} failed ({told})."
 
 
-def _tail(summary: Summary) -> str:
-    """Where the slowest requests stand out: p99 at least three times the median."""
-    median, tail = (_of(summary.figure("metrics", "e2e", p)) for p in ("p50", "p99"))
+def _tail(summary: Summary, manifest: Manifest) -> str:
+    """Where the slowest requests stand out: p99 at least three times the median, or the end of a burst."""
+    median, most, tail = (_of(summary.figure("metrics", "e2e", p)) for p in ("p50", "p95", "p99"))
+    end = _of(summary.window.end_s)
+    if _is_burst(manifest) and most and end and most < STRAGGLERS * end:
+        return (
+            f"The last 5% of the requests made the run last {duration(end)}: the others had ended after "
+            f"{duration(most)}. The throughput counts the whole time."
+        )
     if not median or not tail or tail < 3 * median:
         return ""
     times = number(tail / median)

@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary_types import NamedFigure, Section, SessionFigures
 from loadgen.record.columns import Floats
+from loadgen.stats.estimates import ONE_RUN
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.number_format import Scale, duration, interval, point, scale_of
 from reports.tables import Cell, Column, Row, Table
@@ -62,8 +63,14 @@ def latency_table(caption: str, metrics: Mapping[str, Section], *, evidence: boo
         Row(tuple(_latency_cells(key, row, columns, errors, notes, evidence))) for key, row in figures.items()
     )
     titles = ["Latency", "Unit", *columns, *("± instrument" for _ in errors), "n"]
+    known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
+    alone = evidence and any(figure.note == ONE_RUN for figure in known)
     return Table(
-        caption, tuple(Column(title, k > 1) for k, title in enumerate(titles)), rows, notes=tuple(notes)
+        caption,
+        tuple(Column(title, k > 1) for k, title in enumerate(titles)),
+        rows,
+        remark="One run gives no interval: three (`--repeats 3`) do." if alone else "",
+        notes=tuple(notes),
     )
 
 
@@ -85,7 +92,7 @@ def _latency_cells(
     for name in errors:
         error = row.get(name, Absent("not certified"))
         yield _value(error, scale, notes) if isinstance(error, Absent) else Cell(duration(error.point))
-    yield Cell(f"{max((figure.n for figure in known), default=0):,}")
+    yield Cell(f"{max(figure.n for figure in known):,}" if known else "–")
 
 
 def _value(figure: Figure, scale: Scale, notes: list[str], href: str = "") -> Cell:

@@ -161,15 +161,15 @@ def gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_
 
 
 def _samples(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
-    """The samples of successes in order, then the tokens that failures were to bring, infinitely late."""
+    """The samples of successes in order, then the gaps that failures were to have, infinitely long."""
     order = np.argsort(value, kind="stable")
     value, weight, owner = value[order], weight[order], owner[order]
-    failed = np.flatnonzero(~c.ok).astype(np.int32)
+    failed = np.flatnonzero(~c.ok & (c.planned_output_tok > 1)).astype(np.int32)
     if not len(failed):
         return Samples(value, weight, owner)
     return Samples(
         np.concatenate([value, np.full(len(failed), np.inf)]),
-        np.concatenate([weight, c.planned_output_tok[failed].astype(np.int32)]),
+        np.concatenate([weight, c.planned_output_tok[failed].astype(np.int32) - 1]),
         np.concatenate([owner, failed]),
     )
 
@@ -203,7 +203,7 @@ METRICS: Final[dict[str, Metric]] = {
         "s",
         "lower",
         "each gap t_i − t_{i−1} gives n_i samples of (t_i − t_{i−1}) / n_i",
-        "pooled over tokens, rate view; a failed request counts its planned tokens",
+        "pooled over tokens, rate view; a failed request counts its planned gaps",
         "token-weighted; where every event carries one token it is the chunk gap that other tools print",
         pooled=itl,
     ),

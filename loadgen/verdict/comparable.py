@@ -183,7 +183,7 @@ def _judge_number(number: _Number, works: Sequence[Work]) -> tuple[Fact, Reason 
     found = [(work.label, number.of(work)) for work in works]
     known = [(label, value) for label, value in found if value is not None]
     shown = _shown(found, number.shown)
-    tolerance = f"{TOLERANCE:.0%}" if number.relative else f"{TOLERANCE * 100:.0f} point"
+    tolerance = f"{TOLERANCE:.0%}" if number.relative else f"{TOLERANCE * 100:.0f} percentage point"
     if not known:
         return Fact(number.name, shown, None, tolerance), None
     (low_label, low), (high_label, high) = (pick(known, key=lambda item: item[1]) for pick in (min, max))

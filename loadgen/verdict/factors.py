@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from loadgen.record.manifest import Manifest
+from loadgen.record.manifest import LoadFacts, Manifest
 from loadgen.verdict.served_work import quantization_in
 from servers.engine import Identity
 
@@ -60,7 +60,7 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
         "placement": None if server is None else ("attached" if server.attached else "same machine"),
         "server-addresses": server.addresses if server else None,
         "prompts": manifest.load.prompts if manifest.load else None,
-        "warm-up": sum(stage.n for stage in manifest.load.stages) if manifest.load else None,
+        "warm-up": _warm_up(manifest.load) if manifest.load else None,
         "dtype": identity.dtype,
         "kv-dtype": identity.kv_dtype,
         "quantization": quantization_in(argv) if argv else None,
@@ -70,6 +70,12 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
     }
     flags = {name: value for name, value in _flags(argv[1:], passing).items() if name not in known}
     return {**flags, **{name: str(value) for name, value in known.items() if value is not None}}
+
+
+def _warm_up(load: LoadFacts) -> str | int:
+    """As it was asked: how many bursts an automatic warm-up needs is chance."""
+    bursts = load.warm_up
+    return f"bursts of {bursts.bursts[0].n}" if bursts else sum(stage.n for stage in load.stages)
 
 
 def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = None) -> dict[str, list[str]]:

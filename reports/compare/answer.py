@@ -38,9 +38,9 @@ def comparison_answer(comparison: Comparison) -> Answer:
     swept = sweeps_in(comparison.cells)
     in_a_sweep = [cell for _, cells in swept for cell in cells]
     said = []
-    for sweep, _ in swept:
+    for sweep, cells in swept:
         of = f"{sweep.name}: " if len(swept) > 1 else ""
-        said += [f"{of}{words}" for words in (best_loads(sweep), limits(sweep)) if words]
+        said += [f"{of}{words}" for words in (best_loads(sweep), limits(sweep), *_at_the_top(cells)) if words]
     alone = [cell for cell in comparison.cells if cell not in in_a_sweep]
     if len(alone) == 1 and not said:
         first, *others = cell_sentences(alone[0])
@@ -73,7 +73,9 @@ def _overall(cells: Sequence[ComparisonCell]) -> str:
         )
         low, high = number(leads[0]), number(leads[-1])
         by = f"{low}x" if low == high else f"{low}x to {high}x"
-        return f"{first} is fastest in {n} of {len(cells)} cases: {by} faster than the next (E2E p50)."
+        others = {label for cell in ranked for label in cell.labels} - {first}
+        next_ = others.pop() if len(others) == 1 else "the next"
+        return f"{first} is fastest in {n} of {len(cells)} cases: {by} faster than {next_} (E2E p50)."
     sure = f"the lead is significant in {n_sure}" if n_sure else "no lead is significant"
     return f"{first} has the lowest E2E p50 in {n} of {len(cells)} cases; {sure}."
 
@@ -92,6 +94,13 @@ def limits_of(cells: Sequence[ComparisonCell], *, brief: bool = False) -> list[s
     return [
         f"{', '.join(dict.fromkeys(labels))}: {told[0].lower()}{told[1:]}" for told, labels in who.items()
     ]
+
+
+def _at_the_top(cells: Sequence[ComparisonCell]) -> list[str]:
+    """What limited the contenders at the highest load whose runs compare."""
+    found = ((cell.name, limits_of([cell], brief=True)) for cell in reversed(cells))
+    name, limits = next(((name, limits) for name, limits in found if limits), ("", []))
+    return [f"With {name}: {'; '.join(limits)}."] if name and limits else []
 
 
 def _limits_by_case(cells: Sequence[ComparisonCell]) -> list[str]:

@@ -36,9 +36,10 @@ def side_by_side(cell: ComparisonCell) -> Table:
         notes.append("★: significantly better than every other.")
     if noise:
         notes.append("A/A noise: two runs of one system differ by more only once in twenty.")
-    return Table(
-        f"{cell.name or 'Side by side'}: 95% intervals in brackets", columns, rows, remark=" ".join(notes)
-    )
+    figures = (cell.figure(label, headline) for label in cell.labels for headline in HEADLINES)
+    some = any(isinstance(figure, Estimate) and figure.level for figure in figures)
+    intervals = "95% intervals in brackets" if some else "an interval needs 3 runs of each"
+    return Table(f"{cell.name or 'Side by side'}: {intervals}", columns, rows, remark=" ".join(notes))
 
 
 SPREAD: Final = (

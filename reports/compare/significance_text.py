@@ -204,13 +204,11 @@ def remarks(contrasts: Sequence[Contrasts]) -> Iterator[str]:
             f"{LEAST_RUNS} runs of each measure it (`burstline run --repeats {LEAST_RUNS}`)."
         )
         return
-    yield (
-        "Different: significant at 5% after correcting for all compared numbers. "
-        f"Same: within {MARGIN:.0%}. Inconclusive: neither; where it says detects, this comparison has 80% "
-        "power to detect a difference of that size."
-    )
+    yield "Different: significant at 5% after correcting for all compared numbers."
+    yield f"Same: within {MARGIN:.0%}."
     more = [c.more_runs for c in found if c.answer == Answer.INCONCLUSIVE]
     if more:
+        yield "Inconclusive: neither; it detects a difference of the size given in four of five cases."
         known = max((n for n in more if n is not None), default=0)
         many = f"more than {MOST_RUNS}" if None in more else f"about {known} more"
         yield f"{many[0].upper()}{many[1:]} runs of each would decide what is inconclusive now."

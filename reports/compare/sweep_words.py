@@ -95,7 +95,7 @@ def _limit(label: str, sweep: Sweep) -> str:
         least = next(beyond, None)
         if least is None:
             return f"{label} meets all SLOs up to {points[-1].load}"
-        return f"{label} misses no SLO, but {least.load} {_why_not(least, reasons=False)}"
+        return f"no reliable load of {label} misses an SLO, but {least.load} {_why_not(least, reasons=False)}"
     reliable = [at for at in points if isinstance(at.output, Estimate) and not at.doubts]
     bend = knee(reliable)
     if bend is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,31 +11,26 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from loadgen.record.columns import Floats, Ints
-from loadgen.stats import distributions
+from loadgen.stats.quantiles import quantile
 from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, Plot, canvas, drawn, margins
 from reports.number_format import Scale, number, scale_for
 from reports.tables import Table, table
 
-BAND_LEVEL = 0.95
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 MOST_STEPS = 1500
 EXPLAINED = (
     "Read across from a share to the curve, then down: that share of all planned requests was at least "
     "that fast, and the vertical axis is stretched towards 100% so that the tail can be seen. The curve "
-    "ends below the top where requests failed; nothing here says when in the run a request came, and the "
-    "band holds for each height by itself."
+    "ends below the top where requests failed; nothing here says when in the run a request came, and no "
+    "curve says how much another run would differ."
 )
 
 
-def ecdf(
-    name: str, title: str, label: str, values_s: Floats, marked: Sequence[float] = MARKED
-) -> Plot | None:
+def ecdf(name: str, title: str, label: str, values_s: Floats, marked: Mapping[float, float]) -> Plot | None:
     """The share of requests at or below each latency on a log-tail axis; None with fewer than two successes.
 
-    +inf is a failed request, NaN is left out; the quantiles in `marked` get a label. The band is pointwise:
-    at a rank k of n the exact binomial interval of the share (Clopper & Pearson, 1934), which is that of the
-    order statistics.
+    +inf is a failed request, NaN is left out; the percentiles in `marked`, in seconds, get a label.
     """
     values = np.sort(values_s[~np.isnan(values_s)])
     n, n_ok = len(values), int(np.isfinite(values).sum())
@@ -45,32 +40,20 @@ def ecdf(
     figure, (panel,) = canvas(310, 290)
     ranks = tail_ranks(n, n_ok)
     x = values[ranks - 1] / scale.divisor
-    low, high = share_band(ranks, n)
     top = float(nines(1 - 0.4 / max(n, 20)))
     if n_ok < n:  # no room for a tail that has no curve
         top = min(top, 1.25 * float(nines(n_ok / n)))
     heights = np.minimum(nines((ranks - 0.5) / n), top)
-    panel.fill_between(
-        x, nines(low), np.minimum(nines(high), top), step="post", color=SERIES[0], alpha=0.18, linewidth=0
-    )
     panel.plot(np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", color=SERIES[0])
     fit_x(panel, x)
-    _mark_quantiles(panel, values[:n_ok], n, scale, marked)
+    _mark_quantiles(panel, scale, marked)
     _mark_failures(panel, n_ok, n)
     tail_axis(panel, top)
     panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
     margins(figure, top=10, bottom=44, left=48, right=12)
-    finding = _finding(label, values, n_ok, scale, has_median=0.5 in marked)
+    finding = _finding(label, values, n_ok, scale, marked.get(0.5))
     drawings = (drawn(figure, name, panel),)
     return Plot(name, title, finding, "", drawings, _table(title, label, values, n_ok, scale))
-
-
-def share_band(ranks: Ints, n: int, level: float = BAND_LEVEL) -> tuple[Floats, Floats]:
-    """The exact binomial interval of the true share below the k-th of n values, k >= 1."""
-    tail = (1 - level) / 2
-    low = distributions.beta.ppf(tail, ranks, n - ranks + 1)
-    high = np.where(ranks < n, distributions.beta.ppf(1 - tail, ranks + 1, np.maximum(n - ranks, 1)), 1.0)
-    return np.asarray(low), np.asarray(high)
 
 
 def nines(share: Floats | float) -> Floats:
@@ -109,15 +92,11 @@ def fit_x(panel: Axes, x: Floats) -> None:
         panel.set_xlim(first - margin, last + margin)
 
 
-def _mark_quantiles(panel: Axes, succeeded: Floats, n: int, scale: Scale, marked: Sequence[float]) -> None:
-    right = succeeded[-1] / scale.divisor
-    for p in marked:
-        rank = math.ceil(p * n)
-        if rank > len(succeeded) or n * (1 - p) < 1:
-            continue
-        value = succeeded[rank - 1] / scale.divisor
+def _mark_quantiles(panel: Axes, scale: Scale, marked: Mapping[float, float]) -> None:
+    for p, value_s in marked.items():
+        value = value_s / scale.divisor
         panel.plot([value], [nines(p)], "o", color=SERIES[0], markersize=5.5)
-        on_left = value > 0.5 * (right + panel.get_xlim()[0])
+        on_left = value > 0.5 * sum(panel.get_xlim())
         panel.annotate(
             f"p{p * 100:g}  {number(value)}", (value, float(nines(p))), (-8, 5) if on_left else (8, -10),
             textcoords="offset points", ha="right" if on_left else "left", color=INK, fontsize=TEXT,
@@ -135,28 +114,26 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     )  # fmt: skip
 
 
-def _finding(label: str, values: Floats, n_ok: int, scale: Scale, *, has_median: bool) -> str:
+def _finding(label: str, values: Floats, n_ok: int, scale: Scale, median_s: float | None) -> str:
     n = len(values)
-    first, half, last = (
-        f"{number(values[k] / scale.divisor)} {scale.unit}" for k in (0, math.ceil(n / 2) - 1, n_ok - 1)
-    )
+    first, last = (f"{number(values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
     lost = f"; {n - n_ok:,} of {n:,} were not served and count as infinitely late" if n_ok < n else ""
-    middle = f"half within {half}, " if has_median and n_ok >= n / 2 else ""
+    middle = "" if median_s is None else f"half within {number(median_s / scale.divisor)} {scale.unit}, "
     return f"{label}: fastest {first}, {middle}slowest {last}{lost}."
 
 
 def _table(name: str, label: str, values: Floats, n_ok: int, scale: Scale) -> Table:
     n = len(values)
-    ranks = np.unique([min(max(math.ceil(p * n), 1), n_ok) for p in TABLED] + [n_ok])
-    low, high = share_band(ranks, n)
-    rows = [
-        [number(values[k - 1] / scale.divisor), _percent(k / n), _percent(a), _percent(b)]
-        for k, a, b in zip(ranks, low, high, strict=True)
-    ]
-    columns = [f"{label} ({scale.unit})", "Requests at or below", "95% low", "95% high"]
-    made = table(f"{name}: share of {n:,} requests at or below", columns, rows, text=())
+    rows = [[f"{p * 100:g}%", value_at(values, p, scale)] for p in TABLED]
+    rows.append([f"{n_ok / n:.1%}", number(values[n_ok - 1] / scale.divisor)])
+    made = table(
+        f"{name}: {label} of {n:,} requests", ["Requests at or below", f"{label} ({scale.unit})"], rows
+    )
     return replace(made, id=f"ecdf-{label.lower()}-numbers")
 
 
-def _percent(share: float) -> str:
-    return f"{share * 100:.1f}%"
+def value_at(ordered: Floats, p: float, scale: Scale) -> str:
+    """The quantile p as all tables have it; a dash where the sample is too small, ∞ among failures."""
+    if not len(ordered) or len(ordered) * min(p, 1 - p) < 1:
+        return "–"
+    return number(quantile(ordered, p) / scale.divisor)

@@ -18,7 +18,8 @@ ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
 EXPLAINED = (
     "How many times better one of the two is, whatever the unit; the side of the middle says which. The bar "
     "is the 95% confidence interval over runs; one that crosses the middle leaves the question open. Small "
-    "dots are single runs. Grey is not significant after correcting for all numbers in this figure."
+    "dots are single runs, compared with the other engine's mean. Grey: not significant after correcting for "
+    "all compared numbers, or the same within 3%."
 )
 LABEL = 44.0
 """The least distance between two ticks that are written, CSS pixels."""

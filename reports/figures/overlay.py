@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
 
 from loadgen.record.columns import Floats
 from reports.figures.drawing import DASHES, SERIES, Plot, canvas, drawn, head, margins
-from reports.figures.ecdf import TABLED, fit_x, nines, tail_axis, tail_ranks
-from reports.number_format import Scale, number, scale_for
+from reports.figures.ecdf import TABLED, fit_x, nines, tail_axis, tail_ranks, value_at
+from reports.number_format import Scale, scale_for
 from reports.tables import Table, table
 
 EXPLAINED = (
@@ -55,19 +54,11 @@ def overlay(name: str, title: str, label: str, series: Mapping[str, Floats]) -> 
 
 
 def _finding(label: str, shown: Mapping[str, Floats], scale: Scale) -> str:
-    halves = {who: values[math.ceil(len(values) / 2) - 1] / scale.divisor for who, values in shown.items()}
-    said = "; ".join(f"{who} {number(half)} {scale.unit}" for who, half in halves.items())
+    said = "; ".join(f"{who} {value_at(values, 0.5, scale)} {scale.unit}" for who, values in shown.items())
     return f"{label} within which half of the requests were served: {said}."
 
 
 def _table(title: str, label: str, series: Mapping[str, Floats], scale: Scale) -> Table:
-    rows = [[f"{p * 100:g}%", *(_value(values, p, scale) for values in series.values())] for p in TABLED]
+    rows = [[f"{p * 100:g}%", *(value_at(values, p, scale) for values in series.values())] for p in TABLED]
     columns = ["Requests at or below", *(f"{who} ({scale.unit})" for who in series)]
     return table(f"{title}: {label} at or below which that share of all planned requests was", columns, rows)
-
-
-def _value(values: Floats, p: float, scale: Scale) -> str:
-    """The p-quantile by rank; a dash where the sample is too small for it, ∞ where it lies among failures."""
-    if not len(values) or len(values) * min(p, 1 - p) < 1:
-        return "–"
-    return number(values[math.ceil(p * len(values)) - 1] / scale.divisor)

@@ -122,7 +122,7 @@ FAILED_BY = {
     "too-many-failures": "Too many requests failed: do not use these numbers.",
 }
 """What FAILED means, by the code of its first reason."""
-INTERRUPTED = "The run was interrupted; every check passed on what had ended by then."
+INTERRUPTED = "The run was interrupted: these numbers describe its first part, which passed every check."
 FAILURES = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""
 
@@ -262,9 +262,10 @@ def _instrument_error(instrument: Instrument) -> str:
     late, error = instrument.send_lag_p99_s, instrument.read_error_p99_s
     if isinstance(late, Absent) or isinstance(error, Absent):
         return ""
-    exact = f"exact to {duration(error.point)}" if error.point > 0 else "the kernel's own"
     sent = f"99% of requests were sent at most {duration(late.point)} late"
-    told = f"The instrument: {sent}; the time stamps of 99% of arrivals are {exact}."
+    stamped = "99% of arrivals carry the kernel's time stamp, so late reading does not move them"
+    read = f"99% of arrival times are exact to {duration(error.point)}" if error.point > 0 else stamped
+    told = f"The instrument: {sent}; {read}."
     return f"{told}{_canary(instrument)}{_certified(instrument)}{_network(instrument)}"
 
 

@@ -89,7 +89,8 @@ def _small_figures(view: View) -> Iterator[Plot]:
 
 def _ecdf(view: View, key: str, title: str) -> Plot | None:
     """The distribution of a latency, labelled at the percentiles that the summary has."""
-    known = [p for p in ecdf.MARKED if isinstance(view.summary.figure("metrics", key, label(p)), Estimate)]
+    figures = {p: view.summary.figure("metrics", key, label(p)) for p in ecdf.MARKED}
+    known = {p: figure.point for p, figure in figures.items() if isinstance(figure, Estimate)}
     return ecdf.ecdf(f"ecdf-{key}", title, title_of(key), view.counted(key), known)
 
 

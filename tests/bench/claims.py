@@ -148,8 +148,8 @@ def canaries(seconds: int) -> None:
             "quota: 5 ms of every 25": squeezed,
         }
         for name, disturb in cases.items():
-            with server(seconds * 1000 // GAP_MS, 200_000, GAP_MS * 1000) as port, canary() as (bird, _):
-                found = ours(port, STREAMS, 3000, canary_port=bird, meanwhile=disturb)
+            with server(seconds * 1000 // GAP_MS, 200_000, GAP_MS * 1000) as port, canary() as bird:
+                found = ours(port, STREAMS, 3000, canary_port=bird.port, meanwhile=disturb)
             told = found.canary
             if told is None:
                 print(f"{name:34}no canary")

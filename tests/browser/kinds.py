@@ -19,12 +19,17 @@ from tests.reports.synthetic_sweep import finished_run
 
 SPEEDS = {"vllm": 1.0, "tgi": 1.35, "lightllm": 0.93}
 TARGETS = ("ttft.p90<=150ms", "tpot.p50<=12ms")
-PLATFORMS = {"h100": ("NVIDIA H100 80GB HBM3", 1.0), "l40s": ("NVIDIA L40S", 2.6), "cpu": ("", 9.0)}
+PLATFORMS = {
+    "h100": ("NVIDIA H100 80GB HBM3", 1.0, 1.0),
+    "l40s": ("NVIDIA L40S", 2.6, 0.8),
+    "cpu": ("", 9.0, 0.5),
+}
+"""The GPU, how much slower it is, and how much of the engines' difference it leaves, as a power."""
 MS = 1_000_000
 LOG = (
-    "INFO 11-22 08:01:12 [core.py:58] Initializing a V1 LLM engine (v0.11.2)",
-    "INFO 11-22 08:01:40 [kv_cache_utils.py:864] GPU KV cache size: 512 tokens",
-    "(EngineCore_DP0 pid=412) ERROR 11-22 08:01:44 [core.py:710] torch.OutOfMemoryError: CUDA out of memory",
+    "INFO [core.py:58] Initializing a V1 LLM engine (v0.11.2)",
+    "INFO [kv_cache_utils.py:864] GPU KV cache size: 120,000 tokens",
+    "(EngineCore_DP0 pid=412) ERROR [core.py:710] torch.OutOfMemoryError: CUDA out of memory",
     "INFO:     Application shutdown complete.",
 )
 
@@ -45,7 +50,12 @@ def _slow_tail(folder: Path) -> Run:
 
 
 def _hopeless(folder: Path) -> Run:
-    run = synthetic.finished_run(folder, synthetic.records(n=20, n_failed=20))
+    """The engine runs out of memory: every connection is reset."""
+    rows = synthetic.records(n=20, n_failed=20)
+    reset = next(row for row in rows if row.outcome == Outcome.RESET)
+    run = synthetic.finished_run(
+        folder, [replace(row, outcome=reset.outcome, error=reset.error) for row in rows]
+    )
     RunDir(run.path).server_log.write_text("\n".join(LOG))
     return open_run(run.path)
 
@@ -149,8 +159,8 @@ def _platforms(folder: Path) -> None:
     """Two engines on three platforms, twice each."""
     slots = [
         (engine, f"llama-2-7b, chat, {name}", repeat,
-         {"n": 80, "gpu": gpu, "speed": slower * SPEEDS[engine] * (0.97 + 0.02 * repeat)})
-        for name, (gpu, slower) in PLATFORMS.items()
+         {"n": 80, "gpu": gpu, "speed": slower * SPEEDS[engine] ** share * (0.97 + 0.02 * repeat)})
+        for name, (gpu, slower, share) in PLATFORMS.items()
         for repeat in (1, 2)
         for engine in ("vllm", "tgi")
     ]  # fmt: skip

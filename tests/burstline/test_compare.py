@@ -120,6 +120,16 @@ def test_facts_of_the_work_and_the_machine_must_be_equal_where_both_are_known(
         assert f"The {factor} differs: " not in compare(capsys, folders)[1], "an older run does not know it"
 
 
+def test_how_many_bursts_an_automatic_warm_up_needed_is_no_difference(two_runs, capsys):
+    folders, change = two_runs
+    for which, n_bursts in enumerate((2, 3)):
+        bursts = tuple(StageFacts(f"warm-up {k}", 8, 8, 0.1) for k in range(n_bursts))
+        change(which, load=LoadFacts(stages=bursts), title="another load")
+    assert "warm-up" not in compare(capsys, folders)[1]
+    change(1, load=LoadFacts(stages=(StageFacts("warm-up", 8, 8),)))
+    assert "vllm warm-up bursts of 8 vs vllm warm-up 8" in compare(capsys, folders)[1]
+
+
 def test_seeds_may_differ(two_runs, capsys):
     folders, change = two_runs
     change(1, seed=7, engine="reference")

@@ -94,9 +94,9 @@ def test_gaps_never_run_from_one_request_into_the_next():
     assert icl(c).owner.tolist() == [0, 1]
 
 
-def test_a_failed_request_counts_its_planned_tokens_as_infinite_gaps():
+def test_a_failed_request_counts_its_planned_gaps_as_infinite():
     samples = itl(columns(ok(0, 0.1, [0.01] * 3), failed(1, planned_output_tok=7)))
-    assert per_token(samples) == pytest.approx([0.01] * 3 + [np.inf] * 7)
+    assert per_token(samples) == pytest.approx([0.01] * 3 + [np.inf] * 6)
 
 
 def test_half_of_all_tokens_lost_leaves_no_median_itl():

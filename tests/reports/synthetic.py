@@ -150,13 +150,14 @@ def telemetry(rows: list[Record], max_seqs: int = 256, every_ms: int = 100) -> l
 
 def finished_run(parent: Path, rows: list[Record], watched: bool = True) -> Run:
     """The rows kept in a folder under `parent` as a run keeps them, with the summary that Burstline makes."""
+    n_prompt, n_output = rows[0].planned_prompt_tok, rows[0].planned_output_tok
     manifest = Manifest(
         engine="vllm",
         workload="burst",
         max_failures=0.1,
-        title=f"{len(rows):,} request{'s' * (len(rows) > 1)} of 512 → 64 tokens, all at once",
-        repeat=f"burstline run --engine vllm --model llama-2-7b --requests {len(rows)} --prompt-tokens 512 "
-        "--output-tokens 64 --salt 00112233",
+        title=f"{len(rows):,} request{'s' * (len(rows) > 1)} of {n_prompt} → {n_output} tokens, all at once",
+        repeat=f"burstline run --engine vllm --model llama-2-7b --requests {len(rows)} "
+        f"--prompt-tokens {n_prompt} --output-tokens {n_output} --salt 00112233",
         devices=(GpuFacts("NVIDIA H100 80GB HBM3", 85_520_809_984, "570.86"),),
         identity=Identity("vllm", version="0.11.2", model="llama-2-7b", dtype="bfloat16"),
         server=ServerFacts(argv=("vllm", "serve", "llama-2-7b", "--port", "8000")),

@@ -2,42 +2,46 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy import stats as sps
 
+from loadgen.stats.quantiles import quantile_of
 from reports.figures import ecdf, run_figures
 from reports.figures.run_figures import Panel, SeriesLine
+from reports.number_format import number
 
 
 def values_of(plot) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in plot.table.rows]
 
 
-def test_the_ecdf_table_holds_the_order_statistics():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 101.0))
-    by_share = {row[1]: row[0] for row in values_of(plot)}
-    assert by_share["50.0%"] == "50.0"
-    assert by_share["99.0%"] == "99.0"
-    assert "half within 50.0 s" in plot.finding
+def test_the_ecdf_its_table_and_its_sentence_have_the_estimators_percentiles():
+    values = np.arange(1.0, 101.0)
+    median_s = quantile_of(values, 0.5)
+    plot = ecdf.ecdf("e", "End to end", "E2E", values, {0.5: median_s})
+    by_share = dict(values_of(plot))
+    assert by_share["50%"] == number(median_s) == "50.5"
+    assert by_share["99%"] == number(quantile_of(values, 0.99))
+    assert by_share["99.9%"] == "–"
+    assert "half within 50.5 s" in plot.finding
+    assert "p50  50.5" in plot.drawings[0].body
 
 
 def test_failures_are_the_gap_below_one():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)])
-    assert values_of(plot)[-1][1] == "90.0%"
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)], {})
+    assert values_of(plot)[-1] == ["90.0%", "90.0"]
+    assert dict(values_of(plot))["95%"] == "∞"
     assert "10 of 100 were not served" in plot.finding
     assert "10 not served" in plot.drawings[0].body
 
 
 def test_an_ecdf_labels_only_the_percentiles_that_it_is_given():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 901.0), marked=(0.9,))
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 901.0), {0.9: 810.1})
     assert "p90" in plot.drawings[0].body
     assert not re.search("p50|p99", plot.drawings[0].body)
     assert "half" not in plot.finding
 
 
 def test_an_ecdf_ends_little_above_its_curve_where_many_failed():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 701.0), np.full(300, np.inf)])
+    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 701.0), np.full(300, np.inf)], {})
     ticks = re.findall(r">(\d+%)</text>", plot.drawings[0].body)
     assert "60%" in ticks
     assert "99%" not in ticks
@@ -64,17 +68,7 @@ def test_a_narrow_range_of_gaps_still_has_several_ticks():
 
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0], [np.inf, np.inf]])
 def test_an_ecdf_of_nothing_is_none(values):
-    assert ecdf.ecdf("e", "t", "E2E", np.array(values, dtype=float)) is None
-
-
-@given(st.integers(1, 400), st.data())
-def test_the_band_is_the_exact_binomial_interval(n, data):
-    k = data.draw(st.integers(1, n))
-    (low,), (high,) = ecdf.share_band(np.array([k]), n)
-    assert 0 <= low <= k / n <= high <= 1
-    assert sps.binom.sf(k - 1, n, low) == pytest.approx(0.025, abs=1e-6)
-    if k < n:
-        assert sps.binom.cdf(k, n, high) == pytest.approx(0.025, abs=1e-6)
+    assert ecdf.ecdf("e", "t", "E2E", np.array(values, dtype=float), {}) is None
 
 
 def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
@@ -108,7 +102,7 @@ def test_the_drain_draws_the_slope_it_was_given():
 
 
 def test_two_figures_on_one_page_share_no_id():
-    one, two = (ecdf.ecdf(name, "t", "E2E", np.arange(1.0, 30.0)) for name in ("one", "two"))
+    one, two = (ecdf.ecdf(name, "t", "E2E", np.arange(1.0, 30.0), {}) for name in ("one", "two"))
     ids = [set(re.findall(r' id="([^"]+)"', plot.drawings[0].body)) for plot in (one, two)]
     assert ids[0]
     assert not ids[0] & ids[1]
