@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from loadgen.record.files import write_bytes
     from loadgen.record.rundir import open_run
 
     run = open_run(args.run)
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         for path, content in _WRITERS[name](run).items():
             target = args.to / path
             target.parent.mkdir(exist_ok=True)
-            target.write_bytes(content)
+            write_bytes(target, content)
             print(target)
     return exit_codes.DONE
 

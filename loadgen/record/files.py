@@ -35,8 +35,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def renamed(path: Path) -> Iterator[Path]:
-    """A `*.partial` to write to, given its name when the block ends well and removed otherwise."""
+    """A `*.partial` to write to, given its name when the block ends well and removed otherwise.
+
+    One that is already there is removed first: in a folder of others it may be a link to a file of ours.
+    """
     partial = path.with_name(path.name + PARTIAL)
+    partial.unlink(missing_ok=True)
     try:
         yield partial
     except BaseException:

@@ -184,6 +184,26 @@ def _copy(source: str, target: str) -> str:
     return shutil.copy2(source, target)
 
 
+def test_a_link_in_a_folder_of_others_is_never_written_through(copied: Path, tmp_path: Path) -> None:
+    mine, to = tmp_path / "mine", tmp_path / "to"
+    mine.write_text("mine")
+    to.mkdir()
+    links = [
+        copied / name for name in ("report.html.partial", "records.parquet.partial", "summary.json.partial")
+    ]
+    for link in (*links, to / "records.csv", to / "records.csv.partial"):
+        link.symlink_to(mine)
+    (copied / "report.html").unlink()
+    (copied / "report.html").symlink_to(mine)
+    began_s = time.monotonic()
+    assert main(["report", "--decode", str(copied)]) == 0
+    assert main(["export", str(copied), "--to", str(to), "--format", "csv"]) == 0
+    seen = mine.read_text()[:20]
+    noted("links in a folder of others", "not written through", seen, time.monotonic() - began_s)
+    assert seen == "mine"
+    assert not any(path.is_symlink() for path in (*links, copied / "report.html", to / "records.csv"))
+
+
 def test_verify_says_that_all_follows_from_the_captures(
     fresh: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
