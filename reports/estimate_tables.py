@@ -69,7 +69,7 @@ def latency_table(caption: str, metrics: Mapping[str, Section], *, evidence: boo
         caption,
         tuple(Column(title, k > 1) for k, title in enumerate(titles)),
         rows,
-        remark="One run gives no interval: three (`--repeats 3`) do." if alone else "",
+        remark="One run gives no interval; three (--repeats 3) give one." if alone else "",
         notes=tuple(notes),
     )
 

@@ -223,4 +223,4 @@ def _reach(correlation: Floats, n: int) -> int:
 
 
 def _effective(n: int, n_effective: float) -> str:
-    return f"1 run; effective sample size {min(n_effective, n):,.0f} of {n:,}"
+    return f"1 run, whose {n:,} values count as {min(n_effective, n):,.0f} independent ones"

@@ -133,7 +133,7 @@ def _failed(evidence: Evidence) -> list[Reason]:
         ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failures.items())
         or f"{planned - ok:,} abandoned"
     )
-    cause = f" {evidence.cause.rstrip('.')}." if evidence.cause else ""
+    cause = f" The first error: {evidence.cause.rstrip('.')}." if evidence.cause else ""
     if not ok:
         text = f"None of {planned:,} requests succeeded: {kinds}.{cause}"
         return [Reason("no-success", text, "See the first failure below and the server's log.")]

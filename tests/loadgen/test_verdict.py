@@ -110,7 +110,7 @@ def test_200_of_200_timed_out_is_failed_with_its_cause():
     verdict = judge(evidence(counts=timed_out, cause="no end of the reply within 5 s"))
     assert verdict.state == State.FAILED
     assert verdict.reasons[0].text == (
-        "None of 200 requests succeeded: 200 timeout. no end of the reply within 5 s."
+        "None of 200 requests succeeded: 200 timeout. The first error: no end of the reply within 5 s."
     )
 
 
