@@ -64,3 +64,12 @@ class Offsets:
         for from_ns, to_ns in self._steps:  # when between the two observations it stepped, the clock keeps
             sound &= (at_ns <= from_ns) | (at_ns > to_ns)
         return np.where(sound, np.minimum(kernel_ns, at_ns), NO_STAMP)
+
+    def moment(self, stamp: tuple[int, int] | None) -> int | None:
+        """One stamp (wall-clock ns, and when it was read) as monotonic ns; None where a step voids it."""
+        if stamp is None:
+            return None
+        real_ns, at_ns = stamp
+        timespec = np.array(divmod(real_ns, 1_000_000_000), dtype=np.int64).tobytes()
+        (moment_ns,) = self.monotonic(timespec, np.array([at_ns], dtype=np.int64))
+        return None if moment_ns == NO_STAMP else int(moment_ns)

@@ -26,14 +26,16 @@ class Exchange:
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
     happened. Until it has ended, only the wire's thread may touch it; after that, only who gets it back.
-    `left_ns` and `acked_ns` are the kernel's, of the request's last byte to a remote server: when it left
-    this host, and when the server's kernel acknowledged it.
+    `left` and `acked` are the kernel's, of the request's last byte to a remote server: when it left this
+    host and when the server's kernel acknowledged it, on the wall clock, each with when we read the stamp.
+    `capture` turns them into `left_ns` and `acked_ns`, None where a step of the wall clock voids them.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
     With `hang_up_at` the client ends the exchange once so many events have come, and `failure` says why by
     `hang_up_as`.
     """
 
     __slots__ = (
+        "acked",
         "acked_ns",
         "begun",
         "closed_ns",
@@ -47,6 +49,7 @@ class Exchange:
         "hang_up_at",
         "head",
         "index",
+        "left",
         "left_ns",
         "max_bytes",
         "mid_stream",
@@ -67,6 +70,8 @@ class Exchange:
         self.dispatched_ns: int | None = None
         self.connected_ns: int | None = None
         self.sent_ns: int | None = None
+        self.left: tuple[int, int] | None = None
+        self.acked: tuple[int, int] | None = None
         self.left_ns: int | None = None
         self.acked_ns: int | None = None
         self.closed_ns: int | None = None
@@ -158,6 +163,7 @@ class Exchange:
         )
 
         # A long request is in our send buffer at once, but leaves as fast as the network takes it.
+        self.left_ns, self.acked_ns = offsets.moment(self.left), offsets.moment(self.acked)
         written_ns = self.sent_ns
         if written_ns is not None and self.left_ns is not None:
             written_ns = max(written_ns, self.left_ns)

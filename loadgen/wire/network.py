@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 import sys
+import time
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from loadgen.wire.clock import Offsets
 from loadgen.wire.exchange import Exchange
 
 ERR: Final = 8
@@ -58,8 +58,7 @@ def is_remote(addresses: Sequence[tuple[int, Any]]) -> bool:
 class Network:
     """Asks the kernel for transmit stamps of every socket it watches, and for TCP's view when one closes."""
 
-    def __init__(self, offsets: Offsets) -> None:
-        self._offsets = offsets
+    def __init__(self) -> None:
         self._least_rtt_us, self._rtt_us = array("q"), array("q")
         self._retransmits = 0
 
@@ -99,12 +98,12 @@ class Network:
                 elif len(data) >= _EXTENDED_ERROR.size:
                     _, origin, _, _, _, info, _ = _EXTENDED_ERROR.unpack_from(data)
                     kind = info if origin == _ORIGIN_TIMESTAMPING else kind
-            if exchange is None or not stamp_ns or not self._offsets.offset_ns:
+            if exchange is None or not stamp_ns:
                 continue
             if kind == _SENT:
-                exchange.left_ns = stamp_ns - self._offsets.offset_ns[-1]
+                exchange.left = stamp_ns, time.monotonic_ns()
             elif kind == _ACKED:
-                exchange.acked_ns = stamp_ns - self._offsets.offset_ns[-1]
+                exchange.acked = stamp_ns, time.monotonic_ns()
 
     def report(self) -> NetworkReport | None:
         """What was learnt; None without a connection."""

@@ -64,7 +64,7 @@ class Wire:
         self._counters = counters
         self._poller = new_poller()
         self.reader = Reader(self._poller)
-        self.network = Network(self.offsets) if is_remote(addresses) else None
+        self.network = Network() if is_remote(addresses) else None
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency)
         self._view = memoryview(bytearray(2 * READ_BYTES))

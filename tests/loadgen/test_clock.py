@@ -47,3 +47,14 @@ def test_a_clock_that_only_slews_loses_no_stamp(monkeypatch):
 
 def test_no_stamp_around_a_step_of_a_millisecond_is_believed(monkeypatch):
     test_no_stamp_from_around_a_step_is_believed_and_all_others_are(-MS, monkeypatch)
+
+
+def test_a_moment_that_a_concurrent_reader_can_see_has_its_offset():
+    class Watched(list):
+        def append(self, moment_ns):
+            super().append(moment_ns)
+            assert len(offsets.offset_ns) >= len(self), "a reader would look up an offset that is not there"
+
+    offsets = clock.Offsets(since_ns=Watched())
+    offsets.observe(0)
+    assert len(offsets.offset_ns) == len(offsets.since_ns) == 1

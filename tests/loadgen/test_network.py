@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from loadgen.wire import clock
 from loadgen.wire.clock import Offsets
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.network import Network, is_remote
@@ -24,7 +25,7 @@ def test_only_a_server_beyond_the_loopback_is_remote():
 def test_the_kernel_stamps_when_a_requests_last_byte_left_and_when_it_was_acknowledged():
     offsets = Offsets()
     offsets.observe(time.monotonic_ns())
-    network, exchange = Network(offsets), Exchange()
+    network, exchange = Network(), Exchange()
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname())
         peer, _ = server.accept()
@@ -34,10 +35,11 @@ def test_the_kernel_stamps_when_a_requests_last_byte_left_and_when_it_was_acknow
             before_ns = time.monotonic_ns()
             client.send(b"x" * 3000)
             limit_s = time.monotonic() + 10
-            while exchange.acked_ns is None and time.monotonic() < limit_s:
-                peer.recv(4096) if exchange.left_ns is None else time.sleep(0.001)
+            while exchange.acked is None and time.monotonic() < limit_s:
+                peer.recv(4096) if exchange.left is None else time.sleep(0.001)
                 network.read_stamps(client, exchange)
             network.leave(client)
+    exchange.capture(0, offsets)
     assert before_ns - 100_000 < exchange.left_ns <= exchange.acked_ns < time.monotonic_ns()
     report = network.report()
     assert (report.n, report.retransmits) == (1, 0)
@@ -47,9 +49,29 @@ def test_the_kernel_stamps_when_a_requests_last_byte_left_and_when_it_was_acknow
 def test_the_send_of_a_long_request_is_when_its_last_byte_left():
     offsets, exchange = Offsets(), Exchange()
     offsets.observe(0)
-    exchange.sent_ns, exchange.left_ns = 1_000, 40_000
-    assert exchange.capture(0, offsets).sent_ns == 40_000
-    exchange.left_ns = 900
-    assert exchange.capture(0, offsets).sent_ns == 1_000
-    exchange.left_ns = None
-    assert exchange.capture(0, offsets).sent_ns == 1_000
+    for left_ns, sent_ns in ((40_000, 40_000), (900, 1_000), (None, 1_000)):
+        exchange.sent_ns = 1_000
+        exchange.left = None if left_ns is None else (left_ns + offsets.offset_ns[0], 50_000)
+        assert exchange.capture(0, offsets).sent_ns == sent_ns
+
+
+def test_a_step_of_the_wall_clock_moves_no_send(monkeypatch):
+    """The wall clock steps by 1 s between two observations, at 70 ms; bytes leave 2 ms after each send."""
+    ms, step_ns = 1_000_000, 1_000_000_000
+    for sign in (-1, 1):
+        offsets = clock.Offsets()
+        start_ns = 1_700_000_000_000_000_000
+
+        def offset_at(at_ns, sign=sign, start_ns=start_ns):
+            return start_ns + (sign * step_ns if at_ns >= 70 * ms else 0)
+
+        for at_ns in (0, 50 * ms, 100 * ms, 150 * ms):
+            monkeypatch.setattr(clock, "realtime_offset_ns", lambda at_ns=at_ns: offset_at(at_ns))
+            offsets.observe(at_ns)
+        for sent_ns, stamped in ((20 * ms, True), (60 * ms, False), (69 * ms, False), (120 * ms, True)):
+            exchange = Exchange()
+            exchange.sent_ns, left_ns, acked_ns = sent_ns, sent_ns + 2 * ms, sent_ns + 9 * ms
+            exchange.left = left_ns + offset_at(left_ns), left_ns + 50_000
+            exchange.acked = acked_ns + offset_at(acked_ns), acked_ns + 50_000
+            assert exchange.capture(0, offsets).sent_ns == (left_ns if stamped else sent_ns)
+            assert (exchange.left_ns, exchange.acked_ns) == ((left_ns, acked_ns) if stamped else (None, None))

@@ -294,6 +294,20 @@ MUTATIONS = (
         LOADGEN + "test_clock.test_no_stamp_around_a_step_of_a_millisecond_is_believed",
     ),
     Mutation(
+        "a transmit stamp from around a step of the wall clock moves the send",
+        clock.Offsets.moment,
+        "self.monotonic(timespec, np.array([at_ns], dtype=np.int64))",
+        "(real_ns - self.offset_ns[-1],)",
+        LOADGEN + "test_network.test_a_step_of_the_wall_clock_moves_no_send",
+    ),
+    Mutation(
+        "a moment is listed before its offset",
+        clock.Offsets.observe,
+        "self.offset_ns.append(self.latest_ns)\n        self.since_ns.append(now_ns)",
+        "self.since_ns.append(now_ns)\n        self.offset_ns.append(self.latest_ns)",
+        LOADGEN + "test_clock.test_a_moment_that_a_concurrent_reader_can_see_has_its_offset",
+    ),
+    Mutation(
         "other work on the machine is no matter",
         verdict._disturbed,
         "others > BUSY",
