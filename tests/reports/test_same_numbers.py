@@ -190,7 +190,8 @@ def test_the_first_sentence_has_the_numbers_of_the_summary(run, tmp_path, capsys
     assert "\n\n".join([f"**{first}**", *details]) in (tmp_path / "summary.md").read_text()
     (sentence,) = (words for words in (first, *details) if re.match(r"Served|\S+ were served:", words))
     rate, tokens, first, first_unit, each, each_unit = re.match(
-        r"(?:Served|\S+ were served:) (\S+) req/s, (\S+) output tok/s; median first token (\S+) (\w+), then (\S+) (\w+) per token",
+        r"(?:Served|\S+ were served:) (\S+) req/s, (\S+) output tok/s; "
+        r"median first token (\S+) (\w+), then (\S+) (\w+) per token",
         sentence,
     ).groups()
     for shown, unit, path in (
