@@ -34,8 +34,7 @@ def answer(summary: Summary, manifest: Manifest, view: Callable[[], View]) -> An
     if not summary.counts.get("ok"):
         return Answer(f"Nothing was served: {cause(view())}")
     if summary.verdict.state == State.FAILED and (why := _failure(summary)):
-        served = sentence(summary).replace("Served ", f"{summary.counts['ok']:,} were served: ", 1)
-        details = [_cut_short(summary), served]
+        details = [_cut_short(summary), sentence(summary)]
         return Answer(why, tuple(filter(None, details)))
     details = [_cut_short(summary), _failures(summary), limit(summary, manifest), _tail(summary, manifest)]
     return Answer(sentence(summary), tuple(filter(None, details)))

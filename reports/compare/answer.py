@@ -76,7 +76,11 @@ def _overall(cells: Sequence[ComparisonCell]) -> str:
         others = {label for cell in ranked for label in cell.labels} - {first}
         next_ = others.pop() if len(others) == 1 else "the next"
         return f"{first} is fastest in {n} of {len(cells)} cases: {by} faster than {next_} (E2E p50)."
-    sure = f"the lead is significant in {n_sure}" if n_sure else "no lead is significant"
+    sure = (
+        f"the lead over the next is significant in {n_sure}"
+        if n_sure
+        else "no lead over the next is significant"
+    )
     return f"{first} has the lowest E2E p50 in {n} of {len(cells)} cases; {sure}."
 
 

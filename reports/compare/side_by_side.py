@@ -36,10 +36,9 @@ def side_by_side(cell: ComparisonCell) -> Table:
         notes.append("★: significantly better than every other.")
     if noise:
         notes.append("A/A noise: two runs of one system differ by more only once in twenty.")
-    figures = (cell.figure(label, headline) for label in cell.labels for headline in HEADLINES)
-    some = any(isinstance(figure, Estimate) and figure.level for figure in figures)
-    intervals = "95% intervals in brackets" if some else "an interval needs 3 runs of each"
-    return Table(f"{cell.name or 'Side by side'}: {intervals}", columns, rows, remark=" ".join(notes))
+    some = any("[" in each.detail for row in rows for each in row.cells)
+    intervals = ": 95% intervals in brackets" if some else ""
+    return Table(f"{cell.name or 'Side by side'}{intervals}", columns, rows, remark=" ".join(notes))
 
 
 SPREAD: Final = (

@@ -225,7 +225,7 @@ def facts_by_name(view: View) -> dict[str, str]:
         "dtype": identity.dtype or "",
         "devices": many or manifest.host.cpu or "",
         "date": f"{at:%d %B %Y, %H:%M} UTC" if at else "",
-        "status": "" if view.status == "complete" else f"the run is {view.status}",
+        "status": "" if view.status == "complete" else f"the run was {view.status}",
     }
 
 

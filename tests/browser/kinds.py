@@ -27,9 +27,9 @@ PLATFORMS = {
 """The GPU, how much slower it is, and how much of the engines' difference it leaves, as a power."""
 MS = 1_000_000
 LOG = (
-    "INFO [core.py:58] Initializing a V1 LLM engine (v0.11.2)",
-    "INFO [kv_cache_utils.py:864] GPU KV cache size: 120,000 tokens",
-    "(EngineCore_DP0 pid=412) ERROR [core.py:710] torch.OutOfMemoryError: CUDA out of memory",
+    "INFO 11-22 10:55:12 [core.py:58] Initializing a V1 LLM engine (v0.11.2)",
+    "INFO 11-22 10:55:40 [kv_cache_utils.py:864] GPU KV cache size: 120,000 tokens",
+    "(EngineCore_DP0 pid=412) ERROR 11-22 10:56:44 [core.py:710] torch.OutOfMemoryError: CUDA out of memory",
     "INFO:     Application shutdown complete.",
 )
 
