@@ -57,14 +57,9 @@ class Spelling:
     environment: Callable[[object], Mapping[str, str]] = field(default=lambda _: {})
 
 
-def valued(flag: str, *others: str, names: Mapping[str, str] | None = None) -> Spelling:
-    """A flag with a value; `names` are the engine's own words for some of our values."""
-
-    def arguments(value: object) -> tuple[str, ...]:
-        word = str(value)
-        return flag, (names or {}).get(word, word)
-
-    return Spelling((flag, *others), arguments)
+def valued(flag: str, *others: str) -> Spelling:
+    """A flag with a value."""
+    return Spelling((flag, *others), lambda value: (flag, str(value)))
 
 
 def among(flag: str, names: Mapping[str, str], *others: str) -> Spelling:
@@ -94,8 +89,9 @@ class Setting:
 
     @property
     def differs(self) -> bool:
-        """Whether the engine uses another value than was asked; False where it does not say."""
-        return None not in (self.asked, self.actual) and plain(self.asked) != plain(self.actual)
+        """Whether the engine uses another value than was asked; False where no certain value is known."""
+        asked, actual = canonical(self.name, self.asked), canonical(self.name, self.actual)
+        return None not in (asked, actual) and asked != actual
 
 
 _PLAIN = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
@@ -107,6 +103,21 @@ def plain(value: object) -> str:
         return "on" if value else "off"
     word = str(value).lower().removeprefix("torch.")
     return _PLAIN.get(word, word)
+
+
+def canonical(name: str, value: str | None) -> str | None:
+    """A setting's value as a word to compare: `up to 512` is 512, fp8 is fp8_e4m3; None: no certain value."""
+    if value is None:
+        return None
+    word = plain(value)
+    if name == "cuda_graphs":
+        word = {"off": "0", "on": "auto"}.get(word, word).removeprefix("up to ")
+    elif name == "kv_cache_dtype" and word == "fp8":
+        word = "fp8_e4m3"
+    elif name == "quantization":  # "_marlin" names the kernel; a GGUF file's own type may be none
+        word = word.removesuffix("_marlin")
+        word = "none" if word in ("f32", "all f32", "f16", "bf16", "float32", "float16", "bfloat16") else word
+    return None if word == "auto" else word
 
 
 def flag_of(name: str) -> str:
@@ -126,21 +137,36 @@ class Spelled:
 def spell(title: str, spellings: Mapping[str, Spelling], settings: Settings, extra: Sequence[str]) -> Spelled:
     """The settings as an engine takes them; WorkloadError for what it cannot do.
 
-    A flag of the engine's own in `extra` wins over the setting of the same meaning.
+    A flag of the engine's own in `extra` wins over the setting of the same meaning. "auto" is left out where
+    the engine has no such word, for it is then the default.
     """
     arguments: list[str] = []
     environment: dict[str, str] = {}
     sent: dict[str, str] = {}
+    senders: dict[str, tuple[str, tuple[str, ...]]] = {}
     own = {word.partition("=")[0] for word in extra}
-    for name, value in settings.asked.items():
+    for name, asked in settings.asked.items():
+        value = plain(asked) if name in ("dtype", "kv_cache_dtype") else asked
         spelling = spellings.get(name)
         words = spelling.arguments(value) if spelling else None
+        if words is None and value == "auto":
+            sent[name] = "its default"
+            continue
         if spelling is None or words is None:
             what = f"{flag_of(name)} {plain(value)}"
             raise WorkloadError(
                 f"{title} cannot be given {what}; leave it out, or pass a flag of its own after --"
             )
         if own & set(spelling.flags):
+            continue
+        before, same = senders.setdefault(words[0], (name, words)) if words else (name, words)
+        if same != words:
+            raise WorkloadError(
+                f"{title} has one flag, {words[0]}, for {flag_of(before)} {plain(getattr(settings, before))} "
+                f"and {flag_of(name)} {plain(value)}; give one"
+            )
+        if before != name:
+            sent[name] = " ".join(words)
             continue
         variables = spelling.environment(value)
         arguments += words
@@ -164,9 +190,11 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and plain(value) not in known:
             raise WorkloadError(f"{flag_of(name)} {value}: expected one of {', '.join(known)}")
-    if settings.enforce_eager and settings.cuda_graphs:
+    eager, graphs = settings.enforce_eager, settings.cuda_graphs
+    if eager is not None and graphs is not None and eager == (graphs > 0):
         raise WorkloadError(
-            f"--enforce-eager and --cuda-graphs {settings.cuda_graphs} contradict each other; give one"
+            f"--enforce-eager{'' if eager else ' off'} and --cuda-graphs {graphs} contradict each other; "
+            "give one"
         )
 
 

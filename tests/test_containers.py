@@ -14,6 +14,7 @@ import yaml
 
 from burstline import cli
 from servers.registry import ENGINES
+from servers.settings import DTYPES, KV_DTYPES, Settings, spell
 from tests.docker_host import NoDaemonError, compose, container_daemon
 
 ROOT = Path(__file__).parents[1]
@@ -54,6 +55,25 @@ VARIABLES = {
     "tgi": {*CACHES, "PREFIX_CACHING"},
     "lightllm": {*CACHES, "LIGHTLLM_LOG_LEVEL"},
     "sglang": {*CACHES, "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"},
+}
+
+
+SETTING_VALUES: dict[str, tuple] = {
+    "max_num_seqs": (256,),
+    "max_num_batched_tokens": (8192,),
+    "max_model_len": (4096,),
+    "dtype": DTYPES,
+    "kv_cache_dtype": KV_DTYPES,
+    "quantization": ("fp8",),
+    "tensor_parallel_size": (2,),
+    "pipeline_parallel_size": (2,),
+    "data_parallel_size": (2,),
+    "expert_parallel": (True, False),
+    "prefix_cache": (True, False),
+    "chunked_prefill": (True, False),
+    "gpu_memory_utilization": (0.9,),
+    "cuda_graphs": (512, 0),
+    "enforce_eager": (True, False),
 }
 
 
@@ -153,44 +173,67 @@ PARSERS = {
     "vllm": (
         "BURSTLINE_VLLM_PYTHON",
         """
-import sys
 from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-args = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[1:])
-print(args.max_num_seqs, args.max_num_batched_tokens, args.dtype, args.enable_prefix_caching)
+parser = make_arg_parser(FlexibleArgumentParser(prog="vllm"))
+names = "max_num_seqs", "max_num_batched_tokens", "dtype", "enable_prefix_caching"
 """,
         "1000 8192 bfloat16 False",
     ),
     "sglang": (
         "BURSTLINE_SGLANG_PYTHON",
         """
-import argparse, sys
+import argparse
 from sglang.srt.server_args import ServerArgs
-parser = argparse.ArgumentParser()
+parser = argparse.ArgumentParser(prog="sglang")
 ServerArgs.add_cli_args(parser)
-args = parser.parse_args(sys.argv[1:])
-print(args.max_running_requests, args.chunked_prefill_size, args.dtype, not args.disable_radix_cache)
+names = "max_running_requests", "chunked_prefill_size", "dtype", "disable_radix_cache"
 """,
-        "1000 8192 bfloat16 False",
+        "1000 8192 bfloat16 True",
     ),
 }
+_PARSE_EACH = """
+import json, sys
+for words in json.loads(sys.argv[1]):
+    try:
+        args = parser.parse_args(words)
+        print(*(getattr(args, name) for name in names))
+    except SystemExit:
+        print("refused:", *words)
+"""
+
+
+def parsed(profile: str, commands: list[list[str]]) -> list[str]:
+    """What the engine's own parser makes of each command line."""
+    variable, program, _ = PARSERS[profile]
+    if variable not in os.environ:
+        pytest.skip(f"{variable} names no {profile}")
+    python = os.environ[variable]
+    env = os.environ | {"SGLANG_USE_CPU_ENGINE": "1"}
+    env["LD_LIBRARY_PATH"] = str(Path(python).parents[1] / "lib" / "no-cuda")
+    argv = [python, "-c", program + _PARSE_EACH, json.dumps(commands)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-len(commands) :]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("profile", PARSERS)
-def test_an_engines_own_parser_takes_its_profiles_command(services, profile):
-    variable, program, expected = PARSERS[profile]
-    if variable not in os.environ:
-        pytest.skip(f"{variable} names no {profile}")
-    python = os.environ[variable]
-    arguments = [word for word in words(services[profile]) if word not in ("sglang", "serve")]
-    env = os.environ | {"SGLANG_USE_CPU_ENGINE": "1"}
-    env["LD_LIBRARY_PATH"] = str(Path(python).parents[1] / "lib" / "no-cuda")
-    argv = [python, "-c", program, *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == expected
+def test_an_engines_own_parser_takes_its_profiles_command_and_every_setting(services, profile):
+    engine = ENGINES[profile]
+    command = [word for word in words(services[profile]) if word not in ("sglang", "serve")]
+    model = ["--model-path", "m"] if profile == "sglang" else []
+    each = [
+        [*model, *spell(engine.title, engine.settings, Settings(**{name: value}), ()).arguments]
+        for name, values in SETTING_VALUES.items()
+        for value in values
+        if name in engine.settings and engine.settings[name].arguments(value) is not None
+    ]
+    assert len(each) > len(engine.settings)
+    first, *rest = parsed(profile, [command, *each])
+    assert first == PARSERS[profile][2]
+    assert [line for line in rest if line.startswith("refused:")] == []
 
 
 def test_burstline_runs_as_nobody_special_and_sends_little_to_the_daemon():

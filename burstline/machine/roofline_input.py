@@ -42,6 +42,7 @@ MOST_REQUESTS: Final = 20_000
 KV_DTYPES: Final = {
     **DTYPES, "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_inc": "fp8", "f16": "fp16", "q8_0": "int8",
+    "int8": "int8",
 }  # fmt: skip
 _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """What the embedded engine's step log books as attention."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from loadgen.record.manifest import LoadFacts, Manifest
-from loadgen.verdict.served_work import quantization_in
+from loadgen.verdict.served_work import quantization_of
 from servers.engine import Identity
 
 NAMES: Final = {
@@ -45,6 +45,7 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
     """Every factor of one run; flags in `passing` differ from start to start and are none."""
     identity, server = manifest.identity or Identity(manifest.engine), manifest.server
     argv = (server.argv if server else None) or ()
+    config = manifest.hardware.model_config if manifest.hardware else None
     devices = Counter(device.name for device in manifest.devices)
     known = {
         "engine": manifest.engine,
@@ -63,7 +64,7 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
         "warm-up": _warm_up(manifest.load) if manifest.load else None,
         "dtype": identity.dtype,
         "kv-dtype": identity.kv_dtype,
-        "quantization": quantization_in(argv) if argv else None,
+        "quantization": quantization_of(identity, argv or None, config),
         "max-num-seqs": identity.max_num_seqs,
         "max-batched-tok": identity.max_batched_tok,
         "tensor-parallel": identity.tensor_parallel,

@@ -16,6 +16,8 @@ from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent
 from servers.engine import Identity
+from servers.protocol.introspection import value_of
+from servers.settings import canonical
 from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from workloads.request import Request
 
@@ -94,6 +96,7 @@ def work_of(run: Run, label: str) -> Work:
     caching = identity.prefix_caching is not False
     block_tok = identity.kv_block_tok or BLOCK_TOK
     verdict = run.summary.verdict if run.summary else None
+    config = manifest.hardware.model_config if manifest.hardware else None
     return Work(
         label=label,
         run=run.name,
@@ -105,7 +108,7 @@ def work_of(run: Run, label: str) -> Work:
         settings={
             "concurrency": str(manifest.concurrency or OPEN),
             "abandoned": _abandoned(manifest),
-            **settings_of(identity, server.argv, requests),
+            **settings_of(identity, server.argv, requests, config),
         },
         seed=manifest.seed,
         lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
@@ -113,7 +116,10 @@ def work_of(run: Run, label: str) -> Work:
 
 
 def settings_of(
-    identity: Identity, argv: Sequence[str] | None, requests: Sequence[Request]
+    identity: Identity,
+    argv: Sequence[str] | None,
+    requests: Sequence[Request],
+    config: Mapping[str, object] | None = None,
 ) -> dict[str, str | None]:
     """Sampling, precision and batch limits by name; None where unknown."""
     numbers = {
@@ -123,22 +129,27 @@ def settings_of(
     }
     return {
         "sampling": _sampling(requests),
-        "dtype": _dtype(identity.dtype),
-        "kv_dtype": _dtype(identity.kv_dtype),
-        "quantization": quantization_in(argv),
+        "dtype": canonical("dtype", identity.dtype),
+        "kv_dtype": canonical("kv_cache_dtype", identity.kv_dtype),
+        "quantization": quantization_of(identity, argv, config),
         **{name: None if number is None else f"{number:,}" for name, number in numbers.items()},
     }
 
 
-def quantization_in(argv: Sequence[str] | None) -> str | None:
-    """What a server's command line says of quantised weights: "none" where it is silent, None without one."""
-    if argv is None:
-        return None
-    for k, word in enumerate(argv):
-        flag, equals, value = word.partition("=")
-        if flag in _QUANTIZATION_FLAGS:
-            return value if equals else next(iter(argv[k + 1 :]), "none")
-    return "none"
+def quantization_of(
+    identity: Identity, argv: Sequence[str] | None, config: Mapping[str, object] | None = None
+) -> str | None:
+    """How the weights are quantised: as the server says, else its command line, else the model's config.json.
+
+    "none" where a known command line and the config.json are silent, None where no source is known.
+    """
+    told = identity.quantization or (value_of(argv, *_QUANTIZATION_FLAGS) if argv else None)
+    of_model = (config or {}).get("quantization_config")
+    if told is None and isinstance(of_model, Mapping) and of_model.get("quant_method"):
+        told = str(of_model["quant_method"])
+    if told is None and argv is not None:
+        told = "none"
+    return canonical("quantization", told)
 
 
 def _abandoned(manifest: Manifest) -> str:
@@ -154,15 +165,6 @@ def _sampling(requests: Sequence[Request]) -> str:
     kinds = {(r.sampling.temperature, r.sampling.top_p) for r in requests}
     words = ("greedy" if not t else f"temperature {t:g}, top_p {p:g}" for t, p in sorted(kinds))
     return "; ".join(words)
-
-
-_DTYPES = {"half": "float16", "fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "float": "float32"}
-
-
-def _dtype(name: str | None) -> str | None:
-    """One spelling for each: engines say `bf16`, `torch.bfloat16` and `bfloat16`."""
-    plain = None if name is None else name.lower().removeprefix("torch.")
-    return None if plain is None else _DTYPES.get(plain, plain)
 
 
 def _expected(run: Run, requests: Sequence[Request], block_tok: int) -> float:

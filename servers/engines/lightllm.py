@@ -67,6 +67,10 @@ _ONLY_POINTS_AT_THE_CAUSE = re.compile(r"init func \w+ : (?!init ok)(.+)")
 _GAVE_UP = re.compile(r"init func \w+ : (?!init ok)\S|auto_shm_cleanup\.py:\d+\] cleanup: ")
 
 
+_KV_TYPES = {"int8": "int8kv", "int4": "int4kv", "fp8": "fp8kv_sph"}
+_KV_DTYPES = {own: ours for ours, own in _KV_TYPES.items()} | {"fp8kv_spt": "fp8"}
+
+
 class Lightllm(Engine):
     """Starts `lightllm.server.api_server`, speaks `/generate_stream` with token ids."""
 
@@ -90,11 +94,8 @@ class Lightllm(Engine):
         "max_num_seqs": valued("--running_max_req_size"),
         "max_num_batched_tokens": valued("--batch_max_tokens"),
         "max_model_len": valued("--max_req_total_len"),
-        "dtype": among(
-            "--data_type",
-            {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "fp16": "fp16", "bf16": "bf16"},
-        ),
-        "kv_cache_dtype": among("--llm_kv_type", {"int8": "int8kv", "int4": "int4kv", "fp8": "fp8kv_sph"}),
+        "dtype": among("--data_type", {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}),
+        "kv_cache_dtype": among("--llm_kv_type", _KV_TYPES | {"fp8_e4m3": "fp8kv_sph"}),
         "quantization": valued("--quant_type"),
         "tensor_parallel_size": valued("--tp"),
         "data_parallel_size": valued("--dp"),
@@ -181,7 +182,7 @@ class Lightllm(Engine):
             max_model_len=model.get("max_model_len"),
             dtype=info.get("data_type"),
             # "None", the flag's own default, is a text: the cache is kept in the data type.
-            kv_dtype=_unless_none(info.get("llm_kv_type")) or info.get("data_type"),
+            kv_dtype=_kv_dtype(info.get("llm_kv_type")) or info.get("data_type"),
             quantization=info.get("quant_type"),
             chunked_prefill=opposite(info.get("disable_chunked_prefill")),
             cuda_graphs=_graphs(info),
@@ -234,8 +235,8 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
     return Event(end, Kind.ANSWER, tally.n_output_usage - n_before)
 
 
-def _unless_none(name: str | None) -> str | None:
-    return None if name in (None, "None", "none") else name
+def _kv_dtype(name: str | None) -> str | None:
+    return None if name in (None, "None", "none") else _KV_DTYPES.get(name, name)
 
 
 def _graphs(info: Mapping[str, Any]) -> str | None:

@@ -185,7 +185,7 @@ class LlamaCpp(Engine):
             model=props.get("model_path") or model.get("id"),
             max_model_len=n_ctx,
             dtype=_DTYPES.get(file_type or ""),
-            quantization=None if file_type in _DTYPES else file_type,
+            quantization="none" if file_type in _DTYPES else file_type,
             kv_tok=pools * n_ctx if pools and n_ctx else None,
             kv_bytes=logged_bytes(log, r"KV buffer size = +([\d.]+) MiB", MIB),
             weight_bytes=meta.get("size") or logged_bytes(log, r"model buffer size = +([\d.]+) MiB", MIB),

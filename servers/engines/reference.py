@@ -28,7 +28,7 @@ class Reference(Vllm):
         "max_num_seqs": valued("--max-num-seqs"),
         "max_num_batched_tokens": valued("--max-num-batched-tokens"),
         "max_model_len": valued("--max-model-len"),
-        "dtype": Spelling((), lambda dtype: () if dtype in ("float32", "fp32") else None),
+        "dtype": Spelling((), lambda dtype: () if dtype == "float32" else None),
         "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
         "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
         "chunked_prefill": switch((), None),

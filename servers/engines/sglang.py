@@ -47,7 +47,7 @@ from servers.protocol.introspection import (
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
-from servers.settings import Spelling, switch, valued
+from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
@@ -87,6 +87,18 @@ _CAUSE = re.compile(
 )
 
 
+_KV_DTYPES = {word: word for word in ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")} | {"fp8": "fp8_e4m3"}
+_GRAPH_FLAGS = (
+    "--cuda-graph-max-bs-decode",
+    "--cuda-graph-bs-decode",
+    "--cuda-graph-backend-decode",
+    "--cuda-graph-config",
+    "--disable-decode-cuda-graph",
+    "--disable-cuda-graph",
+    "--cuda-graph-max-bs",  # before 0.5.20; now ambiguous
+)
+
+
 class Sglang(Engine):
     """Starts `sglang.launch_server`, speaks `/generate` with token ids."""
 
@@ -119,7 +131,7 @@ class Sglang(Engine):
         "max_num_batched_tokens": valued("--chunked-prefill-size"),
         "max_model_len": valued("--context-length"),
         "dtype": valued("--dtype"),
-        "kv_cache_dtype": valued("--kv-cache-dtype", names={"fp8": "fp8_e4m3"}),
+        "kv_cache_dtype": among("--kv-cache-dtype", _KV_DTYPES),
         "quantization": valued("--quantization"),
         "tensor_parallel_size": valued("--tp-size", "--tensor-parallel-size", "--tp"),
         "pipeline_parallel_size": valued("--pp-size", "--pipeline-parallel-size"),
@@ -128,8 +140,8 @@ class Sglang(Engine):
         "chunked_prefill": switch((), ("--chunked-prefill-size", "-1")),
         "gpu_memory_utilization": valued("--mem-fraction-static"),
         "cuda_graphs": Spelling(
-            ("--cuda-graph-max-bs", "--disable-cuda-graph"),
-            lambda n: ("--cuda-graph-max-bs", str(n)) if n else ("--disable-cuda-graph",),
+            _GRAPH_FLAGS,
+            lambda n: ("--cuda-graph-max-bs-decode", str(n)) if n else ("--disable-cuda-graph",),
         ),
         "enforce_eager": switch(("--disable-cuda-graph",), ()),
     }

@@ -103,9 +103,7 @@ class Tgi(Engine):
             # By default prompts may be as long as the context but for one token; with the total alone, half.
             lambda n: ("--max-total-tokens", str(n), "--max-input-tokens", str(int(str(n)) - 1)),
         ),
-        "dtype": among(
-            "--dtype", {"float16": "float16", "bfloat16": "bfloat16", "fp16": "float16", "bf16": "bfloat16"}
-        ),
+        "dtype": among("--dtype", {"float16": "float16", "bfloat16": "bfloat16"}),
         "kv_cache_dtype": among(
             "--kv-cache-dtype", {"fp8_e4m3": "fp8_e4m3fn", "fp8": "fp8_e4m3fn", "fp8_e5m2": "fp8_e5m2"}
         ),
@@ -390,12 +388,12 @@ def _argument(text: str, name: str) -> str | None:
     return None if found is None or found[1] == "None" else found[1]
 
 
-_DTYPES = {"float16": "float16", "bfloat16": "bfloat16", "fp8_e4m3fn": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+_DTYPES = {"fp8e4m3fn": "fp8_e4m3", "fp8e5m2": "fp8_e5m2"}
 
 
 def _dtype(name: str | None) -> str | None:
     """The launcher prints variants of its own enumeration: `BFloat16`, `Fp8e4m3fn`."""
-    return None if name is None else _DTYPES.get(name.lower(), name.lower())
+    return None if name is None else _DTYPES.get(name.lower().replace("_", ""), name.lower())
 
 
 def _fraction(text: str | None) -> float | None:

@@ -41,7 +41,7 @@ from servers.protocol.introspection import (
     short_dtype,
 )
 from servers.protocol.openai import encode_completion
-from servers.settings import Spelling, switch, valued
+from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
@@ -78,6 +78,10 @@ _CAUSE = re.compile(r"^(?:[\w.]*(?:Error|Exception)|\S+: error): \S")
 _ONLY_POINTS_AT_THE_CAUSE = ("root cause", "initialization failed")
 
 
+_KV_DTYPES = {word: word for word in ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")}
+"""Those of its `--kv-cache-dtype` that other engines know, too."""
+
+
 class Vllm(Engine):
     """Starts `vllm serve`, speaks `/v1/completions` with token ids."""
 
@@ -103,7 +107,7 @@ class Vllm(Engine):
         "max_num_batched_tokens": valued("--max-num-batched-tokens"),
         "max_model_len": valued("--max-model-len"),
         "dtype": valued("--dtype"),
-        "kv_cache_dtype": valued("--kv-cache-dtype"),
+        "kv_cache_dtype": among("--kv-cache-dtype", _KV_DTYPES),
         "quantization": valued("--quantization", "-q"),
         "tensor_parallel_size": valued("--tensor-parallel-size", "-tp"),
         "pipeline_parallel_size": valued("--pipeline-parallel-size", "-pp"),

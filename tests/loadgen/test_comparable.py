@@ -17,7 +17,7 @@ from loadgen.stats.quantiles import percentile
 from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
 from loadgen.verdict.equal_length import matched
 from loadgen.verdict.factors import differing
-from loadgen.verdict.served_work import Work, quantization_in, settings_of
+from loadgen.verdict.served_work import Work, quantization_of, settings_of
 from loadgen.verdict.verdict import Reason
 from servers.engine import Identity
 from tests.loadgen.making import failed, ok
@@ -230,18 +230,34 @@ def test_a_setting_that_differs_is_named():
     assert differing([runs[0], {**runs[0], "block-size": "32"}]) == {"block-size": ["16", "32"]}
 
 
+AWQ = {"quantization_config": {"quant_method": "awq"}}
+
+
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("server", "argv", "config", "told"),
     [
-        (None, None),
-        (["vllm", "serve", "m"], "none"),
-        (["vllm", "serve", "m", "-q", "awq"], "awq"),
-        (["text-generation-launcher", "--quantize", "gptq"], "gptq"),
-        (["vllm", "serve", "m", "--quantization=fp8"], "fp8"),
+        (None, None, {}, None),
+        (None, ["vllm", "serve", "m"], {}, "none"),
+        (None, ["vllm", "serve", "m", "-q", "awq"], {}, "awq"),
+        (None, ["text-generation-launcher", "--quantize", "gptq"], {}, "gptq"),
+        (None, ["vllm", "serve", "m", "--quantization=fp8"], {}, "fp8"),
+        ("Q4_K - Medium", ["llama-server", "-m", "q4.gguf"], {}, "q4_k - medium"),
+        ("BF16", ["llama-server", "-m", "bf16.gguf"], {}, "none"),
+        ("all F32", None, {}, "none"),
+        ("awq_marlin", ["vllm", "serve", "m"], AWQ, "awq"),
+        (None, ["sglang", "serve", "--model-path", "m"], AWQ, "awq"),
     ],
 )
-def test_quantisation_is_read_off_the_command_line(argv, said):
-    assert quantization_in(argv) == said
+def test_quantisation_is_the_servers_word_else_that_of_its_command_line_or_model(server, argv, config, told):
+    assert quantization_of(Identity("e", quantization=server), argv, config) == told
+
+
+def test_a_file_of_four_bits_is_not_compared_with_bfloat16():
+    file = Identity("llamacpp", quantization="Q4_K - Medium")
+    settings = {"quantization": quantization_of(file, ["llama-server", "-m", "q4.gguf"])}
+    gate = comparability([work("A", served()), work("B", served(), settings=settings)])
+    assert codes(gate) == ["precision"]
+    assert "q4_k - medium at B" in gate.reasons[0].text
 
 
 def test_one_dtype_has_one_name_and_greedy_is_told_from_sampling():

@@ -192,6 +192,7 @@ def test_it_identifies_a_recorded_server() -> None:
         "kv_bytes": 512 * 2**20,
         "weight_bytes": 10003456,
         "max_num_seqs": 2,
+        "quantization": "none",
         "vocab_size": 8192,
     }
 

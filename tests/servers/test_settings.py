@@ -12,7 +12,7 @@ import pytest
 from burstline import cli
 from servers.engine import HttpReply, Identity
 from servers.registry import ENGINES
-from servers.settings import Settings, spell
+from servers.settings import Setting, Settings, spell
 from tests.servers.golden import GOLDEN, golden_reply
 from workloads.request import WorkloadError
 
@@ -52,6 +52,13 @@ def test_one_set_of_settings_is_spelled_in_each_engines_own_words(name: str) -> 
         ("tgi", Settings(enforce_eager=True), "--cuda-graphs 0"),
         ("tgi", Settings(kv_cache_dtype="fp8"), "--kv-cache-dtype fp8_e4m3fn"),
         ("lightllm", Settings(cuda_graphs=1024), "--graph_max_batch_size 1024"),
+        ("vllm", Settings(dtype="bf16"), "--dtype bfloat16"),
+        ("sglang", Settings(dtype="half", kv_cache_dtype="fp8"), "--dtype float16 --kv-cache-dtype fp8_e4m3"),
+        ("sglang", Settings(cuda_graphs=512), "--cuda-graph-max-bs-decode 512"),
+        ("sglang", Settings(cuda_graphs=0, enforce_eager=True), "--disable-cuda-graph"),
+        ("vllm", Settings(dtype="auto", kv_cache_dtype="auto"), "--dtype auto --kv-cache-dtype auto"),
+        ("tgi", Settings(dtype="auto", kv_cache_dtype="auto"), ""),
+        ("llamacpp", Settings(kv_cache_dtype="auto"), ""),
         ("lightllm", Settings(dtype="bf16", kv_cache_dtype="int8"), "--data_type bf16 --llm_kv_type int8kv"),
         ("lightllm", Settings(prefix_cache=True), ""),
         ("llamacpp", Settings(max_num_seqs=8), "-np 8"),
@@ -75,6 +82,13 @@ def test_settings_that_engines_spell_in_ways_of_their_own(name: str, settings: S
             "cannot be given --pipeline-parallel-size 2",
         ),
         ("llamacpp", Settings(kv_cache_dtype="fp8"), "llama.cpp cannot be given --kv-cache-dtype fp8"),
+        ("vllm", Settings(kv_cache_dtype="int8"), "vLLM cannot be given --kv-cache-dtype int8"),
+        ("sglang", Settings(kv_cache_dtype="float16"), "SGLang cannot be given --kv-cache-dtype float16"),
+        (
+            "sglang",
+            Settings(max_num_batched_tokens=8192, chunked_prefill=False),
+            "one flag, --chunked-prefill-size, for --max-num-batched-tokens 8192 and --chunked-prefill off",
+        ),
         ("reference", Settings(dtype="bfloat16"), "cannot be given --dtype bfloat16"),
         ("truth", Settings(max_num_seqs=8), "cannot be given --max-num-seqs 8"),
     ],
@@ -109,6 +123,35 @@ def test_what_the_engine_says_stands_beside_what_was_asked() -> None:
     assert [name for name, row in rows.items() if row.differs] == ["max_num_seqs", "prefix_cache"]
     assert (rows["prefix_cache"].asked, rows["prefix_cache"].actual) == ("off", "on")
     assert not rows["enforce_eager"].differs
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "actual", "differs"),
+    [
+        ("cuda_graphs", "512", "up to 512", False),
+        ("cuda_graphs", "512", "up to 256", True),
+        ("cuda_graphs", "512", "on", False),
+        ("cuda_graphs", "512", "off", True),
+        ("cuda_graphs", "0", "off", False),
+        ("dtype", "auto", "bfloat16", False),
+        ("kv_cache_dtype", "fp8", "fp8_e4m3", False),
+        ("kv_cache_dtype", "fp8", "fp8_e5m2", True),
+        ("quantization", "awq", "awq_marlin", False),
+        ("quantization", "awq", "gptq", True),
+    ],
+)
+def test_only_another_value_than_was_asked_differs(name: str, asked: str, actual: str, differs: bool) -> None:
+    assert Setting(name, asked, None, actual).differs is differs
+
+
+def test_lightllms_and_tgis_own_words_for_the_kv_cache_are_read_as_ours() -> None:
+    def info(path: str) -> HttpReply:
+        body = {"/get_server_info": b'{"llm_kv_type": "int8kv", "data_type": "bf16"}'}.get(path, b"{}")
+        return HttpReply(200, {}, body)
+
+    assert ENGINES["lightllm"].identify(info, "").kv_dtype == "int8"
+    log = "Args {\n    kv_cache_dtype: Some(\n        Fp8e4m3fn,\n    ),\n}"
+    assert ENGINES["tgi"].identify(info, log).kv_dtype == "fp8_e4m3"
 
 
 RECORDED = {
