@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FACTOR",
         help="what the runs differ in on purpose: an engine's flag such as max-num-seqs, or engine, version, "
-        "gpu, dtype, quantization, tp, model, cpu (repeatable); a single difference is recognised by itself",
+        "gpu, dtype, kv-cache-dtype, quantization, tp, model, client, placement (repeatable); a single "
+        "difference is recognised by itself",
     )
     parser.add_argument(
         "--anyway",
@@ -85,19 +86,28 @@ def run(args: argparse.Namespace) -> int:
 def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
     """In which factors the runs differ, but for the load of a sweep."""
     from loadgen.stats.figure import Absent
-    from loadgen.verdict.factors import SETTINGS, differing, factors_of
-    from servers.registry import ENGINES
+    from loadgen.verdict.factors import SETTINGS, differing
 
     swept = differ_in_load_alone([run.manifest for run in runs])
-    factors = []
+    rows = []
     for run in runs:
-        engine = ENGINES.get(run.manifest.engine)
-        own = factors_of(run.manifest, engine.start_flags | engine.load_flags if engine else ())
+        own = factors(run.manifest)
         fitted = ("workload", *SETTINGS) if swept else ()  # adapters fit limits to the load
-        factors.append({name: value for name, value in own.items() if name not in fitted})
+        rows.append({name: value for name, value in own.items() if name not in fitted})
     most = [run.summary.concurrency.max for run in runs if run.summary is not None]
     known = [figure.point for figure in most if not isinstance(figure, Absent)]
-    return differing(factors, max(known) if len(known) == len(runs) else None)
+    return differing(rows, max(known) if len(known) == len(runs) else None)
+
+
+def factors(manifest: Manifest) -> dict[str, str]:
+    """The factors of one run, its engine's flags under the names of the settings that they are."""
+    from loadgen.verdict.factors import factors_of
+    from servers.registry import ENGINES
+
+    engine = ENGINES.get(manifest.engine)
+    if engine is None:
+        return factors_of(manifest)
+    return factors_of(manifest, engine.start_flags | engine.load_flags, engine.settings)
 
 
 def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, ...]:
@@ -120,6 +130,7 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
 
 def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
+    from loadgen.verdict.factors import DEFAULT, NOT_STATED, flag_for
     from loadgen.verdict.verdict import Reason
 
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
@@ -127,7 +138,9 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     if name in CHECKED or name in NO_FLAG:
         advice = f"Make the runs alike in this, or add --vary {name}."
     else:
-        advice = f"Restart {odd.manifest.engine} with --{name} {values[0]}, or add --vary {name}."
+        flag, value = flag_for(name), values[0]
+        how = f"without {flag}" if value in (NOT_STATED, DEFAULT) else f"with {flag} {value}"
+        advice = f"Restart {odd.manifest.engine} {how}, or add --vary {name}."
     return Reason(name, f"The {CHECKED.get(name, name)} differs: {told}.", advice)
 
 
@@ -252,9 +265,9 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
         for engine, manifest in zip(engines, manifests, strict=True)
     ]
     if len(set(engines)) == 1 and len(varied) == 1:
-        from loadgen.verdict.factors import factors_of
+        from loadgen.verdict.factors import NOT_STATED
 
-        return [f"{m.engine} {varied[0]} {factors_of(m).get(varied[0], 'not stated')}" for m in manifests]
+        return [f"{m.engine} {varied[0]} {factors(m).get(varied[0], NOT_STATED)}" for m in manifests]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
         others = list(dict.fromkeys(other for other in kinds if other[0] == engine))

@@ -5,24 +5,33 @@ A comparison varies some of these factors on purpose (`--vary max-num-seqs`); ev
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from loadgen.record.manifest import LoadFacts, Manifest
 from loadgen.verdict.served_work import quantization_of
 from servers.engine import Identity
+from servers.settings import Spelling, plain
 
 NAMES: Final = {
     "gpu": "devices",
     "tp": "tensor-parallel",
     "tensor-parallel-size": "tensor-parallel",
     "max-num-batched-tokens": "max-batched-tok",
+    "kv-cache-dtype": "kv-dtype",
     "quantize": "quantization",
     "model-size": "model",
     "client": "cpu",
 }
 """Other words for a factor, as people and engines say them."""
+_FLAGS: Final = {
+    "max-batched-tok": "max-num-batched-tokens",
+    "tensor-parallel": "tensor-parallel-size",
+    "kv-dtype": "kv-cache-dtype",
+}
 SETTINGS: Final = {
     "max-num-seqs": "max_num_seqs",
     "max-batched-tok": "max_batched_tok",
@@ -33,6 +42,9 @@ SETTINGS: Final = {
     "concurrency": "concurrency",
 }
 """The settings that the gate checks on its own, by their factor."""
+NOT_STATED: Final = "not stated"
+DEFAULT: Final = "default"
+"""A setting that neither a known command line nor its server states."""
 
 
 def canonical(name: str) -> str:
@@ -41,8 +53,19 @@ def canonical(name: str) -> str:
     return NAMES.get(plain, plain)
 
 
-def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, str]:
-    """Every factor of one run; flags in `passing` differ from start to start and are none."""
+def flag_for(name: str) -> str:
+    """The flag that sets a factor."""
+    return "--" + _FLAGS.get(name, name)
+
+
+def factors_of(
+    manifest: Manifest, passing: Collection[str] = (), spellings: Mapping[str, Spelling] | None = None
+) -> dict[str, str]:
+    """Every factor of one run; flags in `passing` differ from start to start and are none.
+
+    `spellings` are the engine's own flags for each setting: however it is spelled, a setting is one factor.
+    What the server says of a setting counts before what its command line or its user says.
+    """
     identity, server = manifest.identity or Identity(manifest.engine), manifest.server
     argv = (server.argv if server else None) or ()
     config = manifest.hardware.model_config if manifest.hardware else None
@@ -68,9 +91,22 @@ def factors_of(manifest: Manifest, passing: Collection[str] = ()) -> dict[str, s
         "max-num-seqs": identity.max_num_seqs,
         "max-batched-tok": identity.max_batched_tok,
         "tensor-parallel": identity.tensor_parallel,
+        "pipeline-parallel-size": identity.pipeline_parallel,
+        "data-parallel-size": identity.data_parallel,
+        "expert-parallel": _switch(identity.expert_parallel),
+        "prefix-cache": _switch(identity.prefix_caching),
+        "chunked-prefill": _switch(identity.chunked_prefill),
     }
-    flags = {name: value for name, value in _flags(argv[1:], passing).items() if name not in known}
-    return {**flags, **{name: str(value) for name, value in known.items() if value is not None}}
+    # Some settings go to a server by its environment, or by flags that adapters fit to the load.
+    asked = {canonical(row.name): row.asked for row in (server.settings if server else ()) if row.asked}
+    flags = _flags(argv[1:], passing, spellings or {})
+    defaults = dict.fromkeys(map(canonical, spellings or ()), DEFAULT) if argv else {}
+    told = {name: str(value) for name, value in known.items() if value is not None}
+    return {**defaults, **asked, **flags, **told}
+
+
+def _switch(on: bool | None) -> str | None:
+    return None if on is None else plain(on)
 
 
 def _warm_up(load: LoadFacts) -> str | int:
@@ -89,16 +125,23 @@ def differing(runs: Sequence[Mapping[str, str]], most_in_flight: float | None = 
     names = dict.fromkeys(name for run in runs for name in run)
     found = {}
     for name in names:
-        values = [run.get(name, "not stated") for run in runs]
-        known = {value for value in values if value != "not stated"}
+        values = [run.get(name, NOT_STATED) for run in runs]
+        known = {value for value in values if value != NOT_STATED and not (several and value == DEFAULT)}
         if several and name != "engine" and (name not in _SHARED or len(known) < 2):
             continue
-        if len(set(values)) < 2 or (name in _MAY_BE_UNKNOWN and len(known) < 2):
+        if len(set(values)) < 2 or not set(values) - {NOT_STATED, DEFAULT}:
             continue
-        if name == "max-num-seqs" and most_in_flight and min(map(int, known)) >= most_in_flight:
+        if name in _MAY_BE_UNKNOWN and len(known) < 2:
+            continue
+        if name == "max-num-seqs" and most_in_flight and _least(known) >= most_in_flight:
             continue
         found[name] = values
     return found
+
+
+def _least(limits: Collection[str]) -> int:
+    """The lowest limit; 0 where one is not known."""
+    return min(int(limit) if limit.isdecimal() else 0 for limit in limits)
 
 
 _OF_THE_HOST: Final = ("governor", "smt", "numa-nodes")
@@ -106,17 +149,51 @@ _SHARED: Final = frozenset(
     {"engine", "workload", "model", "devices", "cpu", "cores", "placement", *_OF_THE_HOST, *SETTINGS}
 )
 """Factors that mean the same at every engine. The form of prompts and the warm-up follow from the engine."""
-_MAY_BE_UNKNOWN: Final = frozenset({*SETTINGS, *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"})
+_TOLD: Final = (
+    "pipeline-parallel-size",
+    "data-parallel-size",
+    "expert-parallel",
+    "prefix-cache",
+    "chunked-prefill",
+)
+_MAY_BE_UNKNOWN: Final = frozenset(
+    {*SETTINGS, *_TOLD, *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"}
+)
 """Older runs and some kernels do not tell these: only two known values differ."""
 
 
-def _flags(words: Sequence[str], passing: Collection[str]) -> dict[str, str]:
-    """The flags of a command line by canonical name; a flag without a value is "on"."""
+_FLAG: Final = re.compile(r"--?[A-Za-z]")
+
+
+def _flags(
+    words: Sequence[str], passing: Collection[str], spellings: Mapping[str, Spelling]
+) -> dict[str, str]:
+    """The flags of a command line by the setting that they are, else by canonical name.
+
+    A flag without a value is "on", or "off" where it switches its setting off. Several flags of one setting
+    (a cache's type of keys and of values) are one value.
+    """
     flags: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], ""], strict=False):
         flag, equals, value = word.partition("=")
-        if not flag.startswith("-") or flag in passing:
+        if not _FLAG.match(flag) or flag in passing:
             continue
-        bare = not following or following.startswith("-")
-        flags[canonical(flag)] = value if equals else "on" if bare else following
+        bare = not equals and (not following or bool(_FLAG.match(following)))
+        setting, switched = _switched(flag, spellings) if bare else (None, "")
+        if setting is None:
+            setting = next((name for name, how in spellings.items() if flag in how.flags), None)
+        value = value if equals else switched if bare else following
+        value = plain(value) if setting else value
+        name = canonical(setting or flag)
+        flags[name] = f"{flags[name]} {value}" if setting and name in flags else value
     return flags
+
+
+def _switched(flag: str, spellings: Mapping[str, Spelling]) -> tuple[str | None, str]:
+    """The setting that a flag alone switches, and how; None and "on" where it switches none."""
+    for on in (True, False):
+        for name, how in spellings.items():
+            with suppress(ValueError):  # a setting that takes numbers
+                if how.arguments(on) == (flag,):
+                    return name, plain(on)
+    return None, plain(True)

@@ -14,12 +14,14 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.verbs.compare import labels_of
+from burstline.verbs.compare import CHECKED, labels_of
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, LoadFacts, Manifest, ServerFacts, StageFacts
 from loadgen.record.rundir import RunDir, open_run
+from loadgen.verdict.factors import canonical
 from servers.engine import Identity
+from servers.settings import Setting
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.router import House
 from servers.truth.script import Script
@@ -159,6 +161,98 @@ def test_a_second_difference_is_named_and_refused_with_the_command_that_mends_it
     assert "The block-size differs" in out
     assert "or add --vary block-size" in out
     assert compare(capsys, folders, "--vary", "max-num-seqs", "--vary", "block-size")[0] == 0
+
+
+VARIED = {
+    "version": [{"identity": Identity("vllm", version=version)} for version in ("0.24", "0.25")],
+    "gpu": [{"devices": (GpuFacts(name),)} for name in ("H100", "H200")],
+    "dtype": [{"identity": Identity("vllm", dtype=dtype)} for dtype in ("bfloat16", "float16")],
+    "kv-cache-dtype": [{"identity": Identity("vllm", kv_dtype=kind)} for kind in ("bfloat16", "fp8")],
+    "quantization": [{"identity": Identity("vllm", quantization=kind)} for kind in ("awq", "gptq")],
+    "tp": [{"identity": Identity("vllm", tensor_parallel=n)} for n in (1, 2)],
+    "model": [{"server": ServerFacts(model=name)} for name in ("/models/8b", "/models/70b")],
+    "client": [{"host": HostFacts(cpu=cpu)} for cpu in ("one", "another")],
+    "placement": [{"server": ServerFacts(model="m", attached=there)} for there in (True, False)],
+    "max-num-seqs": [{"identity": Identity("vllm", max_num_seqs=n)} for n in (8, 16)],
+    "max-num-batched-tokens": [{"identity": Identity("vllm", max_batched_tok=n)} for n in (512, 2048)],
+    "prefix-cache": [
+        {"server": ServerFacts(model="m", settings=(Setting("prefix_cache", asked, None, None),))}
+        for asked in ("on", "off")
+    ],
+}
+
+
+@pytest.mark.parametrize("factor", VARIED)
+def test_every_factor_can_be_varied_and_is_named_when_it_alone_differs(two_runs, capsys, factor):
+    folders, change = two_runs
+    for which, facts in enumerate(VARIED[factor]):
+        change(which, engine="vllm", **facts)
+    assert compare(capsys, folders, "--vary", factor)[0] == 0
+    code, out, _ = compare(capsys, folders)
+    if canonical(factor) in CHECKED:
+        assert code == 4
+        assert f"or add --vary {canonical(factor)}." in out
+    else:
+        assert code == 0
+        assert out.startswith(f"vllm {canonical(factor)} ")
+
+
+TOLD = {
+    "max-num-seqs": ("max_num_seqs", 8, 16),
+    "tp": ("tensor_parallel", 1, 2),
+    "dtype": ("dtype", "bfloat16", "float16"),
+    "kv-cache-dtype": ("kv_dtype", "bfloat16", "fp8"),
+}
+"""What servers say of themselves."""
+SPELT = [
+    ("vllm", "max-num-seqs", ("--max-num-seqs", "8"), ("--max-num-seqs=16",)),
+    ("vllm", "quantization", ("-q", "awq"), ("--quantization", "gptq")),
+    ("vllm", "tp", ("-tp", "1"), ("--tensor-parallel-size", "2")),
+    ("vllm", "kv-cache-dtype", ("--kv-cache-dtype", "fp8"), ("--kv-cache-dtype", "auto")),
+    ("vllm", "kv-cache-dtype", ("--kv-cache-dtype", "fp8"), ()),
+    ("vllm", "prefix-cache", ("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
+    ("sglang", "max-num-seqs", ("--max-running-requests", "8"), ("--max-running-requests", "16")),
+    ("sglang", "tp", ("--tp-size", "1"), ("--tp", "2")),
+    (
+        "sglang",
+        "max-num-batched-tokens",
+        ("--chunked-prefill-size", "-1"),
+        ("--chunked-prefill-size", "4096"),
+    ),
+    ("tgi", "tp", ("--num-shard", "1"), ("--num-shard", "2")),
+    ("tgi", "quantization", ("--quantize", "awq"), ("--quantize", "gptq")),
+    ("tgi", "max-num-seqs", ("--max-batch-size", "8"), ("--max-batch-size", "16")),
+    ("lightllm", "dtype", ("--data_type", "bf16"), ("--data_type", "fp16")),
+    ("lightllm", "quantization", ("--quant_type", "vllm-w8a8"), ("--quant_type", "deepgemm")),
+    ("lightllm", "tp", ("--tp", "1"), ("--tp", "2")),
+    ("llamacpp", "kv-cache-dtype", ("-ctk", "q8_0"), ("--cache-type-k", "f16")),
+    ("trtllm", "max-num-seqs", ("--max_batch_size", "8"), ("--max_batch_size", "16")),
+]
+
+
+@pytest.mark.parametrize(("engine", "factor", "one", "other"), SPELT)
+def test_a_setting_is_one_factor_however_its_engine_spells_it(two_runs, capsys, engine, factor, one, other):
+    """Told by the command line alone, and by the server too."""
+    folders, change = two_runs
+    for told in (False, True):
+        for which, flags in enumerate((one, other)):
+            known = {TOLD[factor][0]: TOLD[factor][1 + which]} if told and factor in TOLD else {}
+            server = ServerFacts(model="m", attached=False, argv=("server", *flags))
+            change(which, engine=engine, server=server, identity=Identity(engine, **known))
+        assert compare(capsys, folders, "--vary", factor)[0] == 0
+        code, out, _ = compare(capsys, folders)
+        assert code == 0, out
+        assert out.startswith(f"{engine} {canonical(factor)} ")
+
+
+def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_runs, capsys):
+    folders, change = two_runs
+    for which, flags in enumerate((("--tp", "1"), ("--tp", "2", "--mlock"))):
+        server = ServerFacts(model="m", attached=False, argv=("server", *flags))
+        change(which, engine="sglang", server=server)
+    out = compare(capsys, folders)[1]
+    assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel." in out
+    assert "Restart sglang without --mlock, or add --vary mlock." in out
 
 
 def test_a_limit_that_no_run_reached_is_no_difference(two_runs, capsys):
