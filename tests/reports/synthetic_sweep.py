@@ -63,7 +63,7 @@ def finished_run(
             version="1.2",
             model="llama-2-7b",
             dtype="bfloat16",
-            kv_dtype="auto",
+            kv_dtype="bfloat16",
             max_num_seqs=MAX_SEQS,
             max_batched_tok=2048,
             prefix_caching=False,
