@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -40,7 +41,10 @@ def errors_of(certificate: Certificate | Absent | None) -> dict[str, dict[str, F
 
 
 def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
-    """The certificate among a run's own figures: bias and p99 of the error by metric; empty where None."""
+    """The certificate among a run's own figures: bias and p99 of the error by metric; empty where None.
+
+    The note of a p99 is the day and time of a certificate that an earlier run measured.
+    """
     if certificate is None:
         return {}
     if isinstance(certificate, Absent):
@@ -48,12 +52,21 @@ def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for name, error in certificate.errors.items():
         found[f"certified_{name}_bias_s"] = measured(error.bias_s, "s", "", error.n)
-        found[f"certified_{name}_p99_s"] = measured(error.p99_s, "s", "", error.n)
+        p99 = measured(error.p99_s, "s", "", error.n)
+        found[f"certified_{name}_p99_s"] = (
+            replace(p99, note=_cached_at(certificate)) if isinstance(p99, Estimate) else p99
+        )
     n = certificate.n_events
     found["certified_events_per_s"] = measured(certificate.events_per_s, "1/s", "too few events", n)
     found["certified_cpu_per_event_s"] = measured(certificate.cpu_per_event_s, "s", "no event arrived", n)
     found["certified_limit_per_s"] = _published(certificate.limit)
     return found
+
+
+def _cached_at(certificate: Certificate) -> str | None:
+    if not certificate.cached or certificate.made_utc is None:
+        return None
+    return f"{datetime.fromisoformat(certificate.made_utc).astimezone(UTC):%d %B %Y, %H:%M} UTC"
 
 
 def _published(found: EventRateLimit | None) -> Figure:

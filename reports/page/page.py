@@ -284,9 +284,11 @@ def _certified(instrument: Instrument) -> str:
     """What a server of known truth found, in a sentence; "" where none was asked."""
     errors = (("TTFT", instrument.certified_ttft_p99_s), ("ITL", instrument.certified_itl_p99_s))
     known = [f"{duration(e.point)} for 99% of {name}s" for name, e in errors if isinstance(e, Estimate)]
-    return (
-        f" Tested at a server of known truth, it was right to within {' and '.join(known)}." if known else ""
-    )
+    if not known:
+        return ""
+    made = next((e.note for _, e in errors if isinstance(e, Estimate) and e.note), None)
+    when = f" on {made} (a cached certificate of an earlier run)" if made else ""
+    return f" Tested at a server of known truth{when}, it was right to within {' and '.join(known)}."
 
 
 def _network(instrument: Instrument) -> str:

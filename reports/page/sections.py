@@ -303,7 +303,7 @@ def burst(view: View) -> list[Block]:
     finding = _drain_finding(ttft_s, slope_s)
     plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
-        return [Note("No request has a first token: there is nothing to drain.")]
+        return [Note("No request that succeeded has a first token: there is nothing to drain.")]
     numbers = group_table("The burst in numbers", group)
     return [Side((replace(plot, explained=""), numbers), plot.explained)]
 

@@ -9,9 +9,11 @@ import pytest
 from loadgen.metrics.summary import summarize_run
 from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record import tables
-from loadgen.record.manifest import Manifest
+from loadgen.record.manifest import Certificate, Manifest, MetricError, ServedSchedule
+from loadgen.record.record import Outcome
 from loadgen.record.rundir import Run, RunDir, open_run
 from loadgen.stats.figure import Absent, measured
+from loadgen.verdict.certificate import certified
 from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.answer import answer
 from reports.number_format import number, scale_for
@@ -286,3 +288,44 @@ def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
     told = answer(metal.summary, metal.manifest, lambda: view_of(metal)).details[0]
     reach = r"and reach \d+% of the (arithmetic|memory bandwidth) that the device can give"
     assert re.search(rf"; its decode steps are \w+-bound( {reach}|, by the roofline model)\.$", told)
+
+
+def test_the_page_gives_the_canarys_error_and_dates_a_cached_certificate(lossy):
+    error = MetricError(640, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)
+    fresh = Certificate(
+        errors={"ttft": error, "itl": replace(error, p99_s=8e-6)},
+        schedule=ServedSchedule(),
+        n_requests=10,
+        n_events=640,
+        n_unmatched=0,
+        events_per_s=20_000.0,
+        read_lag_p50_s=None,
+        read_lag_p99_s=None,
+        kernel_stamped=1.0,
+        cpu_per_event_s=None,
+        server_late_p99_s=None,
+        made_utc="2026-11-21T09:05:00+00:00",
+    )
+    summary = lossy.summary
+
+    def shown(made: Certificate) -> str:
+        client = replace(
+            summary.instrument,
+            canary_p50_s=measured(24e-6, "s", "", 600),
+            canary_p99_s=measured(70e-6, "s", "", 600),
+            **certified(made),
+        )
+        return banner(replace(summary, instrument=client)).error
+
+    told = "streamed 600 stamped events: they were reported 24.0 µs (p50) and 70.0 µs (p99) from the truth."
+    right = "it was right to within 3.00 µs for 99% of TTFTs and 8.00 µs for 99% of ITLs."
+    assert told in shown(fresh)
+    assert f"Tested at a server of known truth, {right}" in shown(fresh)
+    at = "on 21 November 2026, 09:05 UTC (a cached certificate of an earlier run)"
+    assert f"Tested at a server of known truth {at}, {right}" in shown(replace(fresh, cached=True))
+
+
+def test_a_burst_that_only_timed_out_does_not_say_that_no_token_came(tmp_path):
+    rows = [replace(r, outcome=Outcome.TIMEOUT) for r in synthetic.records(n=12)]
+    (note,) = sections.burst(view_of(synthetic.finished_run(tmp_path, rows)))
+    assert note.text == "No request that succeeded has a first token: there is nothing to drain."
