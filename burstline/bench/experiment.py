@@ -202,6 +202,8 @@ def _measured(
     meanwhile(import_tables)  # the server's first token takes longer
     truth = canary() if settings.canary and settings.ray is None else nullcontext()
     with truth as bird, serve(engine, where, run.path, progress.phase) as site:
+        if bird and site.launch and site.launch.n_cores:
+            bird.leave_to_server(site.launch.n_cores)
         plan, vocabulary = plan_for(
             load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
         )

@@ -7,6 +7,7 @@ machine, now. Run as `python -m loadgen.driver.canary` by `canary`; it ends when
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import subprocess
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 PERIOD_S: Final = 0.02
 """50 events a second, as one stream of an engine; each comes up to half a period early, so that no timer of a
 server is in step. Sparser events would rarely share a read where the client stalls, as a load's events do."""
-AWAKE_S: Final = 0.0001
-"""It wakes so much earlier: what a core needs to come to its pace would pass for the client's error."""
 REQUEST: Final = b"GET /canary HTTP/1.1\r\nhost: canary\r\n\r\n"
 INDEX: Final = -1
 """The index of the canary's exchange, which is none of the plan's requests."""
@@ -38,6 +37,8 @@ _GOLDEN: Final = 0.6180339887498949
 class CanaryReport:
     """Reported minus true arrival of `n` events, ns: percentiles of the absolute error.
 
+    The truth is the time from just before the event's send until the kernel had taken it: a report from
+    within has no error, for a sender that sleeps between events needs some 20 us for its send.
     `cpu_s` is what the truth process used.
     """
 
@@ -63,6 +64,12 @@ class TruthProcess:
         """Its port on the loopback, once it listens."""
         assert self._process.stdout is not None
         return int(self._process.stdout.readline())
+
+    def leave_to_server(self, n_cores: int) -> None:
+        """Run on none of the first `n_cores` cores, those of the server, where others are left."""
+        if hasattr(os, "sched_setaffinity") and (left := sorted(os.sched_getaffinity(0))[n_cores:]):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(self.pid, left)
 
 
 @contextlib.contextmanager
@@ -98,11 +105,12 @@ def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
     if not lines:
         return None
     ends = np.cumsum([len(line) + 2 for line in lines])
-    said = np.array([[int(word) for word in line.split()[1:3]] for line in lines], dtype=np.int64)
+    said = np.array([[int(word) for word in line.split()[1:4]] for line in lines], dtype=np.int64)
     read = arrivals.read_of(ends)
     reported_ns = np.where(reads.kernel_ns[read] != NO_STAMP, reads.kernel_ns[read], reads.at_ns[read])
-    true_ns = said[:, 0] - t0_ns
-    error_ns = np.abs(reported_ns - true_ns)[true_ns >= 0]
+    true_ns, reported_ns = said[:-1, 0] - t0_ns, reported_ns[:-1]
+    sent_ns = said[1:, 2] - t0_ns
+    error_ns = np.maximum(np.maximum(true_ns - reported_ns, reported_ns - sent_ns), 0)[true_ns >= 0]
     if len(error_ns) < 10:
         return None
     p50, p99 = np.quantile(error_ns, [0.5, 0.99])
@@ -110,7 +118,10 @@ def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
 
 
 def main() -> None:
-    """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far."""
+    """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far.
+
+    Its third number is when the send of the event before had returned: by then the kernel had stamped it.
+    """
     child.next_line(sys.stdin.fileno())
     with socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)  # noqa: T201 to the process that started this one
@@ -122,16 +133,16 @@ def main() -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.recv(4096)
         connection.sendall(_HEAD)
-        begin_s, began_cpu_ns, k = time.monotonic(), time.process_time_ns(), 0
+        begin_s, began_cpu_ns, k, sent_ns = time.monotonic(), time.process_time_ns(), 0, 0
         while True:
             k += 1
             due_s = begin_s + PERIOD_S * (k - 0.5 * (k * _GOLDEN % 1.0))
-            if select.select([sys.stdin], [], [], max(0.0, due_s - AWAKE_S - time.monotonic()))[0]:
+            if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
                 return
-            while time.monotonic() < due_s:
-                pass
-            event = b"data: %d %d\n\n" % (time.monotonic_ns(), time.process_time_ns() - began_cpu_ns)
+            cpu_ns = time.process_time_ns() - began_cpu_ns
+            event = b"data: %d %d %d\n\n" % (time.monotonic_ns(), cpu_ns, sent_ns)
             connection.sendall(b"%x\r\n%s\r\n" % (len(event), event))
+            sent_ns = time.monotonic_ns()
 
 
 if __name__ == "__main__":

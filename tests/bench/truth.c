@@ -7,6 +7,7 @@
  * before it was written, and "a", when the request had arrived. Where asked for, usage follows, which claims
  * PROMPT_TOKENS. Any GET lists one model. Prints its port. Ends with its parent (end of stdin) and then writes
  * to LOG, per request in the order of arrival, int64: first byte, arrived whole, n events, N_TOKENS times.
+ * With TRUTH_JITTER in the environment each event comes up to half a gap early, so that gaps are of many sizes.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -38,6 +39,7 @@ static int heap[MAX_FD], n_heap;
 static int n_tokens, n_prompt;
 static int64_t *rows, n_rows;
 static int64_t ttft_ns, gap_ns;
+static int jitter;
 
 static int64_t ns_of(struct timespec t) { return t.tv_sec * 1000000000LL + t.tv_nsec; }
 
@@ -170,12 +172,18 @@ static void write_event(int fd) {
     if (last) m += sprintf(out + m, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n");
     if (send(fd, out, m, MSG_NOSIGNAL) != m) { drop(fd); return; }
     if (last) heap_remove(fd);
-    else { c->next = c->arrived + ttft_ns + c->n_sent * gap_ns; sift(conns[fd].slot); }
+    else {
+        double turns = (c->n_sent + 17.0 * fd) * 0.6180339887498949;
+        c->next = c->arrived + ttft_ns + c->n_sent * gap_ns;
+        if (jitter) c->next -= (int64_t)(0.5 * gap_ns * (turns - (int64_t)turns));
+        sift(conns[fd].slot);
+    }
 }
 
 int main(int argc, char **argv) {
     if (argc < 5) return 2;
     n_tokens = atoi(argv[2]);
+    jitter = getenv("TRUTH_JITTER") != NULL;
     ttft_ns = atoll(argv[3]) * 1000;
     gap_ns = atoll(argv[4]) * 1000;
     if (argc > 6) { n_prompt = atoi(argv[6]); rows = calloc(MAX_ROWS, (3 + n_tokens) * sizeof *rows); }

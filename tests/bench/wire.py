@@ -80,10 +80,11 @@ def build(name: str) -> Path:
 
 
 @contextmanager
-def server(n_tokens: int, ttft_us: int, gap_us: int) -> Iterator[int]:
-    """The truth server on its own core; its port."""
+def server(n_tokens: int, ttft_us: int, gap_us: int, *, jitter: bool = False) -> Iterator[int]:
+    """The truth server on its own core; its port. With `jitter` gaps are half to one and a half `gap_us`."""
     argv = [*_pinned(0), build("truth"), "0", str(n_tokens), str(ttft_us), str(gap_us)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    env = {**os.environ, **({"TRUTH_JITTER": "1"} if jitter else {})}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
         yield int(process.stdout.readline())
         process.stdin.close()
 

@@ -1,5 +1,6 @@
 """The in-run canary: the instrument's error in this very run, at events whose sending is known."""
 
+import os
 import time
 from dataclasses import replace
 
@@ -18,10 +19,15 @@ from tests.loadgen.making import HEAD, MS, chunk, ok, summarized
 from tests.pitfalls.chain import play
 
 
-def streamed(late_ns):
-    """Events sent every 50 ms from 1 s on, each reported so much later; the run began at 1 s."""
+def streamed(late_ns, send_ns=0):
+    """Events sent every 50 ms from 1 s on, each reported so much later, and one more; the run began at 1 s.
+
+    A send takes `send_ns`.
+    """
+    late_ns = [*late_ns, 0]
     sent = [1_000_000_000 + 50 * MS * k for k in range(len(late_ns))]
-    parts = [chunk(b"data: %d %d\n\n" % (at, k * 1000)) for k, at in enumerate(sent)]
+    before = [0, *(at + send_ns for at in sent)]
+    parts = [chunk(b"data: %d %d %d\n\n" % (at, k * 1000, before[k])) for k, at in enumerate(sent)]
     parts[0] = HEAD + parts[0]
     reads = [
         Read(at + late - 1_000_000_000, None, part)
@@ -35,7 +41,12 @@ def test_the_error_is_reported_minus_true_over_the_run():
     found = report_of(streamed(late), 1_000_000_000)
     assert (found.n, found.p50_ns, found.max_ns) == (100, 30_000, 9 * MS)
     assert 4 * MS < found.p99_ns < 9 * MS
-    assert found.cpu_s == pytest.approx(99e-6)
+    assert found.cpu_s == pytest.approx(100e-6)
+
+
+def test_a_report_from_within_the_send_has_no_error_and_one_from_outside_it_counts_from_its_end():
+    found = report_of(streamed([30_000] * 50 + [70_000] * 50 + [-5_000], send_ns=40_000), 1_000_000_000)
+    assert (found.p50_ns, found.max_ns) == (5_000, 30_000)
 
 
 def test_events_before_the_run_and_a_run_too_short_say_nothing():
@@ -46,6 +57,7 @@ def test_events_before_the_run_and_a_run_too_short_say_nothing():
 def test_a_kernels_stamp_takes_the_drivers_own_lag_out():
     late = streamed([40 * MS] * 20)
     stamps = late.reads.at_ns - 40 * MS + 10_000
+    stamps[-1] = late.reads.at_ns[-1]
     stamped = replace(late, reads=replace(late.reads, kernel_ns=stamps))
     assert report_of(stamped, 1_000_000_000).p99_ns == 10_000
     assert (late.reads.kernel_ns == NO_STAMP).all()
@@ -73,6 +85,16 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
     assert report.p50_ns < 1_000_000_000
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone keeps processes to cores")
+def test_the_truth_process_leaves_the_server_its_cores_where_others_are_left():
+    cores = sorted(os.sched_getaffinity(0))
+    with canary() as bird:
+        bird.leave_to_server(len(cores))
+        assert sorted(os.sched_getaffinity(bird.pid)) == cores, "none is left: it shares them"
+        bird.leave_to_server(len(cores) - 1)
+        assert sorted(os.sched_getaffinity(bird.pid)) == cores[-1:]
+
+
 def test_the_summary_says_what_the_canary_found_and_what_it_cost():
     played = play(Script(ttft_s=0.01, gaps_s=(0.001,)), 12)
     report = replace(played.report, canary=CanaryReport(200, 25_000, 70_000, 90_000, 0.01), wall_s=10.0)
@@ -81,6 +103,8 @@ def test_the_summary_says_what_the_canary_found_and_what_it_cost():
     assert client["canary_p99_s"]["point"] == pytest.approx(70e-6)
     assert client["canary_p99_s"]["n"] == 200
     assert 0 < client["canary_cpu_fraction"]["point"] <= 0.001
+    worse = replace(report, canary=CanaryReport(300, 20_000, 80_000, 85_000, 0.01))
+    assert summarized(rows, Context(reports=[report, worse]))["instrument"]["canary_p99_s"]["n"] == 300
     none = summarized(rows, Context())["instrument"]
     assert none["canary_p99_s"]["code"] == "no-canary"
     assert np.isfinite(client["canary_p50_s"]["point"])
