@@ -29,6 +29,8 @@ from workloads.request import Request
 
 N_PROMPT_TOK, N_OUTPUT_TOK = 4, 3
 REPOSITORY = Path(__file__).parents[2]
+GOLDEN_RUN = max((REPOSITORY / "tests/golden/runs").iterdir(), key=lambda path: int(path.name))
+"""A run as this version writes it: the newest schema of which one is kept."""
 
 
 @dataclass
@@ -59,16 +61,25 @@ class Shot:
         return [record.error for record in self.records if record.error]
 
 
-def shoot(url: str, folder: Path, n: int = 6, *, api_key: str | None = None, **options: object) -> Shot:
-    """Fire `n` requests at once over a driver of this process, and decode what it captured."""
-    requests = tuple(
-        Request(k, array("I", range(N_PROMPT_TOK)), None, N_PROMPT_TOK, N_OUTPUT_TOK) for k in range(n)
-    )
+def shoot(
+    url: str,
+    folder: Path,
+    n: int = 6,
+    *,
+    api_key: str | None = None,
+    every_ms: float = 0.0,
+    n_prompt_tok: int = N_PROMPT_TOK,
+    **options: object,
+) -> Shot:
+    """Fire `n` requests, all at once or one `every_ms`, by a driver of this process; decode its captures."""
+    folder.mkdir(exist_ok=True)
+    prompt = array("I", range(n_prompt_tok))
+    requests = tuple(Request(k, prompt, None, n_prompt_tok, N_OUTPUT_TOK) for k in range(n))
     Counters.create(folder / "counters", 1).close()
     target = target_at(url, "m", api_key)
     job = Job(
         requests,
-        array("q", [0] * n),
+        array("q", [int(k * every_ms * 1e6) for k in range(n)]),
         "vllm",
         target,
         folder / "captures",

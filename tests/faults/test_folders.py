@@ -16,9 +16,7 @@ import zstandard
 
 from burstline.cli import main
 from loadgen.record.rundir import open_run
-from tests.faults.lab import noted
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "runs" / "2"
+from tests.faults.lab import GOLDEN_RUN, noted
 
 Damage = Callable[[Path], None]
 
@@ -26,7 +24,7 @@ Damage = Callable[[Path], None]
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose summary and page are this version's own."""
-    run = shutil.copytree(GOLDEN, tmp_path_factory.mktemp("golden") / "run")
+    run = shutil.copytree(GOLDEN_RUN, tmp_path_factory.mktemp("golden") / "run")
     assert main(["report", "--decode", str(run)]) == 0
     return run
 
@@ -109,7 +107,9 @@ DAMAGES: dict[str, Damage] = {
     "telemetry cut": cut("telemetry.parquet"),
     "summary is a list": replaced("summary.json", b"[]"),
     "summary cut": cut("summary.json"),
-    "summary without metrics": edited("summary.json", lambda s: {"schema": 2, "verdict": s["verdict"]}),
+    "summary without metrics": edited(
+        "summary.json", lambda s: {"schema": s["schema"], "verdict": s["verdict"]}
+    ),
     "summary whose verdict is text": edited("summary.json", lambda s: s.update(verdict="VALID")),
     "summary with counts of text": edited(
         "summary.json", lambda s: s.update(counts={"planned": "x", "ok": []})

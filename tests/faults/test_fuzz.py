@@ -1,6 +1,7 @@
 """Fuzzing what others send: bytes of HTTP and SSE, JSON replies of every dialect, run folders, suite files.
 
-Quick here: the stored corpus and a few hundred examples. The slow tests give each target 15 seconds; a longer search:
+Quick here: the stored corpus and a few hundred examples. The slow tests give each target 15 seconds, .ci/run a minute (the
+replies of all dialects share theirs); a longer search:
 `FUZZ_SECONDS=600 pytest -m slow tests/faults/test_fuzz.py`. A failure prints its seed: `FUZZ_SEED` repeats it.
 What once broke is kept in `corpus/`.
 """
@@ -33,7 +34,7 @@ from loadgen.wire.exchange import Exchange
 from servers.engine import EngineError, HttpReply, Read
 from servers.protocol.replies import understood
 from servers.registry import ENGINES
-from tests.faults.lab import noted
+from tests.faults.lab import GOLDEN_RUN, noted
 from workloads.request import Request
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -237,12 +238,46 @@ def test_a_few_mutated_suites_are_refused_in_plain_words(
         check_suite(mutated(SUITES[k % len(SUITES)].read_bytes(), rng), tmp_path, capsys)
 
 
-def test_the_corpus_of_what_once_broke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for path in sorted((CORPUS / "wire").iterdir()):
+# What once broke: replayed here, and first of all by the slow targets (the folders only there: `test_folders.py`
+# shows each in the quick suite).
+
+
+def stored(kind: str) -> list[Path]:
+    paths = sorted((CORPUS / kind).iterdir())
+    assert paths
+    return paths
+
+
+def replay_wires() -> None:
+    for path in stored("wire"):
         for engine in ENGINE_NAMES:
             check_wire(path.read_bytes(), [1, 7, 30, 200], engine)
-    for path in sorted((CORPUS / "suites").iterdir()):
-        check_suite(path.read_bytes(), tmp_path, capsys)
+
+
+def replay_replies(engine: str) -> None:
+    for path in stored("replies"):
+        for as_stream in (False, True):
+            check_values(json.loads(path.read_bytes()), engine, as_stream)
+
+
+def replay_folders(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has the files that differ from a whole run."""
+    for path in stored("folders"):
+        run = shutil.copytree(GOLDEN_RUN, folder / "run")
+        check_folder(run, lambda run, path=path: shutil.copytree(path, run, dirs_exist_ok=True), capsys)
+        shutil.rmtree(run)
+
+
+def replay_suites(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in stored("suites"):
+        check_suite(path.read_bytes(), folder, capsys)
+
+
+def test_the_corpus_of_what_once_broke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_wires()
+    for engine in ENGINE_NAMES:
+        replay_replies(engine)
+    replay_suites(tmp_path, capsys)
 
 
 # Some seconds each.
@@ -278,6 +313,7 @@ def bounded_memory() -> Iterator[None]:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("bounded_memory")
 def test_fuzz_wire(tmp_path: Path) -> None:
+    replay_wires()
     seeds = golden_wires()
     for rng in for_a_while("HTTP and SSE bytes"):
         wire = rng.choice(seeds)
@@ -315,6 +351,7 @@ def a_value(rng: random.Random, depth: int = 0) -> object:
 @pytest.mark.usefixtures("bounded_memory")
 @pytest.mark.parametrize("engine", ENGINE_NAMES)
 def test_fuzz_replies(engine: str) -> None:
+    replay_replies(engine)
     for rng in for_a_while(f"JSON replies, {engine}", SECONDS / len(ENGINE_NAMES)):
         answers = [a_value(rng) for _ in range(rng.randint(1, 4))]
         check_values(answers, engine, rng.random() < 0.5)
@@ -324,8 +361,9 @@ def test_fuzz_replies(engine: str) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("bounded_memory")
 def test_fuzz_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_folders(tmp_path, capsys)
     for rng in for_a_while("run folders"):
-        run = shutil.copytree(GOLDEN / "runs" / "2", tmp_path / "run")
+        run = shutil.copytree(GOLDEN_RUN, tmp_path / "run")
         check_folder(run, a_change(rng), capsys)
         shutil.rmtree(run)
 
@@ -334,5 +372,6 @@ def test_fuzz_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("bounded_memory")
 def test_fuzz_suites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replay_suites(tmp_path, capsys)
     for rng in for_a_while("suites"):
         check_suite(mutated(rng.choice(SUITES).read_bytes(), rng), tmp_path, capsys)
