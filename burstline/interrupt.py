@@ -12,6 +12,7 @@ _AGAIN_S = 0.05
 
 _n_holding = 0
 _is_pending = False
+_on_first: Callable[[], None] | None = None
 
 
 @contextmanager
@@ -59,9 +60,35 @@ def uninterrupted() -> Iterator[None]:
             raise KeyboardInterrupt
 
 
+@contextmanager
+def finishing(tell: Callable[[], None]) -> Iterator[None]:
+    """Within it the first signal calls `tell`, and interrupts at the end; a second one interrupts at once.
+
+    `tell` runs in a signal handler: it may not use a buffered stream.
+    """
+    global _on_first
+    was_told = False
+
+    def first() -> None:
+        nonlocal was_told
+        was_told = True
+        tell()
+
+    _on_first = first
+    try:
+        yield
+    finally:
+        _on_first = None
+    if was_told:
+        raise KeyboardInterrupt
+
+
 def _interrupt(*_: object) -> None:
-    global _is_pending
+    global _is_pending, _on_first
     if _n_holding:
         _is_pending = True
+    elif _on_first is not None:
+        first, _on_first = _on_first, None
+        first()
     else:
         raise KeyboardInterrupt

@@ -6,13 +6,14 @@ What only a later part of a run needs is imported there: before the first reques
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from burstline.bench.server_session import Say, Site, Where, check_start, check_
 from burstline.bench.stages import send_stages, with_handover
 from burstline.bench.vocabulary import ASSUMED
 from burstline.bench.wish import Wish, check_limits
-from burstline.interrupt import terminable, uninterrupted
+from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.lean import import_report, import_tables, meanwhile
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
@@ -138,14 +139,21 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
         finally:
             progress.close()
         _note_hardware(run, fired, settings.hints, progress)
-        from burstline.bench.repeats import known_for
+        with finishing(_report_first):
+            from burstline.bench.repeats import known_for
 
-        run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
-        progress.phase("Decoding what was captured, and writing the report")
-        from burstline.bench.finish import conclude
+            run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
+            progress.phase("Decoding what was captured, and writing the report")
+            from burstline.bench.finish import conclude
 
-        summary = conclude(run, engine, fired.status, fired.done.reports)
+            summary = conclude(run, engine, fired.status, fired.done.reports)
     return _told(run, summary, fired)
+
+
+def _report_first() -> None:
+    """An interrupt while the report is made: it takes seconds, and the load was worth more."""
+    with suppress(OSError):
+        os.write(2, b"burstline: writing the report before it ends; interrupt again to end now\n")
 
 
 def _certificate(load: Load, settings: Settings, progress: Progress) -> Certificate | Absent:
@@ -352,7 +360,8 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
     from burstline.bench.finish import conclude
 
     status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-    conclude(run, engine, status, run.manifest.drivers)
+    with finishing(_report_first):
+        conclude(run, engine, status, run.manifest.drivers)
     print(f"Kept of this run: {run.path}", file=sys.stderr)
 
 

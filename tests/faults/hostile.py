@@ -14,9 +14,10 @@ import ssl
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 STREAM_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 MODELS = json.dumps({"object": "list", "data": [{"id": "m", "max_model_len": 4096}]}).encode()
@@ -51,13 +52,18 @@ def serving(
     tls: ssl.SSLContext | None = None,
     greet: Callable[[socket.socket, int], bool] | None = None,
     n_honest: int = 0,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    pages: Mapping[bytes, bytes] = MappingProxyType({}),
 ) -> Iterator[Hostile]:
-    """A server at a free port. `greet` sees each new connection first, and says whether to go on with it.
+    """A server, at a free port unless told. `pages` are its answers to GET by path. `greet` sees each new connection first, and says whether to go on with it.
 
     The first `n_honest` generations are answered as asked: those by which the benchmark tries the server.
     """
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = Hostile(f"http{'s' if tls else ''}://127.0.0.1:{listener.getsockname()[1]}", greet=greet)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, port), family=family, backlog=1024)
+    name = f"[{host}]" if ":" in host else host
+    server = Hostile(f"http{'s' if tls else ''}://{name}:{listener.getsockname()[1]}", greet=greet)
     stopped = threading.Event()
     open_sockets: list[socket.socket] = []
 
@@ -70,7 +76,8 @@ def serving(
                 return
             while (asked := read_request(sock)) is not None:
                 if asked.head.startswith(b"GET"):
-                    plain(sock, MODELS if b"/models" in asked.head else b"{}")
+                    path = asked.head.split(b" ")[1]
+                    plain(sock, pages.get(path, MODELS if b"/models" in path else b"{}"))
                     continue
                 with server.lock:
                     nth = server.n_load - n_honest
@@ -219,12 +226,19 @@ def hangs(raw: bytes = b"") -> Fault:
 
 
 def quotes_authorization(sock: socket.socket, asked: Asked) -> None:
-    """An error that repeats the header it refuses, twice: as it came and in JSON's own way."""
-    line = re.search(rb"(?im)^authorization: *(.*?)\r?$", asked.head)
-    said = (line[1] if line else b"none").decode()
+    """An error that repeats the credentials it refuses, twice: as they came and in JSON's own way."""
+    lines = re.findall(rb"(?im)^(?:authorization|x-api-key): *(.*?)\r?$", asked.head)
+    said = b" ".join(lines).decode() or "none"
     plain(
         sock, json.dumps({"error": {"message": f"invalid key {said} {said!r}"}}).encode(), "401 Unauthorized"
     )
+
+
+def refuses_all(sock: socket.socket, n: int) -> bool:
+    """A greeting: whatever is asked, its credentials are refused and quoted."""
+    while (asked := read_request(sock)) is not None:
+        quotes_authorization(sock, asked)
+    return False
 
 
 def for_some(fault: Fault, every: int) -> Fault:

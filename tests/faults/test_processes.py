@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -27,6 +29,11 @@ SMALL = ("--requests", "40", "--prompt-tokens", "8", "--output-tokens", "4")
 N_SIGNALS = int(os.environ.get("LAB_SIGNALS", "6"))
 """Moments for each signal; set LAB_SIGNALS=24 for a thorough search, LAB_SEED for other moments."""
 HANG_S = 10.0
+PHASES = {"prepare": 0.02, "decode": 0.5, "report": 0.3, "certify": 3.0, "start": 0.3, "load": 1.5}
+"""Each must be met by a thorough search: so long after its begin, at most, an aimed signal is sent."""
+N_THOROUGH = 20
+FROM_LOAD_ON = ("load", "decode", "summarise", "report", "end")
+"""An interrupt in one of these still gets its report."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -77,12 +84,20 @@ def test_a_signal_at_any_moment_ends_all_and_leaves_a_readable_folder(name: str,
     phases: Counter[str] = Counter()
     bad: list[str] = []
     longest_s = 0.0
-    for k in range(N_SIGNALS):
+    # Every second moment is any, the others lie in each phase in turn: the short ones would be missed.
+    turns = itertools.cycle(PHASES)
+    aims = [next(turns) if k % 2 else None for k in range(N_SIGNALS)]
+    for k, aim in enumerate(aims):
         out = tmp_path / str(k)
-        # Half with a certificate at hand, so that the load and what follows get their share of the moments.
-        cache = tmp_path / ("cache-whole" if k % 2 else f"cache-{k}")
-        command = certified(out, cache)
-        time.sleep(whole_s * (k + rng.random()) / N_SIGNALS)
+        # Some with a certificate at hand, so that the load and what follows get their share of the moments.
+        is_certified = k % 4 == 0 or aim not in (None, "certify")
+        command = certified(out, tmp_path / ("cache-whole" if is_certified else f"cache-{k}"))
+        if aim is None:
+            time.sleep(whole_s * (k + rng.random()) / N_SIGNALS)
+        else:
+            while command.alive() and phase_of(out) not in (aim, "end"):
+                time.sleep(0.002)
+            time.sleep(PHASES[aim] * rng.random())
         phase = phase_of(out)
         was_alive = command.alive()
         sent_s = time.monotonic()
@@ -93,9 +108,14 @@ def test_a_signal_at_any_moment_ends_all_and_leaves_a_readable_folder(name: str,
         longest_s = max(longest_s, took_s)
         bad += [f"{k} in {phase}: {what}" for what in problems(ended, was_alive, phase, number, took_s)]
         shutil.rmtree(out, ignore_errors=True)
-    seen = f"{N_SIGNALS - len(bad)} of {N_SIGNALS} right; longest {longest_s:.1f} s; {dict(phases)}"
-    noted(f"{name} at {N_SIGNALS} random moments", "no hang, no orphan, readable, exit code", seen, longest_s)
+        if aim is not None and phases[aim] == 0 and len(aims) < 2 * N_SIGNALS:
+            aims.append(aim)
+    n = len(aims)
+    seen = f"{n - len(bad)} of {n} right; longest {longest_s:.1f} s; {dict(phases)}"
+    noted(f"{name} at {n} random moments", "no hang, no orphan, readable, exit code", seen, longest_s)
     assert not bad, "\n".join(bad)
+    if N_SIGNALS >= N_THOROUGH:
+        assert set(PHASES) <= set(phases), seen
 
 
 def problems(ended: Ended, was_alive: bool, phase: str, number: int, took_s: float) -> list[str]:
@@ -119,6 +139,11 @@ def problems(ended: Ended, was_alive: bool, phase: str, number: int, took_s: flo
         code, said = verb("show", run)
         if code != 0 or "Traceback" in said:
             found.append(f"show exits {code}: {said[-600:]}")
+        if was_alive and number != signal.SIGKILL and phase in FROM_LOAD_ON:
+            if not (run / "report.html").exists():
+                found.append(f"no report: {ended.out[-600:]}")
+            if json.loads((run / "manifest.json").read_bytes())["status"] == "running":
+                found.append("the manifest says that it still runs")
     return found
 
 
@@ -324,8 +349,9 @@ PLANTED = {
 
 
 def needles() -> list[bytes]:
+    basic = base64.b64encode(f"user:{PLANTED['password']}".encode()).decode()  # as the header has it
     found = set()
-    for secret in PLANTED.values():
+    for secret in (*PLANTED.values(), basic):
         found |= {
             secret,
             quote(secret),
@@ -436,6 +462,32 @@ def test_planted_secrets_are_in_no_file_of_an_attached_run_whose_server_quotes_t
     )
     assert not leaks
     assert outcomes(ended.run)["http_401"] > 5
+
+
+@pytest.mark.parametrize("name", ["a login alone", "--header X-API-Key", "attaching fails"])
+def test_credentials_that_the_server_quotes_are_in_no_file(name: str, tmp_path: Path) -> None:
+    greet = hostile.refuses_all if name == "attaching fails" else None
+    header = ("--header", f"X-API-Key: {PLANTED['header']}")
+    login = f"://user:{quote(PLANTED['password'], safe='')}@"
+    with hostile.serving(
+        hostile.for_some(hostile.quotes_authorization, 2), greet=greet, n_honest=1
+    ) as server:
+        url = server.url if name.startswith("--") else server.url.replace("://", login)
+        ended = burstline(
+            tmp_path / "out", "--engine", "vllm", "--vocab-size", "1000", "--url", url, "--model", "m", *SMALL,
+            *(() if name == "a login alone" else header),
+        )  # fmt: skip
+    runs = [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
+    texts = ended.out + "".join(exported(run, tmp_path / "export") for run in runs)
+    leaks = files_with(tmp_path, needles()) + [f"terminal: {n!r}" for n in needles() if n.decode() in texts]
+    noted(f"secrets quoted by the server: {name}", "none written", leaks or "none", ended.time_s)
+    assert not leaks
+    if greet is None:
+        assert outcomes(ended.run)["http_401"] > 5
+    else:
+        assert ended.code == 5, ended.out
+        assert "401" in ended.out
+        assert "Traceback" not in ended.out
 
 
 # Servers at which a run attaches.

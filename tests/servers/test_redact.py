@@ -33,6 +33,6 @@ def test_the_folder_of_the_shell_is_no_password(tmp_path):
     assert not learned(tmp_path, "run", "--out", str(tmp_path), **folders)
 
 
-@pytest.mark.parametrize("name", ["DB_PWD", "HF_TOKEN", "OPENAI_API_KEY", "MY_PASSWORD"])
+@pytest.mark.parametrize("name", ["DB_PWD", "HF_TOKEN", "OPENAI_API_KEY", "OPENAI_KEY", "MY_PASSWORD"])
 def test_a_variable_that_names_a_secret_is_learned(tmp_path, name):
     assert "hunter2-and-more" in learned(tmp_path, **{name: "hunter2-and-more"})
