@@ -124,7 +124,10 @@ def main() -> None:
     """
     child.next_line(sys.stdin.fileno())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        print(server.getsockname()[1], flush=True)  # noqa: T201 to the process that started this one
+        try:
+            os.write(sys.stdout.fileno(), b"%d\n" % server.getsockname()[1])
+        except BrokenPipeError:  # the process that started this one has ended already
+            return
         ready, _, _ = select.select([server, sys.stdin], [], [])
         if server not in ready:
             return

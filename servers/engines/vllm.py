@@ -174,7 +174,7 @@ class Vllm(Engine):
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")
         model = first_model(models)
         metrics = get("/metrics")
-        cache = _cache_config(metrics.body.decode() if metrics.status == 200 else "")
+        cache = _cache_config(metrics.body.decode(errors="replace") if metrics.status == 200 else "")
         kv_tok = number(cache.get("kv_cache_size_tokens"))
         block_tok, blocks = number(cache.get("block_size")), number(cache.get("num_gpu_blocks"))
         if kv_tok is None and block_tok and blocks:

@@ -1,11 +1,24 @@
-"""Prints the table of the fault lab after its tests: fault, expected, seen, time."""
+"""Prints the table of the fault lab after its tests (fault, expected, seen, time); a certificate for TLS."""
 
+import subprocess
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.faults.lab import TABLE, Row
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=127.0.0.1"
+    )
+    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*command.split(), *names], cwd=folder, check=True, capture_output=True)
+    return folder
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

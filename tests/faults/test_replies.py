@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import ssl
-import subprocess
 import time
 from collections import Counter
 from pathlib import Path
@@ -151,17 +150,6 @@ def test_a_key_that_the_server_quotes_is_nowhere(key: str, tmp_path: Path) -> No
     noted("the server quotes the key it was sent", "removed", leaked or "removed", shot.time_s)
     assert not leaked
     assert b"*****" in raw
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    command = (
-        "openssl req -x509 -newkey rsa:2048 -nodes -keyout key.pem -out cert.pem -days 2 -subj /CN=127.0.0.1"
-    )
-    names = ["-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run([*command.split(), *names], cwd=folder, check=True, capture_output=True)
-    return folder
 
 
 def test_a_tls_goodbye_in_mid_reply_is_a_truncation(

@@ -1,0 +1,326 @@
+"""Faults of what lies around a run: the server's host, the network, proxies, the terminal, the shell, the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import pty
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from burstline.bench.progress import progress_for
+from loadgen.record.rundir import open_run
+from servers.host.process import free_port
+from servers.truth.rig import truth_server
+from servers.truth.script import Script
+from tests.faults import hostile
+from tests.faults.lab import REPOSITORY, Shot, burstline, counted, noted, shoot, verb
+
+# The network: a driver alone.
+
+
+def restarted(folder: Path) -> Shot:
+    """A server that goes away for a while in the middle of the load, and comes back at the same port."""
+    shots: list[Shot] = []
+    with hostile.serving(hostile.honest) as first:
+        port = int(first.url.rpartition(":")[2])
+        load = threading.Thread(target=lambda: shots.append(shoot(first.url, folder, 60, every_ms=10)))
+        load.start()
+        while first.n_load < 20:
+            time.sleep(0.002)
+    time.sleep(0.1)
+    with hostile.serving(hostile.honest, port=port):
+        load.join()
+    return shots[0]
+
+
+def answers_early(folder: Path) -> Shot:
+    """The whole reply while most of a request of a megabyte is still to come."""
+
+    def greet(sock: socket.socket, n: int) -> bool:
+        sock.recv(100)
+        parts = [
+            hostile.event(finish="length" if k == 3 else None, usage=hostile.usage(k, BIG)) for k in (1, 2, 3)
+        ]
+        sock.sendall(
+            hostile.STREAM_HEAD + b"".join(map(hostile.chunk, (*parts, b"data: [DONE]\n\n"))) + b"0\r\n\r\n"
+        )
+        while sock.recv(1 << 16):
+            pass
+        return False
+
+    with hostile.serving(hostile.honest, greet=greet) as server:
+        return shoot(server.url, folder, 4, n_prompt_tok=BIG)
+
+
+BIG = 200_000
+
+
+def refuses_early(folder: Path) -> Shot:
+    """413 and a close, with most of the request unread: the kernel then resets the connection."""
+
+    def greet(sock: socket.socket, n: int) -> bool:
+        sock.recv(100)
+        hostile.plain(sock, b'{"error": "too large"}', "413 Too Large", b"Connection: close\r\n")
+        time.sleep(0.1)
+        return False
+
+    with hostile.serving(hostile.honest, greet=greet) as server:
+        return shoot(server.url, folder, 4, n_prompt_tok=BIG)
+
+
+def over_ipv6(folder: Path) -> Shot:
+    with hostile.serving(hostile.honest, host="::1") as server:
+        return shoot(server.url, folder, 6)
+
+
+NETWORK: dict[str, tuple[Callable[[Path], Shot], int, set[str]]] = {
+    "the server restarts in mid-load": (restarted, 60, {"ok", "connect", "reset", "truncated"}),
+    "the reply comes before the request is whole": (answers_early, 4, {"ok"}),
+    "413 before the request is whole": (refuses_early, 4, {"http_413", "reset"}),
+    "the server is at [::1]": (over_ipv6, 6, {"ok"}),
+}
+
+
+@pytest.mark.parametrize("name", NETWORK)
+def test_every_request_has_its_outcome(name: str, tmp_path: Path) -> None:
+    scenario, n, allowed = NETWORK[name]
+    if "::1" in name and not _has_ipv6():
+        pytest.skip("no IPv6 here")
+    shot = scenario(tmp_path)
+    noted(name, f"{n} of {', '.join(sorted(allowed))}", counted(shot.outcomes), shot.time_s)
+    assert sum(shot.outcomes.values()) == n
+    assert set(shot.outcomes) <= allowed, shot.errors
+    if "restarts" in name:
+        last = max(shot.records, key=lambda record: record.index)
+        assert (last.outcome, shot.records[0].outcome) == ("ok", "ok")
+
+
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+def test_connections_that_tls_closes_while_they_idle_cost_no_request(
+    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+
+    left = iter(range(10))
+
+    def greet(sock: socket.socket, n: int) -> bool:
+        """The first ten live for 3 ms: all of them are opened before the first request is due."""
+        if next(left, None) is not None:
+            time.sleep(0.003)
+            sock.unwrap()  # type: ignore[attr-defined]
+            return False
+        return True
+
+    with hostile.serving(hostile.honest, tls=context, greet=greet) as server:
+        shot = shoot(server.url, tmp_path, 20, every_ms=10)
+    seen = f"{counted(shot.outcomes)}, {server.n_connections} connections"
+    noted("TLS closes 10 idle connections after 3 ms", "20 ok", seen, shot.time_s)
+    assert shot.outcomes == Counter(ok=20), shot.errors
+
+
+# The shell: whole commands.
+
+ATTACH = ("--engine", "vllm", "--vocab-size", "1000", "--model", "m", "--requests", "20", "--prompt-tokens", "8",
+          "--output-tokens", "4")  # fmt: skip
+NO_PROXY = "http://127.0.0.1:9"
+PAGES: dict[str, dict[bytes, bytes]] = {
+    "binary /metrics": {b"/metrics": bytes(range(256)) * 40},
+    'max_model_len "x"': {b"/v1/models": b'{"data": [{"id": "m", "max_model_len": "x"}]}'},
+    "max_model_len []": {b"/v1/models": b'{"data": [{"id": "m", "max_model_len": []}]}'},
+}
+VARIABLES: dict[str, dict[str, str]] = {
+    "proxy variables": {
+        name: NO_PROXY for each in ("http_proxy", "https_proxy", "all_proxy") for name in (each, each.upper())
+    },
+    "TERM=dumb": {"TERM": "dumb"},
+    "LC_ALL=C": {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": ""},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*PAGES, *VARIABLES])
+def test_a_run_is_whole_whatever_lies_around_it(name: str, tmp_path: Path) -> None:
+    with hostile.serving(hostile.honest, pages=PAGES.get(name, {})) as server:
+        ended = burstline(tmp_path / "out", *ATTACH, "--url", server.url, **VARIABLES.get(name, {}))
+    seen = Counter(open_run(ended.run).request_table.column("outcome").to_pylist())
+    noted(name, "20 ok", f"exit {ended.code}, {counted(seen)}", ended.time_s)
+    assert ended.code in (0, 4), ended.out
+    assert seen == Counter(ok=20)
+    assert "Traceback" not in ended.out
+    assert not ended.orphans
+
+
+@pytest.mark.slow
+def test_what_a_server_says_is_harmless_in_every_format(tmp_path: Path) -> None:
+    words = "=HYPERLINK(1) <script>alert(1)</script> <img src=x onerror=alert(1)> [a](javascript:b)"
+    fault = hostile.for_some(hostile.replies({"error": {"message": words}}), 2)
+    with hostile.serving(fault, n_honest=1) as server:
+        ended = burstline(tmp_path / "out", *ATTACH, "--url", server.url)
+    to = tmp_path / "to"
+    formats = ("--format", "csv", "--format", "markdown", "--format", "junit")
+    assert verb("export", ended.run, "--to", to, *formats)[0] == 0
+    rows = csv.reader(io.StringIO((to / "records.csv").read_text()))
+    formulas = [cell for row in rows for cell in row if cell[:1] in ("=", "+", "@")]
+    noted("an error that begins with =", "no formula in the CSV", formulas or "none", ended.time_s)
+    assert "HYPERLINK" in (to / "records.csv").read_text()
+    assert not formulas
+    markdown, page = (to / "summary.md").read_text(), (ended.run / "report.html").read_text()
+    markup = [tag for tag in ("<script", "<img") if tag in markdown]
+    noted("an error with <script> in Markdown", "no markup", markup or "none", ended.time_s)
+    assert not markup
+    policy = page[: page.index("</head>")]
+    own = "Content-Security-Policy" in policy and "default-src 'none'" in policy
+    live = [tag for tag in ("<script>alert", "<img src=x") if tag in page]
+    noted("an error with <script> in the page", "escaped, and a policy", live or f"escaped, policy: {own}", 0)
+    assert own
+    assert not live
+
+
+def shell(line: str, **env: str) -> tuple[int, str, float]:
+    """`burstline run` at the truth server within a shell's line, where $RUN stands."""
+    load = "--requests 20 --prompt-tokens 8 --output-tokens 4"
+    words = f"{sys.executable} -P -m burstline run --engine truth --no-certify --no-calibrate {load}"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RUN": words, **env}
+    # Root may write anywhere, unless it gives up that right.
+    environment["UNPRIVILEGED"] = (
+        "setpriv --bounding-set -dac_override,-dac_read_search" if os.geteuid() == 0 else ""
+    )
+    began_s = time.monotonic()
+    done = subprocess.run(
+        ["sh", "-c", line], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env=environment, timeout=60, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, time.monotonic() - began_s
+
+
+SHELLS: dict[str, tuple[str, set[int], bool]] = {
+    "closed stdin": ("$RUN --out $OUT <&-", {0, 4}, True),
+    "closed stdout": ("$RUN --out $OUT >&-", {0, 4}, True),
+    "closed stdin, stdout and stderr": ("$RUN --out $OUT <&- >&- 2>&-", {0, 4}, True),
+    "stdout is a pipe that nobody reads": ("$RUN --out $OUT | true", {0}, True),
+    "HOME unset": ("unset HOME XDG_CACHE_HOME; $RUN --out $OUT", {0, 4}, True),
+    "a HOME that is not there": ("unset XDG_CACHE_HOME; HOME=/nonexistent $RUN --out $OUT", {0, 4}, True),
+    "read-only --out": ("mkdir $OUT; chmod 555 $OUT; $UNPRIVILEGED $RUN --out $OUT", {2}, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_shell_of_any_kind(name: str, tmp_path: Path) -> None:
+    line, allowed, is_whole = SHELLS[name]
+    if "UNPRIVILEGED" in line and os.geteuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("setpriv is not installed")
+    code, said, time_s = shell(line, OUT=str(tmp_path / "out"))
+    reports = list((tmp_path / "out").glob("*/report.html"))
+    wish = f"exit {' or '.join(map(str, sorted(allowed)))}, {'a' if is_whole else 'no'} report"
+    noted(name, wish, f"exit {code}, {len(reports)} reports", time_s)
+    assert code in allowed, said
+    assert "Traceback" not in said
+    assert bool(reports) == is_whole
+    if name == "read-only --out":
+        assert "ermission denied" in said
+        assert len(said.strip().splitlines()) == 1, said
+
+
+def test_a_log_line_with_brackets_is_shown_as_it_is_on_a_terminal() -> None:
+    """Through the live display, at a pseudo terminal."""
+    lines = ["Loading [core.py:45] [/x] [bold]weights[/bold]", "\x1b]0;owned\x07 done"]
+    master, slave = pty.openpty()
+    began_s = time.monotonic()
+    with os.fdopen(slave, "w") as terminal:
+        progress = progress_for(quiet=False, stream=terminal)
+        for line in lines:
+            progress.phase(line)
+        progress.close()
+        terminal.flush()
+        seen = os.read(master, 1 << 16).decode()
+    os.close(master)
+    noted("[/x] in a log line on a terminal", "as it is", repr(seen[-60:]), time.monotonic() - began_s)
+    assert lines[0] in seen
+    assert "\x1b]0" not in seen
+
+
+# A proxy between.
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+KEPT = 'proxy_http_version 1.1; proxy_set_header Connection "";'
+PROXIES = {
+    "plain": "",
+    "keep-alive upstream, no buffering": f"{KEPT} proxy_buffering off;",
+    "buffering on": f"{KEPT} proxy_buffering on;",
+    "gzip": f"{KEPT} gzip on; gzip_types *; gzip_min_length 1; gzip_proxied any;",
+    "HTTP/1.0 upstream": "proxy_http_version 1.0;",
+    "keep-alive off": f"{KEPT} keepalive_timeout 0;",
+    "small buffers": f"{KEPT} proxy_buffer_size 1k; proxy_buffers 2 1k; proxy_busy_buffers_size 1k;",
+    "TLS": f"{KEPT} proxy_buffering off;",
+}
+
+
+@contextlib.contextmanager
+def nginx(folder: Path, upstream: str, more: str, tls: Path | None) -> Iterator[str]:
+    port = free_port()
+    secure = f"ssl_certificate {tls}/cert.pem; ssl_certificate_key {tls}/key.pem;" if tls else ""
+    (folder / "nginx.conf").write_text(f"""
+        daemon off; pid {folder}/pid; error_log {folder}/error.log; worker_processes 1;
+        events {{ }}
+        http {{
+            access_log off;
+            client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;
+            fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+            server {{
+                listen 127.0.0.1:{port} {"ssl" if tls else ""}; {secure}
+                location / {{ proxy_pass {upstream}; {more} }}
+            }}
+        }}
+    """)
+    assert NGINX is not None
+    log = folder / "error.log"
+    with subprocess.Popen(
+        [NGINX, "-c", str(folder / "nginx.conf"), "-p", str(folder), "-e", str(log)]
+    ) as running:
+        try:
+            for _ in range(200):
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                time.sleep(0.02)
+            yield f"http{'s' if tls else ''}://127.0.0.1:{port}"
+        finally:
+            running.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@pytest.mark.parametrize("name", PROXIES)
+def test_behind_nginx_every_request_is_whole(
+    name: str, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
+    tls = certificate if name == "TLS" else None
+    with (
+        truth_server(Script(ttft_s=0.02, gaps_s=(0.005,))) as truth,
+        nginx(tmp_path, truth.url, PROXIES[name], tls) as url,
+    ):
+        shot = shoot(url, tmp_path / "shot", 60, every_ms=5)
+    noted(f"behind nginx: {name}", "60 ok", counted(shot.outcomes), shot.time_s)
+    assert shot.outcomes == Counter(ok=60), shot.errors
+    assert all(len(record.token_ns) == 3 for record in shot.records)
