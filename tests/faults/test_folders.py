@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -228,7 +229,7 @@ def test_verify_names_the_captures_that_were_changed_and_reads_the_rest(
     assert main(["verify", str(copied)]) == 4
     said = capsys.readouterr().out
     assert "BAD  captures (63 can be read)" in said
-    assert "damaged at byte" in said
+    assert re.search(r"driver-0\.zst .*byte [\d,]+", said)  # where, whichever part of a frame was hit
 
 
 def test_a_capture_bomb_is_refused_small_and_fast(copied: Path, capsys: pytest.CaptureFixture[str]) -> None:
