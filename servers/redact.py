@@ -36,9 +36,6 @@ _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)\s+)([\w.~+/=-]{5,})", re.IGNOR
 _URL_USER: Final = re.compile(r"(\w+://)((?:[^\s/@\"'<>:]*:[^\s\"'<>]*)|[^\s/@\"'<>:]+)@")
 _FORMS: Final = (_ASSIGNED, _BEARER, _URL_USER)
 
-# C0 without tab and line feed, DEL, C1; marks that reorder or hide text; line separators.
-_CONTROL: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
-
 _learned: set[str] = set()
 _known: set[str] = set()
 _known_text: re.Pattern[str] | None = None
@@ -79,7 +76,9 @@ def printable(text: str, limit: int | None = None) -> str:
     """
     if limit is not None and len(text) > limit:
         text = text[:limit] + " ..."
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t\xa0" else ascii(c)[1:-1] for c in text)
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:
