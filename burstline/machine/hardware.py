@@ -130,11 +130,12 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
 
 
 def _config_at(name: str) -> dict[str, Any]:
-    """The config of a bundled model, a folder, a file, or a repository that Hugging Face's cache holds."""
+    """The config of a bundled model, a folder, a file, a GGUF file's folder, or Hugging Face's cache."""
     if name.lower() in bundled_models():
         return bundled_config(name.lower())
     path = Path(name).expanduser()
-    path = path / "config.json" if path.is_dir() else path
+    if path.is_dir() or path.suffix == ".gguf":  # a GGUF file is gigabytes: its folder has the config
+        path = (path if path.is_dir() else path.parent) / "config.json"
     if not path.is_file():
         path = _in_hub_cache(name) or path
     try:

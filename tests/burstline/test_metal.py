@@ -179,6 +179,16 @@ def test_a_typing_error_is_found_before_anything_runs():
     check_hints(Hints(device="cpu", model_config="llama-2-7b"))
 
 
+def test_the_config_of_a_gguf_file_is_that_of_its_folder(tmp_path):
+    file = tmp_path / "model.gguf"
+    file.touch()
+    os.truncate(file, 1 << 40)  # reading it would need a tebibyte of memory
+    with pytest.raises(RooflineError, match=r"no config\.json"):
+        check_hints(Hints(model_config=str(file)))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    check_hints(Hints(model_config=str(file)))
+
+
 CONFIG = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True,
