@@ -427,8 +427,8 @@ class Engine:
 
     speaks: str = "native"
     """Its own dialect: "native", or one of OpenAI's, "completions" or "chat"."""
-    lora_path: Sequence[str] = ("model",)
-    """Where in a request's body it reads an adapter's name."""
+    lora_path: Sequence[str] | None = ("model",)
+    """Where in a request's body it reads an adapter's name; None: nowhere."""
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
     tokenizes: bool = False
@@ -487,13 +487,6 @@ class Engine:
     def ready_call(self, target: Target) -> Call:
         """A request for one real token: a server is ready when it has generated one."""
         raise NotImplementedError
-
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
-        """One real token, asked for by a client of the engine's own; EngineError where nothing answers.
-
-        None where there is no such client, or it cannot tell what was answered: `ready_call` is sent then.
-        """
-        return None
 
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:  # noqa: ARG002
         """Asked once when the server is ready: the target with the extras it takes, and what it lacks.

@@ -219,6 +219,11 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
 
     `longest_tok` is the longest prompt and output together.
     """
+    if where.loras and engine.lora_path is None:
+        raise WorkloadError(
+            f"--lora {','.join(where.loras)}: a request to {engine.title} cannot name an adapter; leave it "
+            "out, or pass a field of the engine's own with --extra-body"
+        )
     if where.url is not None:
         _check_server(engine, where, longest_tok)
         return

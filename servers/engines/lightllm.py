@@ -109,6 +109,7 @@ class Lightllm(Engine):
         ),
         "enforce_eager": switch(("--disable_cudagraph",), ()),
     }
+    lora_path: Sequence[str] | None = None
     slots_flag = "--running_max_req_size"
     # A finished request makes 13 calls into a queue: of 200 requests the last were counted 0.6 s late.
     counters_settle_s = 1.0

@@ -108,6 +108,7 @@ class LlamaCpp(Engine):
         "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
         "prefix_cache": switch(("--cache-prompt",), ()),
     }
+    lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("llamacpp")),)
     load_flags: frozenset[str] = frozenset({"-np", "-c", "--threads-http"})
     how_to_get = (

@@ -34,6 +34,7 @@ class Reference(Vllm):
         "chunked_prefill": switch((), None),
         "enforce_eager": switch((), None),
     }
+    lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
     start_flags = frozenset({"--port", "--step-log"})
     how_to_get = "it is part of Burstline"

@@ -125,7 +125,7 @@ class Sglang(Engine):
         (r"Capture .*graph begin", "capturing CUDA graphs"),
         (r"Uvicorn running on", "warming up"),
     )
-    lora_path: Sequence[str] = ("lora_path",)
+    lora_path: Sequence[str] | None = ("lora_path",)
     settings: Mapping[str, Spelling] = {
         "max_num_seqs": valued("--max-running-requests"),
         "max_num_batched_tokens": valued("--chunked-prefill-size"),

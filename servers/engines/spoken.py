@@ -21,6 +21,8 @@ class Spoken(Engine):
         self.name = name
         self.title = f"{engine.title} ({style})"
         self.signs = ()
+        if engine.lora_path is not None and len(engine.lora_path) > 1:  # inside an object of its own body
+            self.lora_path = dialect.lora_path
         self.capabilities = dialect.capabilities
         self.tokenizes = dialect.tokenizes
         self._dialect = dialect
@@ -29,9 +31,6 @@ class Spoken(Engine):
     def __reduce__(self) -> tuple[type[Spoken], tuple[str, Engine, Engine, str]]:
         # Decoders are other processes, and the settings that were copied hold functions that cannot be sent.
         return Spoken, self._made_of
-
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
-        return None
 
     def encode(self, request: Request, target: Target) -> Call:
         return self._dialect.encode(request, target)

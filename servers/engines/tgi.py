@@ -37,9 +37,8 @@ from servers.engine import (
 )
 from servers.host.model_overlay import endless_copy
 from servers.host.process import free_ports
-from servers.host.ready import generate
 from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
-from servers.protocol.openai import path_under, post
+from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
 from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
@@ -94,7 +93,7 @@ class Tgi(Engine):
     admission = Admission(chunked_prefill=False, reserve_output=True, mixed_steps=False)
     start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
     needs_weights = True
-    lora_path: Sequence[str] = ("parameters", "adapter_id")
+    lora_path: Sequence[str] | None = ("parameters", "adapter_id")
     settings: Mapping[str, Spelling] = {
         "max_num_seqs": valued("--max-batch-size"),
         "max_num_batched_tokens": valued("--max-batch-prefill-tokens"),
@@ -159,17 +158,6 @@ class Tgi(Engine):
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
-
-    def ready(self, target: Target, timeout_s: float) -> Reply | None:
-        """One token through huggingface_hub's client, as its users would ask for it."""
-        url = target.url.rstrip("/") + path_under(target.url, "/generate_stream")
-        events = generate(url, "Hello", 1, api_key=target.api_key, timeout_s=timeout_s)
-        if events is None:
-            return None
-        tally = Tally()
-        for index, event in enumerate(events):
-            tally.events.append(_read(tally, event, index))
-        return tally.reply()
 
     def encode(self, request: Request, target: Target) -> Call:
         """The end of text cannot be ignored: `ignore_eos` has no field, and a request may stop early.

@@ -59,6 +59,7 @@ class TransformersServe(Engine):
         "max_num_batched_tokens": valued("--cb-max-batch-tokens"),
         "gpu_memory_utilization": valued("--cb-max-memory-percent"),
     }
+    lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/openapi.json", b'"/load_model"'),)
     how_to_get = (
         f"pip install 'transformers[serving]' accelerate torch, and set {PYTHON_VARIABLE} to the "

@@ -79,6 +79,7 @@ class TrtLlm(Engine):
         "pipeline_parallel_size": valued("--pp_size"),
         "gpu_memory_utilization": valued("--kv_cache_free_gpu_memory_fraction"),
     }
+    lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("tensorrt_llm")),)
     how_to_get = (
         f"pip install 'tensorrt-llm==1.2.1' on a machine with an NVIDIA GPU and have {SERVER} on the PATH or "

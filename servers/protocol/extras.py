@@ -11,7 +11,7 @@ import orjson
 from servers.engine import Call, Target
 
 
-def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str]) -> Call:
+def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str] | None) -> Call:
     """The call with the target's extra fields laid over its own, and the adapter of this request.
 
     Adapters take turns by the request's index; `lora_path` is where in the body the engine reads the name.
@@ -22,7 +22,7 @@ def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str]) ->
     body = orjson.loads(call.body)
     if target.extra_body is not None:
         body = merged(body, orjson.loads(target.extra_body))
-    if target.loras:
+    if target.loras and lora_path:
         node = body
         for key in lora_path[:-1]:
             node = node.setdefault(key, {})

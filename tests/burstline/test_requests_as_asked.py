@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.bench.server_session import Where, choose_engine
+from burstline.bench.server_session import Where, check_start, choose_engine
 from loadgen.record.rundir import open_run
 from servers.engine import Call, Target
 from servers.protocol.destination import Destination
@@ -24,7 +24,7 @@ from servers.truth.router import House
 from servers.truth.script import Script
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
-from workloads.request import Request, Sampling
+from workloads.request import Request, Sampling, WorkloadError
 
 TARGET = Target("http://x", "m")
 ROWS = Path(__file__).parents[1] / "data" / "workloads"
@@ -96,6 +96,21 @@ def test_extra_fields_are_laid_over_the_body_and_adapters_take_turns() -> None:
     tgi = body_of(dressed(call, target, 1, ENGINES["tgi"].lora_path))
     assert tgi["parameters"] == {"max": 4, "top_n": 2, "adapter_id": "b"}
     assert dressed(call, TARGET, 0, ("model",)) is call
+
+
+@pytest.mark.parametrize("engine", ["lightllm", "llamacpp", "trtllm"])
+def test_adapters_are_refused_where_a_request_cannot_name_one(engine: str) -> None:
+    where = Where(engine=engine, url="http://127.0.0.1:1", loras=("one",))
+    with pytest.raises(WorkloadError, match=r"--lora one: a request to .* cannot name an adapter"):
+        check_start(choose_engine(where), where, 8)
+
+
+def test_adapters_are_named_where_the_dialect_reads_them() -> None:
+    paths = {name: ENGINES[name].lora_path for name in ("tgi", "tgi+chat", "sglang+chat", "vllm+chat")}
+    assert paths == {
+        "tgi": ("parameters", "adapter_id"), "tgi+chat": ("model",),
+        "sglang+chat": ("lora_path",), "vllm+chat": ("model",),
+    }  # fmt: skip
 
 
 def test_headers_go_with_every_request_and_replace_those_of_the_client() -> None:
