@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import os
 import re
+import select
+import socket
 import ssl
 import subprocess
 import time
@@ -23,7 +25,8 @@ from loadgen.record.capture import Capture
 from loadgen.wire import http1
 from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.pool import Connection
+from loadgen.wire.poller import Poller
+from loadgen.wire.pool import Connection, Pool
 from loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 from tests.loadgen.wire_client import Transport
@@ -724,3 +727,21 @@ def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(
         await transport.aclose()
 
     asyncio.run(scenario())
+
+
+def test_four_drivers_that_open_at_once_fit_into_the_backlog_of_a_server_that_does_not_accept_yet():
+    with socket.create_server(("127.0.0.1", 0), backlog=HYPERCORNS_BACKLOG) as listener:
+        pools = [
+            Pool(Poller(), [(socket.AF_INET, listener.getsockname())], None, "127.0.0.1") for _ in range(4)
+        ]
+        for pool in pools:
+            pool.want(1000)
+        opening = [connection.sock for pool in pools for connection in pool.by_fd.values()]
+        _, connected, _ = select.select([], opening, [], 0.5)
+        for pool in pools:
+            pool.close()
+    assert len(opening) > HYPERCORNS_BACKLOG / 2
+    assert len(connected) == len(opening)
+
+
+HYPERCORNS_BACKLOG = 100
