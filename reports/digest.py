@@ -54,6 +54,7 @@ def overview(run: Run) -> list[Block]:
         *_latencies(summary),
         *_sessions(summary),
         *_hardware(summary),
+        *_start(run),
         *(group_table(caption, section) for caption, section in groups),
         _outcomes(summary),
     ]
@@ -105,6 +106,12 @@ def _hardware(summary: Summary) -> Iterator[Block]:
     found = summary.roofline
     if found is not None:
         yield Note(f"Hardware: {found.absent if isinstance(found, NotReconciled) else found.sentence}")
+
+
+def _start(run: Run) -> Iterator[Block]:
+    server = run.manifest.server
+    if server is not None and not server.attached and server.ready_s is not None:
+        yield Note(f"Start-up: {server.ready_s:.1f} s from the start of the server until its first token.")
 
 
 def _outcomes(summary: Summary) -> Block:

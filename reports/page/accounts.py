@@ -20,6 +20,7 @@ from reports.number_format import count, counted, number, scale_for
 from reports.request_sample import Shown
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table, table
+from servers.engine import Stage
 
 MEANING = {
     "ok": "all that was asked",
@@ -214,15 +215,12 @@ def _engine_facts(view: View) -> list[Block]:
     if rows:
         titles = ["Setting", "Asked", "Sent", "Used, says the engine"]
         blocks.append(table("Settings of the engine", titles, rows, text=(0, 1, 2, 3)))
-    if server.startup_stages and server.ready_s is not None:
-        ends_s = [*(stage.begin_s for stage in server.startup_stages[1:]), server.ready_s]
-        first = ("process start", 0.0, server.startup_stages[0].begin_s)
-        stages = [
-            (stage.name, stage.begin_s, end_s)
-            for stage, end_s in zip(server.startup_stages, ends_s, strict=True)
-        ]
+    if not server.attached and server.ready_s is not None:
+        stages = (Stage("process start", 0.0), *server.startup_stages)
+        ends_s = (*(stage.begin_s for stage in stages[1:]), server.ready_s)
         shown = [
-            [name, f"{begin_s:.1f}", f"{end_s - begin_s:.1f}"] for name, begin_s, end_s in (first, *stages)
+            [stage.name, f"{stage.begin_s:.1f}", f"{end_s - stage.begin_s:.1f}"]
+            for stage, end_s in zip(stages, ends_s, strict=True)
         ]
         caption = f"Start-up: {server.ready_s:.1f} s until the first token"
         blocks.append(table(caption, ["Stage", "Began, s", "Took, s"], shown))

@@ -187,10 +187,15 @@ def shape(view: View) -> list[Block]:
 
 
 def _ttft_split(view: View) -> Plot | None:
-    """The mean TTFT in queue, prefill and the rest, where the server tells the first two."""
-    told = view.summary.agreement
-    whole, queue = view.summary.figure("metrics", "ttft", "mean"), told.server_queue_mean_s
-    prefill = told.server_prefill_mean_s
+    """The mean TTFT in queue, prefill and the rest, where the server tells the first two.
+
+    In its histograms, as vLLM does, or in each reply, as SGLang does.
+    """
+    summary, told = view.summary, view.summary.agreement
+    whole = summary.figure("metrics", "ttft", "mean")
+    of_replies = [summary.figure("metrics", name, "mean") for name in ("server_queue", "server_prefill")]
+    of_histograms = [told.server_queue_mean_s, told.server_prefill_mean_s]
+    queue, prefill = of_replies if isinstance(of_replies[1], Estimate) else of_histograms
     if (
         not isinstance(whole, Estimate)
         or not isinstance(queue, Estimate)

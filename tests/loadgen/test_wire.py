@@ -25,7 +25,7 @@ from loadgen.record.capture import Capture
 from loadgen.wire import http1
 from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.poller import Poller
+from loadgen.wire.poller import new_poller
 from loadgen.wire.pool import Connection, Pool
 from loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
@@ -732,7 +732,8 @@ def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(
 def test_four_drivers_that_open_at_once_fit_into_the_backlog_of_a_server_that_does_not_accept_yet():
     with socket.create_server(("127.0.0.1", 0), backlog=HYPERCORNS_BACKLOG) as listener:
         pools = [
-            Pool(Poller(), [(socket.AF_INET, listener.getsockname())], None, "127.0.0.1") for _ in range(4)
+            Pool(new_poller(), [(socket.AF_INET, listener.getsockname())], None, "127.0.0.1")
+            for _ in range(4)
         ]
         for pool in pools:
             pool.want(1000)

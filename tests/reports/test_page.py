@@ -16,11 +16,14 @@ from loadgen.stats.figure import Absent, measured
 from loadgen.verdict.certificate import certified
 from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.answer import answer
+from reports.digest import overview
+from reports.formats.text import text
 from reports.number_format import number, scale_for
 from reports.page import sections
 from reports.page.page import STATES, banner, json_in_html, render
 from reports.run_view import view_of
-from servers.engine import Identity
+from servers.engine import Identity, Stage
+from servers.settings import Setting
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 
@@ -329,3 +332,53 @@ def test_a_burst_that_only_timed_out_does_not_say_that_no_token_came(tmp_path):
     rows = [replace(r, outcome=Outcome.TIMEOUT) for r in synthetic.records(n=12)]
     (note,) = sections.burst(view_of(synthetic.finished_run(tmp_path, rows)))
     assert note.text == "No request that succeeded has a first token: there is nothing to drain."
+
+
+def started(tmp_path, *stages: Stage) -> Run:
+    """A run with an engine that was started for it."""
+    run = synthetic.finished_run(tmp_path, synthetic.records(n=12), watched=False)
+    settings = (
+        Setting("max_num_seqs", "256", "--max-num-seqs 256", "256"),
+        Setting("dtype", None, None, "bfloat16"),
+    )
+    started = {"attached": False, "ready_s": 41.26, "startup_stages": stages, "settings": settings}
+    server = replace(run.manifest.server, **started)
+    RunDir(run.path).save_manifest(replace(run.manifest, server=server))
+    return open_run(run.path)
+
+
+def table_of(html: str, caption: str) -> list[list[str]]:
+    """The texts of the cells of the table with that caption, row by row."""
+    (text,) = (t for t in re.findall(r"<table.*?</table>", html, re.DOTALL) if caption in t)
+    rows = re.findall(r"<tr[ >].*?</tr>", text.split("<tbody>")[1], re.DOTALL)
+    return [[re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", row)] for row in rows]
+
+
+def test_the_settings_and_the_start_of_the_engine_are_tables(tmp_path):
+    run = started(tmp_path, Stage("loading weights", 8.0), Stage("capturing CUDA graphs", 30.5))
+    html = render(run)
+    assert table_of(html, "Settings of the engine") == [
+        ["max num seqs", "256", "--max-num-seqs 256", "256"],
+        ["dtype", "–", "–", "bfloat16"],
+    ]
+    assert table_of(html, "Start-up: 41.3 s until the first token") == [
+        ["process start", "0.0", "8.0"],
+        ["loading weights", "8.0", "22.5"],
+        ["capturing CUDA graphs", "30.5", "10.8"],
+    ]
+    assert "Start-up: 41.3 s from the start of the server" in text(overview(run))
+
+
+def test_a_start_without_known_stages_still_shows_its_duration(tmp_path):
+    assert table_of(render(started(tmp_path)), "Start-up") == [["process start", "0.0", "41.3"]]
+
+
+def test_ttft_is_split_by_the_times_that_replies_tell(tmp_path):
+    told = {"server_queue_s": 0.002, "server_prefill_s": 0.003, "server_first_token_s": 0.006}
+    rows = [replace(row, **told) for row in synthetic.records(n=12)]
+    html = render(synthetic.finished_run(tmp_path / "told", rows, watched=False))
+    figure = html.split('id="ttft-split"')[1].split("</figure>")[0]
+    assert "Where the time to the first token goes" in figure
+    assert "queue in the server" in figure
+    silent = render(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
+    assert 'id="ttft-split"' not in silent
