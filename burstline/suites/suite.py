@@ -30,19 +30,29 @@ SCHEMA: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """An engine as the suite starts or reaches it. `api_key_env` names a variable, never holds a key."""
+    """An engine as the suite starts or reaches it. `api_key_env` names a variable, never holds a key.
+
+    `settings` are flags by setting, `own` the names of those that a model's settings do not replace.
+    """
 
     name: str
-    flags: tuple[str, ...]
+    asked: tuple[str, ...]
+    settings: Mapping[str, tuple[str, ...]]
+    own: frozenset[str]
     args: tuple[str, ...]
     api_key_env: str | None
+
+    def flags(self, of_model: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+        """Its flags: a model's settings replace those of the suite, not the engine's own."""
+        settings = {**self.settings} | {key: words for key, words in of_model.items() if key not in self.own}
+        return (*self.asked, *itertools.chain.from_iterable(settings.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model folder or name; `like` says after which model the folder is made where it is missing.
 
-    `formats` are those of the weights it is made with, `dtype` is theirs.
+    `formats` are those of the weights it is made with, `dtype` is theirs. `settings` are flags by setting.
     """
 
     name: str
@@ -51,6 +61,7 @@ class Model:
     formats: tuple[str, ...]
     dtype: str | None
     flags: tuple[str, ...]
+    settings: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ class Slot:
     def argv(self, out: Path) -> tuple[str, ...]:
         """What `burstline` is called with for this run."""
         model = () if self.model.path is None else ("--model", self.model.path)
-        flags = (*self.engine.flags, *model, *self.model.flags, *self.workload.flags)
+        flags = (*self.engine.flags(self.model.settings), *model, *self.model.flags, *self.workload.flags)
         args = ("--", *self.engine.args) if self.engine.args else ()
         return ("run", *flags, "--out", str(out), *args)
 
@@ -149,9 +160,9 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         name=_slug(top.need("name", str), top),
         description=top.get("description", str, ""),
         repeats=top.get("repeats", int, 1),
-        engines=tuple(_engine(_with(settings, table)) for table in top.tables("engine", required=True)),
+        engines=tuple(_engine(table, settings) for table in top.tables("engine", required=True)),
         models=tuple(_model(table) for table in top.tables("model"))
-        or (Model("", None, None, (), None, ()),),
+        or (Model("", None, None, (), None, (), {}),),
         workloads=tuple(
             _workload(one, of=table.need("name", str))
             for table in top.tables("workload", required=True)
@@ -190,13 +201,16 @@ def _settings(top: TomlTable) -> TomlTable:
     return settings
 
 
-def _with(settings: TomlTable, engine: TomlTable) -> TomlTable:
-    """An engine's own keys over the settings of all; a server that runs already has its own."""
-    own = {("engine_python" if key == "vllm_python" else key): value for key, value in engine.raw.items()}
-    return TomlTable(own if "url" in own else {**settings.raw, **own}, engine.where)
+def _setting_flags(table: TomlTable, *but: str) -> dict[str, tuple[str, ...]]:
+    """The settings of a table as flags, by setting."""
+    known = {key: action for key, action in _flags_of(add_settings).items() if key not in but}
+    return {key: _as_flags(table, {key: action}) for key, action in known.items() if key in table.raw}
 
 
-def _engine(table: TomlTable) -> Contender:
+def _engine(given: TomlTable, settings: TomlTable) -> Contender:
+    """An engine with its own keys over the settings of all; a server that runs already has its own."""
+    raw = {("engine_python" if key == "vllm_python" else key): value for key, value in given.raw.items()}
+    table = TomlTable(raw, given.where)
     flags = _flags_of(add_engine)
     del flags["model"]
     if "api_key" in table.raw:
@@ -214,13 +228,18 @@ def _engine(table: TomlTable) -> Contender:
     args = tuple(table.get("args", list, []))
     if without_secrets(list(args)) != list(args):
         raise WorkloadError(f"{table.where}: args hold a secret; name a variable with api_key_env instead")
-    return Contender(name, _as_flags(table, flags), args, table.get("api_key_env", str, None))
+    known = _flags_of(add_settings)
+    asked = _as_flags(table, {key: action for key, action in flags.items() if key not in known})
+    own, of_all = _setting_flags(table), {} if "url" in raw else _setting_flags(settings)
+    fixed = frozenset(known if "url" in raw else own)
+    return Contender(name, asked, of_all | own, fixed, args, table.get("api_key_env", str, None))
 
 
 def _model(table: TomlTable) -> Model:
     load = _flags_of(add_load)
     flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
-    table.only("name", "path", "like", "weights", "format", "dtype", *flags)
+    settings = [key for key in _flags_of(add_settings) if key != "dtype"]  # here it is the weights' own
+    table.only("name", "path", "like", "weights", "format", "dtype", *flags, *settings)
     default = "safetensors" if table.get("weights", bool, False) else "none"
     wanted = _one_of(table, "format", (*FORMATS, "both")) or default
     return Model(
@@ -230,6 +249,7 @@ def _model(table: TomlTable) -> Model:
         formats=tuple(kind for kind in FORMATS if wanted in (kind, "both")),
         dtype=_one_of(table, "dtype", DTYPES),
         flags=_as_flags(table, flags),
+        settings=_setting_flags(table, "dtype"),
     )
 
 

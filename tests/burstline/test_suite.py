@@ -16,6 +16,7 @@ from burstline.suites import execution
 from burstline.suites.execution import finished_in, run_suite
 from burstline.suites.suite import load_suite, parse_suite, schedule
 from loadgen.metrics.summary_types import Summary
+from roofline.model.catalog import bundled_models
 from tests.burstline.waiting import wait_until
 from workloads.request import WorkloadError
 
@@ -108,7 +109,7 @@ def test_a_run_is_a_command_that_a_person_could_type():
 )
 def test_an_engine_may_be_started_in_its_own_container_or_in_a_named_one(said, flags):
     (slot,) = schedule(suite(engine=[{"engine": "vllm", "container": said}]))
-    assert slot.engine.flags == ("--engine", "vllm", *flags)
+    assert slot.engine.flags({}) == ("--engine", "vllm", *flags)
 
 
 def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
@@ -178,7 +179,11 @@ def test_the_shipped_suites_can_be_run(path):
 def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
     paper = load_suite(ROOT / "suites/llm-serving-2311.03687.toml")
     assert [engine.name for engine in paper.engines] == ["vllm", "tgi", "lightllm"]
-    assert [model.name for model in paper.models] == ["llama-2-7b", "llama-2-13b"]
+    assert [model.name for model in paper.models] == ["llama-2-7b", "llama-2-13b", "llama-2-70b"]
+    words = [(slot.model.name, slot.argv(Path("o"))) for slot in schedule(paper)]
+    devices = {(name, after("--tensor-parallel-size", argv)) for name, argv in words}
+    assert devices == {("llama-2-7b", "1"), ("llama-2-13b", "1"), ("llama-2-70b", "8")}
+    assert {model.like for model in paper.models} < set(bundled_models())
     (burst,) = paper.workloads
     assert burst.flags[:4] == ("--requests", "1000", "--prompt-tokens", "512")
 
@@ -501,9 +506,36 @@ def test_the_settings_of_all_engines_are_their_flags_and_an_engine_may_have_its_
     raw = {"max_num_seqs": 256, "dtype": "float16", "prefix_cache": False, "gpu_memory_utilization": 0.9}
     vllm, tgi, openai = suite(engine=engines, settings=raw).engines
     same = ("--dtype", "float16", "--prefix-cache", "off", "--gpu-memory-utilization", "0.9")
-    assert vllm.flags == ("--engine", "vllm", "--max-num-seqs", "256", *same)
-    assert tgi.flags == ("--engine", "tgi", "--max-num-seqs", "64", *same)
-    assert openai.flags == ("--engine", "openai", "--url", "http://h:1")
+    assert vllm.flags({}) == ("--engine", "vllm", "--max-num-seqs", "256", *same)
+    assert tgi.flags({}) == ("--engine", "tgi", "--max-num-seqs", "64", *same)
+    assert openai.flags({}) == ("--engine", "openai", "--url", "http://h:1")
+
+
+def after(flag, argv):
+    """The value of a flag that occurs once."""
+    assert argv.count(flag) == 1
+    return argv[argv.index(flag) + 1]
+
+
+def test_a_models_settings_replace_those_of_all_and_an_engine_keeps_its_own():
+    engines = [
+        {"engine": "vllm", "enforce_eager": True},
+        {"engine": "tgi", "tensor_parallel_size": 4},
+        {"engine": "openai", "url": "http://h:1"},
+    ]
+    models = [
+        {"name": "small", "path": "m", "dtype": "bfloat16"},
+        {"name": "big", "path": "m", "tensor_parallel_size": 8, "enforce_eager": False},
+    ]
+    of_all = {"tensor_parallel_size": 2, "dtype": "float16"}
+    slots = schedule(suite(engine=engines, model=models, settings=of_all))
+    words = {(slot.engine.name, slot.model.name): slot.argv(Path("o")) for slot in slots}
+    flag = "--tensor-parallel-size"
+    assert [after(flag, words["vllm", size]) for size in ("small", "big")] == ["2", "8"]
+    assert [after(flag, words["tgi", size]) for size in ("small", "big")] == ["4", "4"]
+    assert flag not in words["openai", "big"]
+    assert "--enforce-eager" in words["vllm", "big"]
+    assert after("--dtype", words["vllm", "small"]) == "float16", "a model's dtype is that of its weights"
 
 
 def test_a_setting_that_does_not_exist_is_named():
