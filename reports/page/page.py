@@ -1,7 +1,7 @@
 """The page of a run: one HTML file with its style, its script, its figures and its numbers inside.
 
-To add a figure, write a function in `reports/figures/` and name it in a section; to add a section, add a line to
-SECTIONS.
+To add a figure, write a function in `reports/figures/` and name it in a section; to add a section, add a line
+to SECTIONS.
 """
 
 from __future__ import annotations
