@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
+from unicodedata import category
 from urllib.parse import quote, quote_plus, unquote
 
 REMOVED: Final = "(removed)"
@@ -78,7 +79,13 @@ def printable(text: str, limit: int | None = None) -> str:
         text = text[:limit] + " ..."
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c in "\n\t\xa0" else ascii(c)[1:-1] for c in text)
+    return "".join(
+        c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else ascii(c)[1:-1] for c in text
+    )
+
+
+def _prints(c: str) -> bool:
+    return c.isprintable() or c in "\n\t" or category(c) == "Zs"  # spaces of any width
 
 
 def words_of_server(text: str, limit: int = 2000) -> str:

@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from servers.redact import printable
+
 LEARN = """
 import json, os, sys
 from servers.redact import known_secrets, learn_from
@@ -36,3 +38,8 @@ def test_the_folder_of_the_shell_is_no_password(tmp_path):
 @pytest.mark.parametrize("name", ["DB_PWD", "HF_TOKEN", "OPENAI_API_KEY", "OPENAI_KEY", "MY_PASSWORD"])
 def test_a_variable_that_names_a_secret_is_learned(tmp_path, name):
     assert "hunter2-and-more" in learned(tmp_path, **{name: "hunter2-and-more"})
+
+
+def test_text_that_steers_or_hides_is_escaped_and_spaces_of_any_width_stay():
+    assert printable("\x1b[2J a\xadb \u202e \U000e0041") == "\\x1b[2J a\\xadb \\u202e \\U000e0041"
+    assert printable("1\u202f000\xa0ms\n\té €") == "1\u202f000\xa0ms\n\té €"
