@@ -217,6 +217,48 @@ def test_stop_before_the_start_sends_nothing(tmp_path: Path) -> None:
     assert server.asked == []
 
 
+def test_stop_while_requests_are_prepared_ends_with_all_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_built, preparing, stopped = 0, threading.Event(), threading.Event()
+    encode = ENGINES["fake"].encode
+
+    def slow(request: Request, target: Target) -> Any:
+        nonlocal n_built
+        n_built += 1
+        preparing.set()
+        assert stopped.wait(10)
+        return encode(request, target)
+
+    monkeypatch.setattr(ENGINES["fake"], "encode", slow, raising=False)
+    with served(stream) as server:
+        job = job_for(tmp_path, server.url, [0.0] * 200)
+        ours, theirs = multiprocessing.Pipe()
+        thread = threading.Thread(target=drive.run, args=(job, theirs))
+        thread.start()
+        assert preparing.wait(10)
+        ours.send(("stop",))
+        stopped.set()
+        while (message := ours.recv())[0] == "ready":
+            pass
+        thread.join()
+    name, report = message
+    assert (name, dict(report.failures)) == ("done", {"not_sent": 200})
+    assert sorted(c.index for c in read_captures(job.captures)) == list(range(100, 300))
+    assert server.asked == []
+    assert n_built < 100  # what comes after the stop is not even built
+
+
+def test_connections_that_never_open_delay_the_start_no_longer_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "_OPENING_S", 0.1)
+    monkeypatch.setattr("loadgen.driver.drive.Wire.when_open", lambda self, call: None)
+    with served(stream) as server:
+        report = driven(job_for(tmp_path, server.url, [0.0] * 5))
+    assert (report.n_sent, report.failures) == (5, {})
+
+
 def test_a_lost_orchestrator_ends_the_load_and_keeps_the_captures(tmp_path: Path) -> None:
     async def hangs(writer: asyncio.StreamWriter, asked: Asked) -> None:
         await asyncio.sleep(5)

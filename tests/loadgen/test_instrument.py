@@ -3,10 +3,11 @@ from dataclasses import replace
 import pytest
 
 from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table
+from loadgen.record.tables import record_table, telemetry_table
 from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent
 from loadgen.verdict.instrument import instrument
+from servers.host.telemetry import Row
 from tests.loadgen.making import MS, ok
 
 
@@ -45,3 +46,26 @@ def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
         assert isinstance(found.figure(name), Absent)
         assert found.figure(name).reason
     assert found.kernel_stamps.point == 0
+
+
+def quota(*, alone, throttled_s, n_cpus=2.0):
+    """Readings a second apart, the first a second before the load of ten."""
+    rows = [Row((k - 1) * 1000 * MS, "cgroup", "throttled_s", value) for k, value in enumerate(throttled_s)]
+    rows += [Row(at * 1000 * MS, "cgroup", "alone", value) for at, value in alone]
+    rows.append(Row(0, "host", "n_cpus", n_cpus))
+    rows.sort(key=lambda row: row.at_ns)
+    return Watched(Telemetry.of(telemetry_table(rows)), 10.0).throttled_fraction()
+
+
+def test_what_a_quota_took_counts_within_the_load_and_by_cpu():
+    found = quota(alone=[(0, 1.0), (9, 1.0)], throttled_s=[0.0, 5.0, 5.0, 5.4, 5.8, 5.8])
+    assert found.point == pytest.approx(0.8 / 4.0 / 2)  # 4 s between the first and the last reading
+
+
+def test_a_quota_that_others_share_even_for_a_moment_says_nothing_of_the_client():
+    found = quota(alone=[(0, 1.0), (1, 0.0), (2, 1.0)], throttled_s=[0.0, 1.0, 2.0])
+    assert found == Absent("the control group holds more than the client")
+
+
+def test_a_client_without_a_quota_was_never_watched_for_one():
+    assert isinstance(Watched(Telemetry.empty(), 10.0).throttled_fraction(), Absent)

@@ -1,0 +1,71 @@
+"""How long drivers may take: those that do nothing are given up, and their requests are accounted for."""
+
+from __future__ import annotations
+
+import multiprocessing
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from burstline.bench import fire
+from burstline.bench.driver_processes import Pairs
+from loadgen.driver.counters import Counters
+from loadgen.driver.job import Job
+from loadgen.record.capture_store import read_captures
+from servers.engine import Target
+from workloads.request import Request
+
+
+def job_in(folder: Path) -> Job:
+    requests = tuple(Request(k, None, "x", 1, 1) for k in range(7))
+    return Job(
+        requests,
+        array("q", [0] * 7),
+        "vllm",
+        Target("http://127.0.0.1:9", "m"),
+        folder / "captures",
+        folder / "counters",
+    )
+
+
+def a_driver(first: Callable[[Connection], None]) -> fire.Drivers:
+    """One that does no more than `first`."""
+
+    @contextmanager
+    def started(jobs: Sequence[Job], counters: Counters) -> Iterator[Pairs]:
+        ours, theirs = multiprocessing.Pipe()
+        with ours, theirs:
+            first(theirs)
+            yield [(SimpleNamespace(name="driver 0", pid=None, lost=None), ours)]
+
+    return started
+
+
+def test_drivers_that_prepare_nothing_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fire, "PREPARING_LIMIT_S", 0.1)
+    silent = a_driver(lambda conn: None)
+    with pytest.raises(fire.DriverDiedError, match=r"prepared no request for 0\.1 s; nothing was sent"):
+        fire.fire(job_in(tmp_path), 1, lambda pids: None, lambda snapshot: None, silent)
+
+
+def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fire, "STOPPING_LIMIT_S", 0.1)
+    interrupts = iter([KeyboardInterrupt])
+
+    def ctrl_c(snapshot: object) -> None:
+        for interrupt in interrupts:
+            raise interrupt
+
+    deaf = a_driver(lambda conn: conn.send(("ready",)))
+    job = job_in(tmp_path)
+    load = fire.fire(job, 1, lambda pids: None, ctrl_c, deaf)
+    assert load.interrupted
+    assert load.lost == {0: "driver 0 did not stop within 0.1 s"}
+    assert [c.failure for c in read_captures(job.captures)] == ["driver_lost"] * 7
