@@ -1,8 +1,8 @@
 """The report in a real browser: offline, at every width, in both themes, with and without JavaScript."""
 
+import time
+
 import pytest
-from selenium.common.exceptions import JavascriptException
-from selenium.webdriver.support.ui import WebDriverWait
 
 from tests.browser.kinds import COMPARISONS, RUNS, SUITES
 from tests.browser.looking import (
@@ -76,8 +76,10 @@ HOVER = """
 @pytest.mark.parametrize("width", [390, 1600])
 def test_one_crosshair_runs_through_all_panels_of_the_timeline(browser, pages, width):
     open_page(browser, pages["burst"], width)
-    waiting = WebDriverWait(browser, 20, ignored_exceptions=[JavascriptException])  # the script may still run
-    found = waiting.until(lambda browser: browser.execute_script(HOVER, "timeline", 0.5))
+    deadline = time.monotonic() + 20
+    while not browser.execute_script("return !!document.querySelector('#timeline svg + .readout')"):
+        assert time.monotonic() < deadline, "the page's script did not reach the timeline"
+    found = browser.execute_script(HOVER, "timeline", 0.5)
     names = {"From (s)", "Requests: in flight", "Output tokens (tok/s)", "KV cache in use (%)"}
     assert names <= set(found["told"][::2])
     x1, x2, y1, y2 = found["crosshair"]
