@@ -159,16 +159,9 @@ def _spreads(runs: Sequence[Run], path: tuple[str, ...]) -> Spreads | None:
 
 
 def _kept_at(manifest: Manifest, kind: str) -> Path:
-    """By all that must be the same for two runs to be repeats of one another."""
-    host, identity, server = manifest.host, manifest.identity, manifest.server
-    key = {
-        "host": (host.cpu, host.cores_allowed or host.cores, host.memory_bytes),
-        "devices": [device.name for device in manifest.devices],
-        "engine": (manifest.engine, identity.version if identity else None),
-        "model": server.model_name if server else None,
-        "settings": (identity.max_num_seqs, identity.max_batched_tok, identity.dtype) if identity else None,
-        "workload": manifest.title,
-        "kind": kind,
-    }
+    """By all that must be the same for two runs to be repeats of one another: what `compare` looks at."""
+    from burstline.verbs.compare import factors
+
+    key = {"factors": factors(manifest), "memory": manifest.host.memory_bytes, "kind": kind}
     digest = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()
     return Path(user_cache(), "noise", f"{digest[:32]}.json")

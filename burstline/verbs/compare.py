@@ -28,7 +28,17 @@ CHECKED: Final = {
 }
 """What must be equal of runs that are compared, and how it is called."""
 NO_FLAG: Final = frozenset(
-    {"placement", "version", "governor", "smt", "numa-nodes", "server-addresses", "prompts", "warm-up"}
+    {
+        "placement",
+        "image",
+        "version",
+        "governor",
+        "smt",
+        "numa-nodes",
+        "server-addresses",
+        "prompts",
+        "warm-up",
+    }
 )
 """Factors that no flag of the engine sets."""
 
@@ -291,7 +301,7 @@ def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:
     if engine is not None:
         passing = engine.start_flags | engine.load_flags if swept else engine.start_flags
     server = manifest.server
-    argv = () if server is None else server.argv or (str(server.url),)
+    argv = () if server is None else server.command or (str(server.url),)
     kept = [
         word
         for before, word in zip(["", *argv], argv, strict=False)

@@ -109,6 +109,12 @@ class ServerFacts:
         return self.url, None if self.attached else self.ready_s
 
     @property
+    def command(self) -> tuple[str, ...]:
+        """The engine's own command line: a container's name, ports and mounts differ from start to start."""
+        argv = self.argv or ()
+        return argv[argv.index(self.image) :] if self.image in argv else argv
+
+    @property
     def model_name(self) -> str:
         """The last part of the served model's name or path."""
         return str(self.model or "unnamed").rstrip("/").rpartition("/")[2]

@@ -67,7 +67,7 @@ def factors_of(
     What the server says of a setting counts before what its command line or its user says.
     """
     identity, server = manifest.identity or Identity(manifest.engine), manifest.server
-    argv = (server.argv if server else None) or ()
+    argv = server.command if server else ()
     config = manifest.hardware.model_config if manifest.hardware else None
     devices = Counter(device.name for device in manifest.devices)
     known = {
@@ -81,6 +81,7 @@ def factors_of(
         "governor": manifest.host.governor,
         "smt": manifest.host.smt,
         "numa-nodes": manifest.host.numa_nodes,
+        "image": (server.image_digest or server.image) if server else None,
         "placement": None if server is None else ("attached" if server.attached else "same machine"),
         "server-addresses": server.addresses if server else None,
         "prompts": manifest.load.prompts if manifest.load else None,

@@ -91,7 +91,9 @@ class Tgi(Engine):
     image: Image | None = Image("ghcr.io/huggingface/text-generation-inference:3.3.7", shm="1g")
     signs: Sequence[Sign] = (Sign("/info", rb'"router": ?"text-generation-router"'),)
     admission = Admission(chunked_prefill=False, reserve_output=True, mixed_steps=False)
-    start_flags = frozenset({"--port", "--master-port", "--prometheus-port", "--shard-uds-path"})
+    start_flags = frozenset(
+        {"--port", "--master-port", "--prometheus-port", "--shard-uds-path", "--model-id"}
+    )
     needs_weights = True
     lora_path: Sequence[str] | None = ("parameters", "adapter_id")
     settings: Mapping[str, Spelling] = {
@@ -269,6 +271,8 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
     """One event: one token. The last one, which carries the totals, is read through its published type."""
     if "token" not in answer:
         return _take_whole(tally, answer, end)
+    if answer["token"] is None:
+        return Event(end, Kind.EMPTY, 0)
     tally.overshoots = len(tally.events) >= ROUND_TOK
     if answer.get("details") is None:
         return Event(end, Kind.ANSWER, 1)

@@ -446,6 +446,31 @@ def test_a_run_that_the_client_spoilt_is_left_out_by_name_where_three_remain(
     assert len(cell["runs"]["vllm"]) == n_runs - left_out
 
 
+def test_a_disturbed_run_is_compared_only_when_told_and_its_state_is_named(two_runs, capsys):
+    folders, change = two_runs
+    change(1, engine="reference")
+    spoil(folders[1], "DISTURBED")
+    code, out, _ = compare(capsys, folders)
+    assert code == 4
+    assert "DISTURBED: " in out
+    code, out, _ = compare(capsys, folders, "--anyway")
+    assert code == 0
+    assert "1 of 2 runs is DISTURBED (reference)" in out
+
+
+def test_a_percentile_that_late_reads_made_unreliable_is_left_out_and_the_others_are_compared(
+    repeated, tmp_path, capsys
+):
+    folder = shutil.copytree(repeated["vllm"][0], tmp_path / "late")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["grades"]["ttft"]["p50"]["grade"] = "unreliable"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    cell, found = numbers(capsys, [folder, *repeated["vllm"][1:], *repeated["tgi"]])
+    assert "the client read too late in late: ttft p50 is unreliable" in found["TTFT p50"]["absent"]
+    assert cell["best"]["TTFT p50"] is None
+    assert found["E2E p50"]["answer"] == "different"
+
+
 def test_the_page_lists_a_run_that_was_left_out(repeated, tmp_path, capsys):
     spoil(spoilt := shutil.copytree(repeated["vllm"][0], tmp_path / "spoilt"), "CLIENT-BOUND")
     folders = [spoilt, *repeated["vllm"][1:], *repeated["tgi"]]
@@ -522,3 +547,20 @@ def test_an_engine_that_refuses_load_is_found_out_and_no_faster_for_it(honest, t
 
 def ttft(run: Path, p: str) -> dict:
     return json.loads((run / "summary.json").read_text())["metrics"]["ttft"][p]
+
+
+def test_starts_of_one_container_are_repeats_and_another_image_is_a_difference(two_runs, capsys):
+    folders, change = two_runs
+
+    def start(which: int, image: str, *flags: str) -> None:
+        name = ("--name", f"burstline-{which}", "-p", f"127.0.0.1:{which}:{which}", "-v", f"/runs/{which}:/r")
+        argv = ("docker", "run", *name, image, "--port", str(which), *flags)
+        change(which, engine="vllm", server=ServerFacts(model="m", attached=False, argv=argv, image=image))
+
+    for which in (0, 1):
+        start(which, "vllm:1")
+    assert "NOTHING TO COMPARE" in compare(capsys, folders)[1]
+    start(1, "vllm:2")
+    assert compare(capsys, folders)[1].startswith("vllm image vllm:1 vs vllm image vllm:2")
+    start(1, "vllm:1", "-tp", "2")
+    assert compare(capsys, folders)[1].startswith("vllm tensor-parallel default vs vllm tensor-parallel 2")

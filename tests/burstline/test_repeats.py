@@ -7,7 +7,9 @@ import pytest
 
 from burstline.bench import repeats
 from burstline.cli import main
+from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.record.rundir import open_run
+from servers.engine import Identity
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 
@@ -87,3 +89,22 @@ def test_two_repeats_are_pooled_without_an_interval_and_leave_no_noise(tmp_path,
 def test_repeats_that_make_no_sense_are_refused(flags, words, tmp_path, capsys):
     assert run("http://127.0.0.1:9", tmp_path / "runs", *flags) == 2
     assert words in capsys.readouterr().err
+
+
+def test_stored_noise_is_of_one_system_with_all_its_settings():
+    def stored_at(*flags: str, model: str = "m", port: str = "1", **identity):
+        server = ServerFacts(model=model, attached=False, argv=("vllm", *flags, "--port", port))
+        made = Manifest(engine="vllm", workload="x", server=server, identity=Identity("vllm", **identity))
+        return repeats._kept_at(made, "starts")
+
+    assert stored_at("--max-num-seqs", "8") == stored_at("--max-num-seqs", "8", port="2")
+    others = [
+        stored_at(),
+        stored_at("-tp", "2"),
+        stored_at("-q", "awq"),
+        stored_at("--block-size", "32"),
+        stored_at(model="other"),
+        stored_at(version="2"),
+        stored_at(prefix_caching=False),
+    ]
+    assert len(set(others)) == len(others)
