@@ -305,7 +305,7 @@ def burst(view: View) -> list[Block]:
     slope = group.ttft_slope_s_per_request
     slope_s = slope.point if isinstance(slope, Estimate) else None
     ttft_s, order = view.latency("ttft"), series.sending_order(view.columns)
-    finding = _drain_finding(ttft_s, slope_s)
+    finding = _drain_finding(ttft_s, slope_s, group.ttft_residual_s)
     plot = run_figures.drain(ttft_s[order], order, slope_s, finding, view.shown.href)
     if plot is None:
         return [Note("No request that succeeded has a first token: there is nothing to drain.")]
@@ -313,7 +313,7 @@ def burst(view: View) -> list[Block]:
     return [Side((replace(plot, explained=""), numbers), plot.explained)]
 
 
-def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
+def _drain_finding(ttft_s: Floats, slope_s: float | None, residual_s: Figure) -> str:
     came_s = ttft_s[np.isfinite(ttft_s)]
     if not len(came_s):
         return ""
@@ -323,8 +323,12 @@ def _drain_finding(ttft_s: Floats, slope_s: float | None) -> str:
     if slope_s is None or slope_s <= 0:
         return wave
     rate = number(1 / slope_s)
+    scatter = ""
+    if isinstance(residual_s, Estimate):
+        scatter = f" First tokens lie {duration(residual_s.point)} from that line (RMS)."
     return (
         f"{wave} Each place in the queue costs {duration(slope_s)}: {rate} requests are taken in per second."
+        f"{scatter}"
     )
 
 

@@ -14,6 +14,9 @@ import psutil
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from burstline import cli
+from burstline.bench import experiment
+from loadgen.driver.canary import canary
 from loadgen.record.rundir import open_run
 from loadgen.verdict.verdict import State
 from servers.truth.rig import truth_server
@@ -226,3 +229,23 @@ def test_a_full_disk_says_so(tmp_path):
     assert code == 2
     assert "bytes are free" in said
     assert "Traceback" not in said
+
+
+def test_every_run_has_a_canary_but_one_that_was_told_not_to(tmp_path, monkeypatch):
+    started = []
+
+    def watched():
+        started.append(True)
+        return canary()
+
+    monkeypatch.setattr(experiment, "canary", watched)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with truth_server(Script(ttft_s=0.4, gaps_s=(0.02,))) as server:
+        where = ("--engine", "truth", "--url", server.url, "--requests", "10", "--output-tokens", "10")
+        for name, *flags in (("with",), ("without", "--no-canary")):
+            out = ("--out", str(tmp_path / name))
+            assert cli.main(["run", *BARE, "-q", *where, "--prompt-tokens", "8", *out, *flags]) in (0, 4)
+    assert started == [True]
+    (client, bare) = (open_run(the_run(tmp_path / name)).summary.instrument for name in ("with", "without"))
+    assert client.canary_p99_s.n >= 10
+    assert bare.canary_p99_s.code == "no-canary"

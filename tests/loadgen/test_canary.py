@@ -108,3 +108,20 @@ def test_the_summary_says_what_the_canary_found_and_what_it_cost():
     none = summarized(rows, Context())["instrument"]
     assert none["canary_p99_s"]["code"] == "no-canary"
     assert np.isfinite(client["canary_p50_s"]["point"])
+
+
+@pytest.mark.slow
+def test_the_canary_uses_less_than_half_a_percent_of_the_machines_cpu():
+    """By its CPU time, which does not depend on what else runs."""
+    wire, exchange = Wire([], lambda ended: None), Exchange(INDEX)
+    exchange.payload = REQUEST
+    wire.start()
+    with canary() as bird:
+        t0_ns = time.monotonic_ns()
+        wire.watch_canary(exchange, bird.port)
+        time.sleep(6)
+        wire.close()
+        lasted_s = (time.monotonic_ns() - t0_ns) / 1e9
+    report = report_of(exchange.capture(t0_ns, wire.offsets), t0_ns)
+    assert report.n > 100
+    assert 0 < report.cpu_s / lasted_s / (os.cpu_count() or 1) < 0.005

@@ -9,7 +9,9 @@ import pytest
 from loadgen.metrics.summary import Context
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import RECORDS, record_table
+from loadgen.stats.estimates import measured
 from loadgen.verdict.grades import Grade, grades
+from loadgen.verdict.verdict import Evidence, State, judge
 from tests.loadgen.making import failed, ok, summarized
 
 N = 800
@@ -124,3 +126,39 @@ def test_requests_that_failed_are_moved_by_nothing():
 def test_percentiles_that_do_not_exist_have_no_grade():
     few = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
     assert set(grades(columns_of(few))["ttft"]) == {"p50"}
+
+
+SEVEN = {
+    "open loop, a lag p99 of 1.6 ms at 150 ms": ({"late_s": late_now_and_then(1.4)}, {}, "ok", State.VALID),
+    "a burst that is sent within 10.4 ms": (
+        {"ttft_s": 0.05, "late_s": np.linspace(0, 0.0104, N), "spacing_s": 0.0},
+        {},
+        "as-sent",
+        State.VALID,
+    ),
+    "two events in a segment, stamps off by 24 us": ({"error_s": 24e-6}, {}, "ok", State.VALID),
+    "an open loop sent 40 ms late": (
+        {"late_s": late_now_and_then(40)},
+        {},
+        "as-sent",
+        State.VALID,
+    ),
+    "reads that may be 9 ms late": ({"error_s": 0.009}, {}, "unreliable", State.CLIENT_BOUND),
+    "others take 80% of the server's machine": (
+        {},
+        {"others_cpu_fraction": 0.8, "server_here": True},
+        "ok",
+        State.DISTURBED,
+    ),
+    "a CPU quota stops the client": ({}, {"throttled_fraction": 0.2}, "ok", State.DISTURBED),
+}
+
+
+@pytest.mark.parametrize(("load", "machine", "grade", "state"), SEVEN.values(), ids=SEVEN)
+def test_each_of_the_seven_cases_has_its_grade_and_its_verdict(load, machine, grade, state):
+    found = graded(**load)
+    headline = {"ttft": dict.fromkeys(("p50", "p99"), measured(0.15, "s", ""))}
+    verdict = judge(Evidence({"planned": N, "ok": N}, headline, grades=found, **machine))
+    assert (found["ttft"]["p99"].grade, verdict.state) == (grade, state)
+    if grade == "as-sent":
+        assert {each.grade for each in found["tpot"].values()} == {Grade.OK}

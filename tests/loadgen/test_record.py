@@ -2,6 +2,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.record import record_of, record_without_capture
 from servers.engine import Event, Kind, Read, Reply
 from servers.protocol.openai import decode_completion
+from servers.registry import ENGINES
 from tests.loadgen.making import DONE, HEAD, MS, capture, chat, chunk, event, recorded, request, usage, wire
 
 THREE = [(10, event()), (20, event()), (30, event(finish="length"))]
@@ -268,3 +270,38 @@ def test_a_request_without_a_capture_was_cancelled():
 def test_a_reply_whose_head_never_came_whole_is_truncated():
     cut = Capture(0, 0, 0, 0, 1, 2, (Read(1, None, b"HTTP/1.1 200 O"),), None)
     assert record_of(request(), cut, decode_completion).outcome == "truncated"
+
+
+def _llamacpp(text: str, total: int, last: bool = False) -> dict[str, object]:
+    return {"content": text, "stop": last, "tokens_predicted": total, "tokens_evaluated": 4}
+
+
+def _lightllm(text: str, total: int, last: bool = False) -> dict[str, object]:
+    token = {"text": text, "count_output_tokens": total, "prompt_tokens": 4}
+    return {"token": token, "finished": last, "finish_reason": "length" if last else None}
+
+
+def _sglang(text: str, total: int, last: bool = False) -> dict[str, object]:
+    finish = {"type": "length"} if last else None
+    return {
+        "text": text,
+        "meta_info": {"completion_tokens": total, "prompt_tokens": 4, "finish_reason": finish},
+    }
+
+
+def _tgi(text: str, total: int, last: bool = False) -> dict[str, object]:
+    """Each event with a token is one token, whatever its text."""
+    token = {"id": 1, "text": text, "logprob": 0.0, "special": False} if total else None
+    details = {"finish_reason": "length", "generated_tokens": total, "input_length": 4, "seed": None}
+    return {"index": total, "token": token, "generated_text": None, "details": details if last else None}
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [("llamacpp", _llamacpp), ("lightllm", _lightllm), ("sglang", _sglang), ("tgi", _tgi)],
+)
+def test_an_event_without_text_and_without_a_counted_token_opens_nothing_in_any_dialect(engine, says):
+    answers = ((5, says("", 0)), (200, says("a", 1)), (220, says("b", 2, True)))
+    events = [(at_ms, b"data: " + orjson.dumps(answer) + b"\n\n") for at_ms, answer in answers]
+    record = record_of(request(2), capture(wire(*events)), ENGINES[engine].decode)
+    assert (record.outcome, record.token_ns, record.output_tok) == ("ok", [200 * MS, 220 * MS], 2)

@@ -12,13 +12,13 @@ from loadgen.record import tables
 from loadgen.record.manifest import Certificate, Manifest, MetricError, ServedSchedule
 from loadgen.record.record import Outcome
 from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.stats.figure import Absent, measured
+from loadgen.stats.figure import Absent, Estimate, measured
 from loadgen.verdict.certificate import certified
 from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.answer import answer
 from reports.digest import overview
 from reports.formats.text import text
-from reports.number_format import number, scale_for
+from reports.number_format import duration, number, scale_for
 from reports.page import sections
 from reports.page.page import STATES, banner, json_in_html, render
 from reports.run_view import view_of
@@ -382,3 +382,11 @@ def test_ttft_is_split_by_the_times_that_replies_tell(tmp_path):
     assert "queue in the server" in figure
     silent = render(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
     assert 'id="ttft-split"' not in silent
+
+
+def test_the_drain_line_comes_with_its_residual(lossy):
+    view = view_of(lossy)
+    (side,) = sections.burst(view)
+    residual = view.summary.burst.ttft_residual_s
+    assert isinstance(residual, Estimate)
+    assert f"First tokens lie {duration(residual.point)} from that line (RMS)." in side.blocks[0].finding
