@@ -41,8 +41,8 @@ def container_daemon() -> Iterator[Mapping[str, str]]:
 
 def compose() -> list[str] | None:
     """The plugin's command where it is there, else docker-compose, else None."""
-    plugin = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
-    if plugin.returncode == 0:
+    docker = shutil.which("docker")
+    if docker and not subprocess.run([docker, "compose", "version"], capture_output=True).returncode:
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else None
 

@@ -111,6 +111,16 @@ def test_every_flag_of_a_server_is_one_that_it_documents(services, profile):
     assert {"--port"} < used
 
 
+def test_servers_are_started_so_that_requests_are_comparable(services):
+    """Events with their own tokens only, an end of text that is never sampled, the model in its place."""
+    assert "--incremental-streaming-output" in words(services["sglang"])
+    tgi = words(services["tgi"])
+    assert tgi[tgi.index("--model-id") + 1] == "/endless/model"
+    assert any(volume.startswith("tgi-model:/endless") for volume in services["tgi"]["volumes"])
+    assert services["vllm"]["entrypoint"] == ["vllm", "serve"]
+    assert words(services["vllm"])[0] == "/models/tiny"
+
+
 @pytest.mark.parametrize("profile", sorted(VARIABLES))
 def test_every_variable_of_a_server_is_one_that_it_documents(services, profile):
     environment = services[profile]["environment"]

@@ -262,3 +262,9 @@ def test_a_dead_engine_core_condemns_the_front_end_that_still_lives() -> None:
     assert ENGINE.dead(log) == "EngineDeadError: a process of its engine core ended"
     cause = "(EngineCore pid=7) ERROR 11-22 04:58:07 [core.py:9] RuntimeError: CUDA error: out of memory\n"
     assert ENGINE.dead(cause + log) == "RuntimeError: CUDA error: out of memory"
+
+
+def test_the_command_inside_its_image_begins_with_the_model() -> None:
+    """The image's entry point is `vllm serve`."""
+    options = LaunchOptions("/models/m", "0.0.0.0", 8000, "m", Path(), image="vllm/vllm-openai:v0.33.0")
+    assert ENGINE.launch(options).argv[:3] == ("/models/m", "--served-model-name", "m")
