@@ -35,6 +35,7 @@ from servers.protocol.introspection import (
     opposite,
     option_of,
     owned_by,
+    value_of,
 )
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
@@ -189,6 +190,7 @@ class Lightllm(Engine):
             cuda_graphs=_graphs(info),
             attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
             data_parallel=info.get("dp"),
+            expert_parallel=info.get("enable_ep_moe"),
             memory_fraction=info.get("mem_fraction"),
             kv_tok=kv_tok,
             # Each rank logs the bytes of its own share of a token.
@@ -248,19 +250,28 @@ def _graphs(info: Mapping[str, Any]) -> str | None:
 
 
 def _slots(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """As many slots as requests at once: what exceeds them is polled for with growing pauses, unseen."""
-    wanted = min(options.n_concurrent or 0, MOST_SLOTS)
-    if wanted <= DEFAULT_SLOTS or option_of(options.extra_args, "--running_max_req_size"):
+    """As many slots as requests at once, unless the user sets them, and CUDA graphs for all of them.
+
+    What exceeds the slots is polled for with growing pauses, unseen.
+    """
+    asked = number(value_of(options.extra_args, "--running_max_req_size"))
+    wanted = min(options.n_concurrent or 0, MOST_SLOTS) if asked is None else asked
+    if wanted <= DEFAULT_SLOTS:
         return (), ()
-    note = (
-        f"--running_max_req_size {wanted}: beyond its slots ({DEFAULT_SLOTS} by default) LightLLM lets "
-        "requests wait in its HTTP process, in no metric, asking again every 0.1 to 1 s"
-    )
-    flags: tuple[str, ...] = ("--running_max_req_size", str(wanted))
+    flags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    if asked is None:
+        flags = ("--running_max_req_size", str(wanted))
+        note = (
+            f"--running_max_req_size {wanted}: beyond its slots ({DEFAULT_SLOTS} by default) LightLLM lets "
+            "requests wait in its HTTP process, in no metric, asking again every 0.1 to 1 s"
+        )
+        notes = (note,)
     if not option_of(options.extra_args, "--graph_max_batch_size", "--disable_cudagraph"):
         flags += ("--graph_max_batch_size", str(wanted))
-        note += f"; --graph_max_batch_size {wanted}: larger batches than that decode without CUDA graphs"
-    return flags, (note,)
+        size = f"--graph_max_batch_size {wanted}"
+        notes += (f"{size}: batches beyond it ({DEFAULT_SLOTS} by default) decode without CUDA graphs",)
+    return flags, notes
 
 
 def _find(python: str | None) -> Installation | None:

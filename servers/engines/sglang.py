@@ -252,6 +252,7 @@ class Sglang(Engine):
             pipeline_parallel=info.get("pp_size"),
             data_parallel=info.get("dp_size"),
             expert_parallel=info["ep_size"] > 1 if info.get("ep_size") else None,
+            memory_fraction=info.get("mem_fraction_static"),
             prefix_caching=opposite(info.get("disable_radix_cache")),
             tensor_parallel=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},

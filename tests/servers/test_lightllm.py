@@ -99,6 +99,19 @@ def test_a_burst_beyond_its_slots_gets_as_many_slots_and_the_user_is_told() -> N
     assert (chosen.argv[-1], chosen.notes) == ("--running_max_req_size=64", ())
 
 
+@pytest.mark.usefixtures("installed")
+def test_slots_that_the_user_sets_get_cuda_graphs_for_all_of_them() -> None:
+    """By default batches beyond 256 decode eagerly."""
+    launch = ENGINE.launch(options("--running_max_req_size", "512", n_concurrent=40))
+    assert launch.argv[-4:] == ("--graph_max_batch_size", "512", "--running_max_req_size", "512")
+    assert [note.split(":")[0] for note in launch.notes] == ["--graph_max_batch_size 512"]
+    for own in (("--graph_max_batch_size", "64"), ("--disable_cudagraph",)):
+        chosen = ENGINE.launch(options("--running_max_req_size", "512", *own))
+        assert (chosen.argv[-len(own) :], chosen.notes) == (own, ())
+        assert " ".join(chosen.argv).count("--graph_max_batch_size") == own.count("--graph_max_batch_size")
+    assert ENGINE.launch(options("--running_max_req_size", "64")).notes == ()
+
+
 def test_inside_its_image_it_is_started_by_the_images_python() -> None:
     inside = LaunchOptions("/m", "0.0.0.0", 8001, "m", Path(), image="lightllm")
     assert ENGINE.launch(inside).argv[:3] == ("python", "-m", "lightllm.server.api_server")

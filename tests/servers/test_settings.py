@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from burstline import cli
 from servers.engine import HttpReply, Identity
 from servers.registry import ENGINES
-from servers.settings import Setting, Settings, spell
+from servers.settings import Setting, Settings, flag_of, plain, spell
 from tests.servers.golden import GOLDEN, golden_reply
 from workloads.request import WorkloadError
 
@@ -170,18 +172,41 @@ RECORDED = {
         (
             "max_num_seqs 8, max_num_batched_tokens 512, max_model_len 512, dtype bfloat16, "
             "kv_cache_dtype bfloat16, quantization none, tensor_parallel_size 1, data_parallel_size 1, "
-            "prefix_cache on, chunked_prefill on, gpu_memory_utilization 0.8, cuda_graphs up to 256, "
-            "enforce_eager off"
+            "expert_parallel off, prefix_cache on, chunked_prefill on, gpu_memory_utilization 0.8, "
+            "cuda_graphs up to 256, enforce_eager off"
         ),
     ),
     "vllm": (
-        {"/version": "vllm/version.http", "/v1/models": "vllm/models.http"},
+        {
+            "/version": "vllm/version.http",
+            "/v1/models": "vllm/models.http",
+            "/metrics": "vllm/metrics.prom",
+        },
         "vllm/start.log",
         (
-            "max_model_len 2048, dtype bfloat16, quantization none, tensor_parallel_size 1, "
-            "pipeline_parallel_size 1, data_parallel_size 1, chunked_prefill on, cuda_graphs off, "
-            "enforce_eager on"
+            "max_model_len 2048, dtype bfloat16, kv_cache_dtype bfloat16, quantization none, "
+            "tensor_parallel_size 1, pipeline_parallel_size 1, data_parallel_size 1, prefix_cache on, "
+            "chunked_prefill on, gpu_memory_utilization 0.92, cuda_graphs off, enforce_eager on"
         ),
+    ),
+    "sglang": (
+        {
+            "/server_info": "sglang/server_info.http",
+            "/model_info": "sglang/model_info.http",
+            "/v1/models": "sglang/models.http",
+            "/metrics": "sglang/metrics.http",
+        },
+        None,
+        (
+            "max_num_seqs 4096, max_num_batched_tokens 4096, max_model_len 4096, tensor_parallel_size 1, "
+            "pipeline_parallel_size 1, data_parallel_size 1, expert_parallel off, prefix_cache off, "
+            "chunked_prefill on, gpu_memory_utilization 0.1, cuda_graphs off, enforce_eager on"
+        ),
+    ),
+    "llamacpp": (
+        {"/props": "llamacpp/props.http", "/v1/models": "llamacpp/models.http"},
+        None,
+        "max_num_seqs 2, max_model_len 768, dtype bfloat16, quantization none",
     ),
 }
 """By engine: the recorded replies and the log of one start, and every setting that is read out of them.
@@ -189,17 +214,80 @@ RECORDED = {
 The engines that run on a CPU are read live, by `tests/burstline/test_suite_live.py`."""
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_settings_are_read_back_from_a_recorded_start(name: str) -> None:
-    paths, log, expected = RECORDED[name]
-    engine = ENGINES[name]
+def read_back(name: str) -> dict[str, str | None]:
+    """The settings that are read from the recorded start, by name."""
+    if name not in RECORDED:
+        return {}
+    paths, log, _ = RECORDED[name]
 
     def get(path: str) -> HttpReply:
-        return golden_reply(paths[path]) if path in paths else HttpReply(404, {}, b"{}")
+        if path not in paths:
+            return HttpReply(404, {}, b"{}")
+        if paths[path].endswith(".http"):
+            return golden_reply(paths[path])
+        return HttpReply(200, {}, (GOLDEN / paths[path]).read_bytes())
 
-    identity = engine.identify(get, (GOLDEN / log).read_text(errors="replace"))
-    rows = engine.settings_read(identity, Settings(), {})
-    assert ", ".join(f"{row.name} {row.actual}" for row in rows) == expected
+    text = (GOLDEN / log).read_text(errors="replace") if log else ""
+    rows = ENGINES[name].settings_read(ENGINES[name].identify(get, text), Settings(), {})
+    return {row.name: row.actual for row in rows}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_settings_are_read_back_from_a_recorded_start(name: str) -> None:
+    assert ", ".join(f"{key} {value}" for key, value in read_back(name).items()) == RECORDED[name][2]
+
+
+SAMPLES: dict[str, tuple[object, ...]] = {
+    "max_num_seqs": (256,),
+    "max_num_batched_tokens": (8192,),
+    "max_model_len": (4096,),
+    "dtype": ("bfloat16", "float32"),
+    "kv_cache_dtype": ("fp8", "q8_0"),
+    "quantization": ("NAME",),
+    "tensor_parallel_size": (2, 1),
+    "pipeline_parallel_size": (2,),
+    "data_parallel_size": (2,),
+    "expert_parallel": (True,),
+    "prefix_cache": (False,),
+    "chunked_prefill": (False, True),
+    "gpu_memory_utilization": (0.9,),
+    "cuda_graphs": (512,),
+    "enforce_eager": (True, False),
+}
+"""By setting a value to send; where an engine refuses it, the next."""
+COLUMNS = ("vllm", "sglang", "tgi", "lightllm", "llamacpp", "trtllm", "transformers")
+
+
+def sent(name: str, setting: str) -> str:
+    """What an engine is sent for the sample of a setting: its arguments, else its environment."""
+    engine = ENGINES[name]
+    for value in SAMPLES[setting]:
+        with suppress(WorkloadError):
+            words = spell(engine.title, engine.settings, Settings(**{setting: value}), ()).sent[setting]
+            return f"{plain(value)}: default" if words == "its default" else f"`{words}`"
+    return "–"
+
+
+def table_rows() -> list[str]:
+    """The table of docs/engines.md: by setting, what each engine is sent and what is read back."""
+    told = {name: read_back(name) for name in COLUMNS}
+    head = ["setting", *(ENGINES[name].title for name in COLUMNS)]
+    rows = [head, ["---"] * len(head)]
+    for setting in SAMPLES:
+        cells = []
+        for name in COLUMNS:
+            value = told[name].get(setting)
+            cells.append(sent(name, setting) + ("" if value is None else f" → {value}"))
+        rows.append([f"`{flag_of(setting)}`", *cells])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
+def test_every_setting_has_a_row_in_the_table_of_the_documentation() -> None:
+    """Prints setting -> flags sent -> value read back, as `python -m tests.servers.test_settings` does."""
+    rows = table_rows()
+    print("\n".join(rows))
+    assert list(SAMPLES) == [row.name for row in fields(Settings)]
+    assert "\n".join(rows) in (GOLDEN.parents[1] / "docs" / "engines.md").read_text("utf-8")
 
 
 SILLY: tuple[tuple[tuple[str, ...], str], ...] = (
@@ -263,3 +351,7 @@ def test_silly_inputs_are_answered_at_once_by_the_command_itself(tmp_path: Path)
         assert done.returncode == 2
         assert said in done.stderr
         assert not (tmp_path / "runs").exists()
+
+
+if __name__ == "__main__":
+    print("\n".join(table_rows()))

@@ -158,6 +158,7 @@ def test_it_identifies_a_recorded_server_and_what_it_chose_itself_from_its_log()
         "pipeline_parallel": 1,
         "data_parallel": 1,
         "expert_parallel": False,
+        "memory_fraction": 0.1,
         "prefix_caching": False,
         "tensor_parallel": 1,
     }
