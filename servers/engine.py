@@ -445,7 +445,7 @@ class Engine:
         (r"(?i)\bdownloading\b", "downloading"),
         (r"(?i)load\w* .*(?:weights|checkpoint|shards|tensors)", "loading weights"),
         (r"(?i)torch\.compile takes|\bcompiling\b|compile range", "compiling"),
-        (r"(?i)warm(?:ing)? ?up", "warming up"),
+        (r"(?i)^(?!.*disabl).*warm(?:ing)? ?up", "warming up"),
         (r"(?i)captur\w* .*graph", "capturing CUDA graphs"),
     )
     """By a regular expression of a log line, what the engine does while it starts, in words for the user."""

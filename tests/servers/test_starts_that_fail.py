@@ -246,6 +246,8 @@ def test_a_wait_tells_the_stage_and_its_age_and_never_raw_json() -> None:
     lightllm = (GOLDEN / "lightllm" / "logs" / "start_ok.log").read_text().splitlines()
     assert stage_of(ENGINES["lightllm"], "\n".join(lightllm[:56])) == "loading weights"
     assert stage_of(ENGINES["lightllm"], "\n".join(lightllm[:66])) == "warming up"
+    disabled = "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup."
+    assert stage_of(ENGINES["vllm"], disabled) is None
     assert log_message(lightllm[16]) == "ShmPortArgs alloc metric_port=43165"
 
 
