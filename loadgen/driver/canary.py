@@ -117,6 +117,14 @@ def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
     return CanaryReport(len(error_ns), int(p50), int(p99), int(error_ns.max()), float(said[-1, 1]) / 1e9)
 
 
+def due_after_s(k: int) -> float:
+    """When event `k` is due, from the begin of the stream: gaps take every size from 0.5 to 1.5 periods.
+
+    The square is why: multiples of the golden ratio alone make gaps of two sizes.
+    """
+    return PERIOD_S * (k - 0.5 * (k * k * _GOLDEN % 1.0))
+
+
 def main() -> None:
     """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far.
 
@@ -139,7 +147,7 @@ def main() -> None:
         begin_s, began_cpu_ns, k, sent_ns = time.monotonic(), time.process_time_ns(), 0, 0
         while True:
             k += 1
-            due_s = begin_s + PERIOD_S * (k - 0.5 * (k * _GOLDEN % 1.0))
+            due_s = begin_s + due_after_s(k)
             if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
                 return
             cpu_ns = time.process_time_ns() - began_cpu_ns

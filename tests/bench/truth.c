@@ -173,7 +173,7 @@ static void write_event(int fd) {
     if (send(fd, out, m, MSG_NOSIGNAL) != m) { drop(fd); return; }
     if (last) heap_remove(fd);
     else {
-        double turns = (c->n_sent + 17.0 * fd) * 0.6180339887498949;
+        double place = c->n_sent + 17.0 * fd, turns = place * place * 0.6180339887498949;
         c->next = c->arrived + ttft_ns + c->n_sent * gap_ns;
         if (jitter) c->next -= (int64_t)(0.5 * gap_ns * (turns - (int64_t)turns));
         sift(conns[fd].slot);

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.driver.canary import INDEX, REQUEST, CanaryReport, canary, report_of
+from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, CanaryReport, canary, due_after_s, report_of
 from loadgen.metrics.summary import Context
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.tables import record_table
@@ -83,6 +83,13 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
     report = report_of(exchange.capture(t0_ns, wire.offsets), t0_ns)
     assert report.n >= 10
     assert report.p50_ns < 1_000_000_000
+
+
+def test_the_canarys_gaps_are_of_many_sizes():
+    gaps_s = np.diff([due_after_s(k) for k in range(1, 2000)])
+    assert 0.5 * PERIOD_S <= gaps_s.min() < 0.6 * PERIOD_S < 1.4 * PERIOD_S < gaps_s.max() <= 1.5 * PERIOD_S
+    assert len(set(np.round(gaps_s * 1000).tolist())) > 15
+    assert gaps_s.mean() == pytest.approx(PERIOD_S, rel=1e-3)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone keeps processes to cores")
