@@ -2,7 +2,8 @@
 
     10.97.0.1  head      10.97.0.2  one      10.97.0.3  two (monotonic clock 1,000 s ahead)
 
-All hang on a bridge; each namespace has its own loopback and 10.97.0.0/24, nothing else.
+All hang on a bridge; each namespace has its own loopback and 10.97.0.0/24, nothing else. The bridge has a
+namespace too: where Docker was started, the machine's own firewall drops what bridges forward.
 """
 
 from __future__ import annotations
@@ -137,19 +138,20 @@ def lab(
     """
     tag = f"{tag}{os.getpid()}n"
     hosts = tuple(f"{tag}{k}" for k in range(n_hosts))
-    bridge = f"{tag}br"
-    sh(f"ip link add {bridge} type bridge")
-    sh(f"ip link set {bridge} up")
+    hub, bridge = f"{tag}hub", f"{tag}br"
+    sh(f"ip netns add {hub}")
+    sh(f"ip -n {hub} link add {bridge} type bridge")
+    sh(f"ip -n {hub} link set {bridge} up")
     made = Lab(hosts, folder)
     relays: list[subprocess.Popen[str]] = []
     try:
         for k, host in enumerate(hosts):
             sh(f"ip netns add {host}")
             if k in late_ms:
-                relays.append(_relay(host, late_ms[k], bridge))
+                relays.append(_relay(host, late_ms[k], hub, bridge))
             else:
-                sh(f"ip link add {host}v type veth peer name eth0 netns {host}")
-                sh(f"ip link set {host}v master {bridge} up")
+                sh(f"ip link add {host}v netns {hub} type veth peer name eth0 netns {host}")
+                sh(f"ip -n {hub} link set {host}v master {bridge} up")
             sh(f"ip -n {host} addr add {NET}.{k + 1}/24 dev eth0")
             sh(f"ip -n {host} link set eth0 up")
             sh(f"ip -n {host} link set lo up")
@@ -164,14 +166,17 @@ def lab(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             # The namespace goes when its last process has; its link must not wait for that.
-            for command in (f"ip link del {host}v", f"ip netns del {host}"):
+            for command in (f"ip -n {hub} link del {host}v", f"ip netns del {host}"):
                 subprocess.run(command.split(), capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", bridge], capture_output=True, check=False)
+        subprocess.run(["ip", "netns", "del", hub], capture_output=True, check=False)
 
 
-def _relay(host: str, late_ms: float, bridge: str) -> subprocess.Popen[str]:
+def _relay(host: str, late_ms: float, hub: str, bridge: str) -> subprocess.Popen[str]:
     relay = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("relay.py")), host, str(late_ms), bridge],
+        [
+            *("ip", "netns", "exec", hub, sys.executable),
+            *(str(Path(__file__).with_name("relay.py")), host, str(late_ms), bridge),
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
