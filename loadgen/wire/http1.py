@@ -153,16 +153,15 @@ def _head(status: int, fields: list[bytes], body_start: int, is_http10: bool) ->
         raw_name, _, raw_value = line.partition(b":")
         name, value = raw_name.decode("latin-1").lower(), raw_value.strip().decode("latin-1")
         headers[name] = f"{headers[name]}, {value}" if name in headers else value
-    chunked = headers.get("transfer-encoding", "").lower().endswith("chunked")
-    length = None if chunked else _content_length(status, headers)
+    has_body = status not in (204, 304)  # RFC 9112, 6.3: whatever their heads say
+    chunked = has_body and headers.get("transfer-encoding", "").lower().endswith("chunked")
+    length = (None if chunked else _content_length(headers)) if has_body else 0
     connection = headers.get("connection", "").lower()
     keep_alive = "keep-alive" in connection if is_http10 else "close" not in connection
     return Head(status, headers, body_start, length, chunked, keep_alive and (chunked or length is not None))
 
 
-def _content_length(status: int, headers: Mapping[str, str]) -> int | None:
-    if status in (204, 304):
-        return 0
+def _content_length(headers: Mapping[str, str]) -> int | None:
     text = headers.get("content-length")
     if text is None:
         return None

@@ -135,3 +135,12 @@ def test_reads_by_column_are_the_same_reads() -> None:
     assert columns[1:] == tuple(reads[1:])
     assert Reads.of(columns) is columns
     assert len(columns) == 3
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_a_status_without_a_body_has_none_whatever_its_head_says(status: int) -> None:
+    wire = STREAM_HEAD.replace(b"200", b"%d" % status)
+    assert b"chunked" in wire
+    parsed = http1.parse(reads_of(wire, []))
+    assert parsed is not None
+    assert (parsed[0].status, parsed[0].body, parsed[0].complete) == (status, b"", True)
