@@ -488,6 +488,13 @@ class Engine:
         """A request for one real token: a server is ready when it has generated one."""
         raise NotImplementedError
 
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
+        """One real token, asked for by a client of the engine's own; EngineError where nothing answers.
+
+        None where there is no such client, or it cannot tell what was answered: `ready_call` is sent then.
+        """
+        return None
+
     def probe(self, ask: Ask, target: Target) -> tuple[Target, tuple[str, ...]]:  # noqa: ARG002
         """Asked once when the server is ready: the target with the extras it takes, and what it lacks.
 

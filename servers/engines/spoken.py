@@ -32,6 +32,9 @@ class Spoken(Engine):
         # Decoders are other processes, and the settings that were copied hold functions that cannot be sent.
         return Spoken, self._made_of
 
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:  # noqa: ARG002
+        return None
+
     def encode(self, request: Request, target: Target) -> Call:
         return self._dialect.encode(request, target)
 

@@ -37,8 +37,9 @@ from servers.engine import (
 )
 from servers.host.model_overlay import endless_copy
 from servers.host.process import free_ports
+from servers.host.ready import generate
 from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
-from servers.protocol.openai import post
+from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply
 from servers.settings import Spelling, among, switch, valued
 from workloads.request import Request
@@ -160,6 +161,22 @@ class Tgi(Engine):
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, array("I"), "Hello", 1, 1), target)
+
+    def ready(self, target: Target, timeout_s: float) -> Reply | None:
+        """One token through huggingface_hub's client, as its users would ask for it.
+
+        None where the user gave headers, a login or certificates, which that client does not take.
+        """
+        if target.headers or target.login or target.url.startswith("https:"):
+            return None
+        url = target.url.rstrip("/") + path_under(target.url, "/generate_stream")
+        events = generate(url, "Hello", 1, api_key=target.api_key, timeout_s=timeout_s)
+        if events is None:
+            return None
+        tally = Tally()
+        for index, event in enumerate(events):
+            tally.events.append(_read(tally, event, index))
+        return tally.reply()
 
     def encode(self, request: Request, target: Target) -> Call:
         """The end of text cannot be ignored: `ignore_eos` has no field, and a request may stop early.

@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +105,7 @@ def test_tgi_is_ready_once_huggingfaces_own_client_has_a_token() -> None:
     [
         (said.plain(422, said.tgi_error("`inputs` is too long", "validation")), "refuses .*too long"),
         (said.plain(401, said.tgi_error("no key", "auth")), "refuses .*no key"),
+        (said.stream(said.tgi_error("`top_p` must be", "validation")), "refused: .*top_p"),
     ],
 )
 def test_tgis_refusal_of_one_token_ends_the_waiting_at_once(raw: bytes, words: str) -> None:
@@ -128,24 +130,24 @@ def test_tgi_that_is_only_busy_is_waited_for(raw: bytes, words: str) -> None:
         wait_ready(TGI, None, target, timeout_s=1)
 
 
-def test_tgi_is_asked_for_its_first_token_like_any_other_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("more", [{}, {"login": "me:secret", "headers": (("X-Team", "blue"),)}])
+def test_tgis_first_token_takes_headers_and_login_but_no_key_that_the_user_saved_for_the_hub(
+    more: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the user's headers and login, and without the key that the user saved for the Hub."""
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     heard = tmp_path / "heard"
     argv = [sys.executable, "-c", LISTEN, heard]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as listener:
         assert listener.stdout is not None
         url = f"http://127.0.0.1:{int(listener.stdout.readline())}"
-        target = Target(url, "m", login="me:secret", headers=(("X-Team", "blue"),))
+        target = Target(url, "m", **more)
         monkeypatch.setattr(TGI, "probe_path", None)
         with pytest.raises(EngineError):
             wait_ready(TGI, None, target, timeout_s=1)
     asked = heard.read_text().lower()
     assert "post /generate_stream" in asked
-    assert "x-team: blue" in asked
-    assert f"authorization: basic {b64encode(b'me:secret').decode()}".lower() in asked
+    assert ("x-team: blue" in asked) == bool(more)
+    assert (f"authorization: basic {b64encode(b'me:secret').decode()}".lower() in asked) == bool(more)
     assert "hf_secret" not in asked
 
 
