@@ -40,10 +40,14 @@ def can_make_namespaces() -> bool:
 
 @dataclass
 class Lab:
-    """`hosts[k]` is a namespace with the address NET.(k+1); `raylets` are process groups that we started."""
+    """`hosts[k]` is a namespace with the address NET.(k+1); `raylets` are process groups that we started.
+
+    `hub` is the bridge's namespace.
+    """
 
     hosts: tuple[str, ...]
     folder: Path
+    hub: str
     raylets: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def address(self, host: str) -> str:
@@ -109,6 +113,10 @@ class Lab:
             time.sleep(1)
         raise AssertionError(f"no {n} Ray nodes within {timeout_s} s: {said[-500:]}")
 
+    def unplug(self, host: str) -> None:
+        """Take the host's link down: nothing it sends arrives any more."""
+        sh(f"ip -n {self.hub} link set {host}v down")
+
     def pids(self) -> set[int]:
         return {pid for host in self.hosts for pid in _pids_in(host)}
 
@@ -142,7 +150,7 @@ def lab(
     sh(f"ip netns add {hub}")
     sh(f"ip -n {hub} link add {bridge} type bridge")
     sh(f"ip -n {hub} link set {bridge} up")
-    made = Lab(hosts, folder)
+    made = Lab(hosts, folder, hub)
     relays: list[subprocess.Popen[str]] = []
     try:
         for k, host in enumerate(hosts):

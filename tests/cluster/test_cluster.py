@@ -354,7 +354,7 @@ def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     argv = long_run(cluster, truth.url, tmp_path / "runs")
 
     def part(_: object) -> None:
-        subprocess.run(["ip", "link", "set", f"{cluster.hosts[2]}v", "down"], check=True)
+        cluster.unplug(cluster.hosts[2])
 
     code, took_s, printed = interrupted(cluster, argv, 2.0, part)
     truth.log()
