@@ -22,7 +22,7 @@ from workloads.seeds import rng
 from workloads.warm_up import WarmUp, parse_warm_up, with_warm_up
 
 if TYPE_CHECKING:
-    from workloads.data import Materials
+    from workloads.data.data_sets import Materials
     from workloads.works import Work
 
 N_REQUESTS: Final = 1000
@@ -228,7 +228,7 @@ def _sampling(wish: Wish) -> Sampling:
 
 
 def _trace(wish: Wish):  # type: ignore[no-untyped-def]
-    from workloads.traces import read_trace
+    from workloads.data.traces import read_trace
 
     assert wish.trace is not None
     trace = read_trace(wish.trace)
@@ -248,7 +248,7 @@ def _written(
     wish: Wish, kind: RequestKind, output_tok: Lengths
 ) -> tuple[Work, int, tuple[float, ...] | None]:
     from workloads import works
-    from workloads.data import arrival_times, read_data
+    from workloads.data.data_sets import arrival_times, read_data
 
     assert wish.data is not None
     data = read_data(wish.data, wish.data_column, wish.data_filter, wish.data_split)

@@ -27,6 +27,8 @@ CHECKED: Final = {
     "cores": "cores",
 }
 """What must be equal of runs that are compared, and how it is called."""
+CHOSEN: Final = frozenset({"model", "devices"})
+"""Those of them by which people choose: where one alone differs, it is what is compared."""
 NO_FLAG: Final = frozenset(
     {
         "placement",
@@ -134,7 +136,7 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
         return names
     if "engine" in found:
         return ("engine",)
-    own = [name for name in found if name not in CHECKED]
+    own = [name for name in found if name not in CHECKED or name in CHOSEN]
     return tuple(own) if len(own) == 1 == len(found) else ()
 
 

@@ -15,7 +15,7 @@ from servers.truth.rig import truth_server
 from servers.truth.script import Script
 from tests.burstline.test_run import finished, the_run
 from tests.servers.tiny_model import make_tiny_model
-from workloads.data import Materials, data_requests, read_data
+from workloads.data.data_sets import Materials, data_requests, read_data
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from workloads.data.rows import Row, read_rows
 from workloads.lengths import Lengths
 from workloads.request import Request, RequestKind, WorkloadError
-from workloads.rows import Row, read_rows
 from workloads.seeds import rng
 
 if TYPE_CHECKING:
