@@ -22,7 +22,7 @@ FULL: Final = 0.9
 """A KV cache in use to this share admits no more requests."""
 STRAGGLERS: Final = 0.75
 """A burst that had served 95% of its requests in a smaller share of its time ended with stragglers."""
-SAMPLED: Final = 0.95
+SAMPLED: Final = 0.9
 """Gauges are read every so often: a batch seen filled to this share was full."""
 
 
