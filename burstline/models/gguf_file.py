@@ -1,4 +1,4 @@
-"""A made model as a GGUF file, for llama.cpp: the same weights and the same tokenizer as the folder's.
+"""A generated model as a GGUF file, for llama.cpp: the same weights and the same tokenizer as the folder's.
 
 Keys and tensor names are those of the GGUF specification
 (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md); PyPI's `gguf` writes the file.

@@ -109,7 +109,7 @@ def _write_formats(
 
 
 def made_notes(folder: Path) -> tuple[str, ...]:
-    """What readers of a run must know of a made model; nothing where the folder was not made by us."""
+    """What readers of a run must know of a generated model; nothing where the folder was not made by us."""
     made = _read(folder / MARKER)
     if not made:
         return ()
