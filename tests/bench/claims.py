@@ -202,7 +202,8 @@ def on_core(core: int) -> list[str]:
 
 @contextmanager
 def busy(argv: list[str], n: int) -> Iterator[None]:
-    running = [subprocess.Popen(argv) for _ in range(n)]
+    # Each in a session of its own: Linux shares the CPU between sessions first (autogroup).
+    running = [subprocess.Popen(argv, start_new_session=True) for _ in range(n)]
     try:
         yield
     finally:

@@ -203,7 +203,9 @@ def test_11_busy_neighbours_are_noticed() -> None:
     def crowd(pids: list[int]) -> None:
         cores = os.sched_getaffinity(pids[0])
         for _ in range(12):
-            busy.append(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            # Each in a session of its own: Linux shares the CPU between sessions first (autogroup).
+            spin = [sys.executable, "-c", "while True: pass"]
+            busy.append(subprocess.Popen(spin, start_new_session=True))
             os.sched_setaffinity(busy[-1].pid, cores)
 
     try:
