@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from loadgen.metrics.summary_types import Summary
 from loadgen.record.manifest import Manifest
@@ -36,7 +36,9 @@ def answer(summary: Summary, manifest: Manifest, view: Callable[[], View]) -> An
     if summary.verdict.state == State.FAILED and (why := _failure(summary)):
         details = [_cut_short(summary), sentence(summary)]
         return Answer(why, tuple(filter(None, details)))
-    details = [_cut_short(summary), _failures(summary), limit(summary, manifest), _tail(summary, manifest)]
+    limited = limit(summary, manifest)
+    limits = limited.sentence if limited else ""
+    details = [_cut_short(summary), _failures(summary), limits, _tail(summary, manifest)]
     return Answer(sentence(summary), tuple(filter(None, details)))
 
 
@@ -74,47 +76,62 @@ def cause(view: View) -> str:
     return f"{said}{requests} failed ({kinds}){f'; first error: {words}' if words else ''}."
 
 
-def limit(summary: Summary, manifest: Manifest) -> str:
+class Limit(NamedTuple):
+    """What limited a run, and how that shows: both parts of a sentence."""
+
+    what: str
+    how: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.what}: {self.how}."
+
+
+def limit(summary: Summary, manifest: Manifest) -> Limit | None:
     """What kept the run from being faster, as far as that was recorded: the load, the server, the hardware.
 
     `Limited by the load: the server kept up with 20 req/s, with at most 5 requests in flight.`
     """
     if summary.verdict.state == State.CLIENT_BOUND:
-        return "The client may have limited the run: it read replies too late."
+        return Limit("The client may have limited the run", "it read replies too late")
     in_flight = summary.concurrency.max
     if isinstance(in_flight, Absent):
-        return ""
-    parts = (_limited_by(summary, manifest, in_flight.point), _roofline(summary))
-    return f"{'; '.join(filter(None, parts))}."
+        return None
+    found, hardware = _limited_by(summary, manifest, in_flight.point), _roofline(summary)
+    return found._replace(how=f"{found.how}; {hardware}") if hardware else found
 
 
-def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> str:
+def _limited_by(summary: Summary, manifest: Manifest, in_flight: float) -> Limit:
     """The load or the server, from the queue in the server and from how the load was paced."""
     waiting, at_a_time = summary.concurrency.server_waiting_mean, manifest.concurrency
     if any(reason.code == "overloaded" for reason in summary.verdict.reasons):
-        return "Limited by the server: requests came faster than it served them, and its queue kept growing"
+        return Limit(
+            "Limited by the server", "requests came faster than it served them, and its queue kept growing"
+        )
     level = isinstance(summary.stationarity.in_flight_trend_p, Estimate)
     if at_a_time is None and level and summary.verdict.state != State.NOT_STATIONARY:
         asked = manifest.arrivals.rate_per_s if manifest.arrivals else None
         load = f"{asked:g} req/s" if asked else "the arrivals"
         most = counted(in_flight, "request")
-        return f"Limited by the load: the server kept up with {load}, with at most {most} in flight"
+        return Limit("Limited by the load", f"the server kept up with {load}, with at most {most} in flight")
     # A request that is sent as another's reply closes may overlap with it for a moment.
     in_flight = min(in_flight, at_a_time or in_flight)
     if _is_queued(summary, in_flight):
         return _batch(summary, manifest, in_flight)
     if in_flight == at_a_time == 1:
-        return "Limited by the concurrency: 1 request at a time"
+        return Limit("Limited by the concurrency", "1 request at a time")
     if in_flight == at_a_time:
-        return f"Limited by the concurrency: {counted(in_flight, 'request')} at a time, {_waits(waiting)}"
+        at_once = f"{counted(in_flight, 'request')} at a time, {_waits(waiting)}"
+        return Limit("Limited by the concurrency", at_once)
     if in_flight <= 1:
-        return "Limited by the load: never more than 1 request in flight"
+        return Limit("Limited by the load", "never more than 1 request in flight")
     if isinstance(waiting, Absent):
-        return f"What limited the run is not known: the server's queue was not recorded ({waiting.reason})"
+        why = f"the server's queue was not recorded ({waiting.reason})"
+        return Limit("What limited the run is not known", why)
     most = f"at most {counted(in_flight, 'request')} in flight, {_waits(waiting)}"
     if _is_burst(manifest):
-        return f"Limited by the speed of the server's steps, not by its queue: {most}"
-    return f"Limited by the load: {most}"
+        return Limit("Limited by the speed of the server's steps, not by its queue", most)
+    return Limit("Limited by the load", most)
 
 
 def _is_burst(manifest: Manifest) -> bool:
@@ -139,7 +156,7 @@ def _waits(waiting: Figure) -> str:
     return f"of which {n} waited in the server"
 
 
-def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> str:
+def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> Limit:
     """What the server's queue waited for: its batch limit, its KV cache, or what was not recorded."""
     running = _of(summary.concurrency.server_running_max)
     kv, preempted = _of(summary.memory.kv_peak_fraction), _of(summary.memory.preemptions) or 0
@@ -159,7 +176,7 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> str:
         ran = f"{most} requests ran at once{below} and the others waited"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
-    return f"Limited by {by}: {ran}{full}{again}"
+    return Limit(f"Limited by {by}", f"{ran}{full}{again}")
 
 
 def _roofline(summary: Summary) -> str:

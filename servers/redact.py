@@ -79,9 +79,7 @@ def printable(text: str, limit: int | None = None) -> str:
         text = text[:limit] + " ..."
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() or c in "\n\t" or category(c) == "Zs" else ascii(c)[1:-1] for c in text
-    )
+    return "".join(c if _prints(c) else ascii(c)[1:-1] for c in text)
 
 
 def _prints(c: str) -> bool:

@@ -247,7 +247,7 @@ def burst(c: Columns) -> Burst:
 
 
 def _drain(c: Columns, due_s: float, n: int) -> Figure:
-    if Outcome.CANCELLED.value in c.table.column("outcome").to_pylist():
+    if (c.table.column("outcome").to_numpy() == Outcome.CANCELLED.value).any():
         return Absent("the run ended before the burst had drained", "not-drained")
     return _once(float(c.last_s[c.ok].max()) - due_s, "s", n)
 

@@ -308,9 +308,10 @@ def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
     for state in UNUSABLE:
         runs = [work for work in works if state_of(work.verdict) == state]
         if runs:
-            who = ", ".join(dict.fromkeys(work.label for work in runs))
-            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state} ({who})"
-            which = f"{runs[0].label}: " if "," in who and runs[0].verdict_reason else ""
+            who = list(dict.fromkeys(work.label for work in runs))
+            many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state}"
+            many = f"{many} ({', '.join(who)})"
+            which = f"{runs[0].label}: " if len(who) > 1 and runs[0].verdict_reason else ""
             told = f"The run is {state}" if len(works) == 1 else many
             text = f"{told}. {which}{runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, "The run's own report says what to do."))

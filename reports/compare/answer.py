@@ -90,11 +90,9 @@ def limits_of(cells: Sequence[ComparisonCell], *, brief: bool = False) -> list[s
     for cell in (cell for cell in cells if cell.gate.comparable or cell.gate.state == ALONE):
         for label in cell.labels:
             view = cell.views[label][0]
-            told = limit(view.summary, view.manifest) if _is_limit_known(view.summary) else ""
-            if brief:
-                told = told.partition(": ")[0].rstrip(".")
-            if told:
-                who.setdefault(told, []).append(label)
+            found = limit(view.summary, view.manifest) if _is_limit_known(view.summary) else None
+            if found:
+                who.setdefault(found.what if brief else found.sentence, []).append(label)
     return [
         f"{', '.join(dict.fromkeys(labels))}: {told[0].lower()}{told[1:]}" for told, labels in who.items()
     ]

@@ -36,9 +36,17 @@ def side_by_side(cell: ComparisonCell) -> Table:
         notes.append("★: significantly better than every other.")
     if noise:
         notes.append("A/A noise: two runs of one system differ by more only once in twenty.")
-    some = any("[" in each.detail for row in rows for each in row.cells)
-    intervals = ": 95% intervals in brackets" if some else ""
+    intervals = ": 95% intervals in brackets" if _has_intervals(cell) else ""
     return Table(f"{cell.name or 'Side by side'}{intervals}", columns, rows, remark=" ".join(notes))
+
+
+def _has_intervals(cell: ComparisonCell) -> bool:
+    """Whether any number or ratio of the table has an interval."""
+    figures = (cell.figure(label, headline) for label in cell.labels for headline in HEADLINES)
+    ratios = (c.ratio for _, found in cell.pairs() for c in found.values() if isinstance(c, Contrast))
+    return any(isinstance(f, Estimate) and f.low is not None for f in figures) or any(
+        None not in (ratio.low, ratio.high) for ratio in ratios
+    )
 
 
 SPREAD: Final = (

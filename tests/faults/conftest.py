@@ -1,5 +1,6 @@
 """Prints the table of the fault lab after its tests (fault, expected, seen, time); a certificate for TLS."""
 
+import ssl
 import subprocess
 from dataclasses import astuple
 from pathlib import Path
@@ -19,6 +20,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run([*command.split(), *names], cwd=folder, check=True, capture_output=True)
     return folder
+
+
+@pytest.fixture
+def tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's side of TLS by a certificate that clients of this test trust."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    return context
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -115,12 +115,8 @@ def _has_ipv6() -> bool:
 
 
 def test_connections_that_tls_closes_while_they_idle_cost_no_request(
-    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tls: ssl.SSLContext, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-
     left = iter(range(10))
 
     def greet(sock: socket.socket, n: int) -> bool:
@@ -131,7 +127,7 @@ def test_connections_that_tls_closes_while_they_idle_cost_no_request(
             return False
         return True
 
-    with hostile.serving(hostile.honest, tls=context, greet=greet) as server:
+    with hostile.serving(hostile.honest, tls=tls, greet=greet) as server:
         shot = shoot(server.url, tmp_path, 20, every_ms=10)
     seen = f"{counted(shot.outcomes)}, {server.n_connections} connections"
     noted("TLS closes 10 idle connections after 3 ms", "20 ok", seen, shot.time_s)
@@ -217,7 +213,7 @@ SHELLS: dict[str, tuple[str, set[int], bool]] = {
     "closed stdin": ("$RUN --out $OUT <&-", {0, 4}, True),
     "closed stdout": ("$RUN --out $OUT >&-", {0, 4}, True),
     "closed stdin, stdout and stderr": ("$RUN --out $OUT <&- >&- 2>&-", {0, 4}, True),
-    "stdout is a pipe that nobody reads": ("$RUN --out $OUT | true", {0}, True),
+    "stdout is a pipe whose reader has gone": ("$RUN --out $OUT | true", {0}, True),
     "HOME unset": ("unset HOME XDG_CACHE_HOME; $RUN --out $OUT", {0, 4}, True),
     "a HOME that is not there": ("unset XDG_CACHE_HOME; HOME=/nonexistent $RUN --out $OUT", {0, 4}, True),
     "read-only --out": ("mkdir $OUT; chmod 555 $OUT; $UNPRIVILEGED $RUN --out $OUT", {2}, False),

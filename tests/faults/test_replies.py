@@ -152,20 +152,14 @@ def test_a_key_that_the_server_quotes_is_nowhere(key: str, tmp_path: Path) -> No
     assert b"*****" in raw
 
 
-def test_a_tls_goodbye_in_mid_reply_is_a_truncation(
-    certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
-
+def test_a_tls_goodbye_in_mid_reply_is_a_truncation(tls: ssl.SSLContext, tmp_path: Path) -> None:
     def goodbye(sock: ssl.SSLSocket, asked: hostile.Asked) -> None:
         sock.sendall(STREAM_HEAD + chunk(OK_EVENTS[0]))
         sock.settimeout(0.5)
         sock.unwrap()  # close_notify; the socket itself stays open
         time.sleep(3)
 
-    with hostile.serving(goodbye, tls=context) as server:  # type: ignore[arg-type]
+    with hostile.serving(goodbye, tls=tls) as server:  # type: ignore[arg-type]
         shot: Shot = shoot(server.url, tmp_path, 3, deadline_s=5.0)
     noted("TLS close_notify in mid-reply", "3 truncated", counted(shot.outcomes), shot.time_s)
     assert shot.outcomes == Counter(truncated=3), shot.errors

@@ -139,7 +139,9 @@ def limits() -> Iterator[str]:
         (burst, loaded(1000)),
         (burst, replace(loaded(9), verdict=Verdict(State.CLIENT_BOUND))),
     ):
-        yield limit(summary, manifest)
+        found = limit(summary, manifest)
+        assert found is not None
+        yield found.sentence
 
 
 def mistakes() -> Iterator[str]:
