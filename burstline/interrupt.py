@@ -5,27 +5,34 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 _AGAIN_S = 0.05
+_IMPORT = "<frozen importlib._bootstrap>"
 
 _n_holding = 0
 _is_pending = False
 _on_first: Callable[[], None] | None = None
+_outermost: FrameType | None = None
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
     """Within it these signals raise KeyboardInterrupt, SIGINT also where a shell had us ignore it.
 
-    SIGHUP stays ignored where it was (`nohup`). In another thread than the main one it does nothing.
+    One that meets an import is raised after it: a module's lock that is never released would stop every
+    other thread that imports. SIGHUP stays ignored where it was (`nohup`). In another thread than the main
+    one it does nothing.
     """
+    global _outermost
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (*_SIGNALS, signal.SIGALRM)}
     hook = sys.unraisablehook
+    outermost, _outermost = _outermost, sys._getframe(2)  # the frame of the `with` statement
     for number in before:
         if number != signal.SIGHUP or before[number] != signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -33,6 +40,7 @@ def terminable() -> Iterator[None]:
     try:
         yield
     finally:
+        _outermost = outermost
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -83,12 +91,22 @@ def finishing(tell: Callable[[], None]) -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _interrupt(*_: object) -> None:
+def _interrupt(_: int, frame: FrameType | None) -> None:
     global _is_pending, _on_first
     if _n_holding:
         _is_pending = True
     elif _on_first is not None:
         first, _on_first = _on_first, None
         first()
+    elif _is_importing(frame):
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     else:
         raise KeyboardInterrupt
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and frame is not _outermost:
+        if frame.f_code.co_filename == _IMPORT:
+            return True
+        frame = frame.f_back
+    return False

@@ -1,15 +1,18 @@
 """The command itself: what it prints and how it ends."""
 
 import contextlib
+import importlib
 import io
 import os
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
 from burstline.cli import VERBS, main
+from burstline.interrupt import terminable
 from burstline.stdout import json_text, outlets
 
 
@@ -126,3 +129,16 @@ def test_what_a_terminal_has_no_letters_for_is_escaped_and_json_needs_none():
         print("64 → 6")
     assert terminal.buffer.getvalue() == b"64 \\u2192 6\n"
     assert json_text({"a": "→", "b": float("nan")}) == '{\n  "a": "\\u2192",\n  "b": null\n}'
+
+
+def test_an_interrupt_that_meets_an_import_is_raised_after_it(tmp_path, monkeypatch):
+    """Raised within, it may leave a module's lock held: another thread's imports would wait for ever."""
+    (tmp_path / "interrupted_half_way.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nsum(range(1000))\nis_whole = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    with pytest.raises(KeyboardInterrupt), terminable():
+        seen.append(importlib.import_module("interrupted_half_way").is_whole)
+        time.sleep(5)
+    assert seen == [True]

@@ -2,12 +2,14 @@
 
 import ssl
 import subprocess
+from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from servers.protocol.destination import trusted
 from tests.faults.lab import TABLE, Row
 
 
@@ -23,11 +25,19 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tls(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """A server's side of TLS by a certificate that clients of this test trust."""
+def trusting(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The certificate's folder; clients of this test trust it, also where one of this process trusted others."""
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
+    trusted.cache_clear()
+    yield certificate
+    trusted.cache_clear()
+
+
+@pytest.fixture
+def tls(trusting: Path) -> ssl.SSLContext:
+    """A server's side of TLS by a certificate that clients of this test trust."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    context.load_cert_chain(trusting / "cert.pem", trusting / "key.pem")
     return context
 
 

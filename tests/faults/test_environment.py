@@ -307,11 +307,8 @@ def nginx(folder: Path, upstream: str, more: str, tls: Path | None) -> Iterator[
 @pytest.mark.slow
 @pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
 @pytest.mark.parametrize("name", PROXIES)
-def test_behind_nginx_every_request_is_whole(
-    name: str, certificate: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate / "cert.pem"))
-    tls = certificate if name == "TLS" else None
+def test_behind_nginx_every_request_is_whole(name: str, trusting: Path, tmp_path: Path) -> None:
+    tls = trusting if name == "TLS" else None
     with (
         truth_server(Script(ttft_s=0.02, gaps_s=(0.005,))) as truth,
         nginx(tmp_path, truth.url, PROXIES[name], tls) as url,
