@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -21,6 +21,9 @@ from typing import TYPE_CHECKING, Final
 from servers.host import child
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from loadgen.record.capture import Capture
 
 PERIOD_S: Final = 0.02
@@ -90,8 +93,16 @@ def canary() -> Iterator[TruthProcess]:
             process.wait()
 
 
-def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
-    """The error of every event from the run's start on; None where fewer than ten came."""
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """The error of each event in a part of the stream, ns, and the truth process's CPU time until its end."""
+
+    error_ns: NDArray[np.int64]
+    cpu_s: float
+
+
+def errors_of(capture: Capture, t0_ns: int) -> Errors | None:
+    """The events from the run's start on, but for the last, whose send nothing tells of; None without any."""
     import numpy as np  # here: the truth process must not have it
 
     from loadgen.record.capture import NO_STAMP, Reads
@@ -111,10 +122,19 @@ def report_of(capture: Capture, t0_ns: int) -> CanaryReport | None:
     true_ns, reported_ns = said[:-1, 0] - t0_ns, reported_ns[:-1]
     sent_ns = said[1:, 2] - t0_ns
     error_ns = np.maximum(np.maximum(true_ns - reported_ns, reported_ns - sent_ns), 0)[true_ns >= 0]
-    if len(error_ns) < 10:
+    return Errors(error_ns, float(said[-1, 1]) / 1e9)
+
+
+def report_of(parts: Sequence[Errors | None]) -> CanaryReport | None:
+    """The error over all parts of the stream, in their order; None where fewer than ten events came."""
+    import numpy as np
+
+    told = [part for part in parts if part is not None]
+    if sum(len(part.error_ns) for part in told) < 10:
         return None
+    error_ns = np.concatenate([part.error_ns for part in told])
     p50, p99 = np.quantile(error_ns, [0.5, 0.99])
-    return CanaryReport(len(error_ns), int(p50), int(p99), int(error_ns.max()), float(said[-1, 1]) / 1e9)
+    return CanaryReport(len(error_ns), int(p50), int(p99), int(error_ns.max()), told[-1].cpu_s)
 
 
 def due_after_s(k: int) -> float:

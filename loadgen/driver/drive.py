@@ -37,7 +37,6 @@ from typing import Any, Final
 import numpy as np
 
 from loadgen.driver import canary
-from loadgen.driver.canary import CanaryReport
 from loadgen.driver.conversations import PREDECESSOR, Conversations
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import DurationHistogram
@@ -110,7 +109,7 @@ class _Drive:
         self._t0_ns: int | None = None
         self._stopped = False
         self._n_prepared = self._n_ended = 0
-        self._canary = Exchange(canary.INDEX)
+        self._canary: list[canary.Errors | None] = []
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
         self._left, self._acked = DurationHistogram(), DurationHistogram()
@@ -136,8 +135,9 @@ class _Drive:
             self._spool = CaptureWriter(job.captures, job.worker, on_error=self._stop)
             wire.start()
             if job.canary_port is not None:
-                self._canary.payload = canary.REQUEST
-                wire.watch_canary(self._canary, job.canary_port)
+                asked = Exchange(canary.INDEX)
+                asked.payload = canary.REQUEST
+                wire.watch_canary(asked, job.canary_port, self._on_canary)
             try:
                 with quiet():
                     before = self._fire()
@@ -353,12 +353,15 @@ class _Drive:
         self._lag.add((reads.at_ns - reads.kernel_ns)[reads.kernel_ns != NO_STAMP])
         return capture
 
-    def _canary_report(self) -> CanaryReport | None:
-        """How far off the canary's events were reported; None where there was no canary."""
-        if self._job.canary_port is None or self._t0_ns is None or not self._canary.data:
-            return None
-        capture = self._canary.capture(self._t0_ns, self._wire.offsets)
-        return canary.report_of(capture, self._t0_ns)
+    def _on_canary(self, said: Exchange) -> None:
+        """Runs in the wire's thread: judged is a part of the canary's stream in the spool's."""
+
+        def judge() -> None:
+            if self._t0_ns is not None and said.data:
+                capture = said.capture(self._t0_ns, self._wire.offsets)
+                self._canary.append(canary.errors_of(capture, self._t0_ns))
+
+        self._spool.put(judge)
 
     def _report(self, before: Usage) -> DriveReport:
         wire, used = self._wire, Usage.now() - before
@@ -386,7 +389,7 @@ class _Drive:
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
-            canary=self._canary_report(),
+            canary=canary.report_of(self._canary),
             network=wire.network.report() if wire.network else None,
             left=self._left.spread(),
             acked=self._acked.spread(),

@@ -38,6 +38,9 @@ MAX_CAPTURE_BYTES: Final = 2 * MAX_REPLY_BYTES
 """The largest capture that is read where the plan does not say how large its reply may be."""
 
 
+_Make = Callable[[], Capture | None]
+
+
 class CaptureWriter:
     """Appends captures to `captures/driver-<worker>.zst` from a thread of its own.
 
@@ -53,14 +56,16 @@ class CaptureWriter:
         # Unbuffered: what has been put is on its way to the disk, even if this process is killed next.
         self._file = self._partial.open("wb", buffering=0)
         self._compress = zstandard.ZstdCompressor(level=1, write_checksum=True).compress
-        self._queue: queue.SimpleQueue[Callable[[], Capture] | threading.Event | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], Capture | None] | threading.Event | None] = (
+            queue.SimpleQueue()
+        )
         self._on_error = on_error
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
-    def put(self, capture: Callable[[], Capture]) -> None:
-        """Have a capture made and written, both in the spool's own thread."""
+    def put(self, capture: _Make) -> None:
+        """Have a capture made and written, both in the spool's own thread; None is not written."""
         self._queue.put(capture)
 
     def drain(self) -> None:
@@ -86,7 +91,9 @@ class CaptureWriter:
             if self._error is not None:
                 continue
             try:
-                self._write(self._compress(packed(make())))
+                capture = make()
+                if capture is not None:
+                    self._write(self._compress(packed(capture)))
             except Exception as error:  # told by close(); the run must be stopped now
                 self._error = error
                 self._on_error()

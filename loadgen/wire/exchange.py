@@ -146,6 +146,17 @@ class Exchange:
         end = self.walked if head.length is None else head.body_start + head.length
         return end == len(self.data)
 
+    def goes_on(self) -> Exchange:
+        """What follows of the same stream, as an exchange of its own behind the same head."""
+        assert self.head is not None
+        rest, start = Exchange(self.index, self.due_ns), self.head.body_start
+        at_ns, stamp, _, polled_ns = READ.unpack_from(self.reads)
+        rest.reads += READ.pack(at_ns, stamp, start, polled_ns)
+        rest.data += self.data[:start]
+        rest.sent_ns, rest.head, rest.walked = self.sent_ns, self.head, start
+        rest.begun, rest.mid_stream = self.begun, self.mid_stream
+        return rest
+
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
         rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 5)

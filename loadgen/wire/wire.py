@@ -20,8 +20,8 @@ from typing import Any
 from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
 from loadgen.wire.dispatcher import Dispatcher
+from loadgen.wire.exchange import MID_STREAM, Exchange
 from loadgen.wire.exchange import READ as ROW
-from loadgen.wire.exchange import Exchange
 from loadgen.wire.network import ERR, Network, is_remote
 from loadgen.wire.poller import IN, OUT, new_poller
 from loadgen.wire.pool import Connection, Pool
@@ -29,6 +29,7 @@ from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_B
 from loadgen.wire.tls import Channel
 
 _TICK_NS = 50_000_000
+_CANARY_PART_BYTES = 1 << 16
 
 now = time.monotonic_ns
 
@@ -60,6 +61,9 @@ class Wire:
         self.max_pass_ns = self.n_reads = self.n_bytes = 0
         self.cpu_wait_s: float | None = None
         self._canary: Connection | None = None
+        self._canary_said = Exchange()
+        self._on_canary: Callable[[Exchange], None] = lambda _: None
+        self._n_canary_bytes = 0
         self._on_ended = on_ended
         self._counters = counters
         self._poller = new_poller()
@@ -100,8 +104,14 @@ class Wire:
         """Call back, in the wire's thread, when all that is due in the first second has its connection."""
         self._ask(lambda: self._when_open.append(callback))
 
-    def watch_canary(self, exchange: Exchange, port: int) -> None:
-        """Read the canary's events into `exchange` over a connection of its own, on the loopback."""
+    def watch_canary(
+        self, exchange: Exchange, port: int, on_part: Callable[[Exchange], None] = lambda _: None
+    ) -> None:
+        """Read the canary's events into `exchange` over a connection of its own, on the loopback.
+
+        What came goes to `on_part`, in the wire's thread, a part at a time; the last one when the wire ends.
+        """
+        self._on_canary = on_part
         self._ask(lambda: self._open_canary(exchange, port))
 
     def release(self, t0_ns: int) -> None:
@@ -139,8 +149,10 @@ class Wire:
             with suppress(Exception):
                 self.traffic.stop()
                 self._obey()
-                if self._canary is not None and self._canary.is_open:
-                    self.reader.leave(self._canary)
+                if self._canary is not None:
+                    if self._canary.is_open:
+                        self.reader.leave(self._canary)
+                    self._on_canary(self._canary_said)
             self._hand_over()
             self.pool.close()
             self._poller.close()
@@ -192,7 +204,18 @@ class Wire:
         self.traffic.refuse_waiting()
         self.traffic.expire(at)
         self.traffic.hang_up()
+        self._part_canary()
         self._publish()
+
+    def _part_canary(self) -> None:
+        """Hand over what the canary has said, once it is much: a long load keeps none of it."""
+        canary, said = self._canary, self._canary_said
+        if canary is None or canary.exchange is not said or len(said.data) < _CANARY_PART_BYTES:
+            return
+        if said.begun and said.data.endswith(MID_STREAM):
+            canary.exchange = self._canary_said = said.goes_on()
+            self._n_canary_bytes += len(said.data) - len(self._canary_said.data)
+            self._on_canary(said)
 
     def _publish(self) -> None:
         # Every cell is an aligned int64 with one writer, so readers in other processes need no lock.
@@ -201,8 +224,7 @@ class Wire:
         if self._counters is not None:
             cells = (len(self.pool.by_fd), traffic.n_sent, traffic.n_begun, traffic.n_done, traffic.n_failed)
             # The canary goes on where the server has fallen silent: its bytes are none of the load's.
-            canary = None if self._canary is None else self._canary.exchange
-            n_bytes = self.n_bytes - (0 if canary is None else len(canary.data))
+            n_bytes = self.n_bytes - self._n_canary_bytes - len(self._canary_said.data)
             for i, cell in enumerate((*cells, self.n_reads, n_bytes)):
                 self._counters[i] = cell
 
@@ -229,6 +251,7 @@ class Wire:
     def _open_canary(self, exchange: Exchange, port: int) -> None:
         connection = self.pool.adopt(socket.create_connection(("127.0.0.1", port), timeout=1.0))
         connection.exchange, self._canary = exchange, connection
+        self._canary_said = exchange
         connection.sock.send(exchange.payload)
         exchange.sent_ns = now()
 

@@ -1,13 +1,23 @@
 """The in-run canary: the instrument's error in this very run, at events whose sending is known."""
 
 import os
+import socket
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, CanaryReport, canary, due_after_s, report_of
+from loadgen.driver.canary import (
+    INDEX,
+    PERIOD_S,
+    REQUEST,
+    CanaryReport,
+    canary,
+    due_after_s,
+    errors_of,
+    report_of,
+)
 from loadgen.metrics.summary import Context
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.tables import record_table
@@ -36,22 +46,26 @@ def streamed(late_ns, send_ns=0):
     return Capture(INDEX, 0, 0, None, 0, None, Reads.of(reads))
 
 
+def reported(capture, t0_ns):
+    return report_of([errors_of(capture, t0_ns)])
+
+
 def test_the_error_is_reported_minus_true_over_the_run():
     late = [30_000] * 98 + [5 * MS, 9 * MS]
-    found = report_of(streamed(late), 1_000_000_000)
+    found = reported(streamed(late), 1_000_000_000)
     assert (found.n, found.p50_ns, found.max_ns) == (100, 30_000, 9 * MS)
     assert 4 * MS < found.p99_ns < 9 * MS
     assert found.cpu_s == pytest.approx(100e-6)
 
 
 def test_a_report_from_within_the_send_has_no_error_and_one_from_outside_it_counts_from_its_end():
-    found = report_of(streamed([30_000] * 50 + [70_000] * 50 + [-5_000], send_ns=40_000), 1_000_000_000)
+    found = reported(streamed([30_000] * 50 + [70_000] * 50 + [-5_000], send_ns=40_000), 1_000_000_000)
     assert (found.p50_ns, found.max_ns) == (5_000, 30_000)
 
 
 def test_events_before_the_run_and_a_run_too_short_say_nothing():
-    assert report_of(streamed([1000] * 9), 1_000_000_000) is None
-    assert report_of(replace(streamed([1000] * 100), reads=()), 0) is None
+    assert reported(streamed([1000] * 9), 1_000_000_000) is None
+    assert reported(replace(streamed([1000] * 100), reads=()), 0) is None
 
 
 def test_a_kernels_stamp_takes_the_drivers_own_lag_out():
@@ -59,7 +73,7 @@ def test_a_kernels_stamp_takes_the_drivers_own_lag_out():
     stamps = late.reads.at_ns - 40 * MS + 10_000
     stamps[-1] = late.reads.at_ns[-1]
     stamped = replace(late, reads=replace(late.reads, kernel_ns=stamps))
-    assert report_of(stamped, 1_000_000_000).p99_ns == 10_000
+    assert reported(stamped, 1_000_000_000).p99_ns == 10_000
     assert (late.reads.kernel_ns == NO_STAMP).all()
 
 
@@ -80,9 +94,36 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
                 break
         wire.close()
     assert ended == [], "it is no request of the plan"
-    report = report_of(exchange.capture(t0_ns, wire.offsets), t0_ns)
+    report = reported(exchange.capture(t0_ns, wire.offsets), t0_ns)
     assert report.n >= 10
     assert report.p50_ns < 1_000_000_000
+
+
+def test_a_long_stream_comes_in_parts_of_which_each_event_but_the_last_counts():
+    n, parts = 6000, []
+    events = [b"data: %d %d %d\n\n" % (time.monotonic_ns(), k, time.monotonic_ns()) for k in range(n)]
+    wire, asked = Wire([], lambda ended: None), Exchange(INDEX)
+    asked.payload = REQUEST
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        wire.start()
+        wire.watch_canary(asked, server.getsockname()[1], parts.append)
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(HEAD)
+            for k in range(0, n, 300):  # slower than the wire looks at how much there is
+                connection.sendall(b"".join(map(chunk, events[k : k + 300])))
+                time.sleep(0.06)
+            limit_s = time.monotonic() + 20
+            while wire.n_bytes < len(HEAD) + sum(len(chunk(event)) for event in events):
+                assert time.monotonic() < limit_s
+                time.sleep(0.01)
+            wire.close()
+    assert len(parts) >= 3
+    told = [errors_of(part.capture(0, wire.offsets), 0) for part in parts]
+    assert sum(len(each.error_ns) + 1 for each in told if each) == n
+    assert max(len(part.data) for part in parts) < 1 << 18
+    assert wire.n_bytes - wire._n_canary_bytes == len(parts[-1].data)
 
 
 def test_the_canarys_gaps_are_of_many_sizes():
@@ -129,6 +170,6 @@ def test_the_canary_uses_less_than_half_a_percent_of_the_machines_cpu():
         time.sleep(6)
         wire.close()
         lasted_s = (time.monotonic_ns() - t0_ns) / 1e9
-    report = report_of(exchange.capture(t0_ns, wire.offsets), t0_ns)
+    report = reported(exchange.capture(t0_ns, wire.offsets), t0_ns)
     assert report.n > 100
     assert 0 < report.cpu_s / lasted_s / (os.cpu_count() or 1) < 0.005
