@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
@@ -21,9 +21,6 @@ from typing import TYPE_CHECKING, Final
 from servers.host import child
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from loadgen.record.capture import Capture
 
 PERIOD_S: Final = 0.02
@@ -38,7 +35,7 @@ _GOLDEN: Final = 0.6180339887498949
 
 @dataclass(frozen=True, slots=True)
 class CanaryReport:
-    """Reported minus true arrival of `n` events, ns: percentiles of the absolute error.
+    """Reported minus true arrival of `n` events, ns: percentiles of the absolute error, within 1.2%.
 
     The truth is the time from just before the event's send until the kernel had taken it: a report from
     within has no error, for a sender that sleeps between events needs some 20 us for its send.
@@ -93,48 +90,46 @@ def canary() -> Iterator[TruthProcess]:
             process.wait()
 
 
-@dataclass(frozen=True, slots=True)
-class Errors:
-    """The error of each event in a part of the stream, ns, and the truth process's CPU time until its end."""
+class CanaryErrors:
+    """The errors of the canary's events, counted part by part of its stream: none of it is kept."""
 
-    error_ns: NDArray[np.int64]
-    cpu_s: float
+    def __init__(self) -> None:
+        from loadgen.driver.duration_histogram import (
+            DurationHistogram,  # here: the truth process needs no numpy
+        )
 
+        self._errors, self._cpu_ns = DurationHistogram(), 0
 
-def errors_of(capture: Capture, t0_ns: int) -> Errors | None:
-    """The events from the run's start on, but for the last, whose send nothing tells of; None without any."""
-    import numpy as np  # here: the truth process must not have it
+    def add(self, capture: Capture, t0_ns: int) -> None:
+        """Count the events from the run's start on, but for the last one, whose send nothing tells of."""
+        import numpy as np
 
-    from loadgen.record.capture import NO_STAMP, Reads
-    from loadgen.wire import http1
+        from loadgen.record.capture import NO_STAMP, Reads
+        from loadgen.wire import http1
 
-    parsed = http1.parse(capture.reads)
-    if parsed is None:
-        return None
-    http, arrivals = parsed
-    reads, lines = Reads.of(capture.reads), http.body.split(b"\n\n")[:-1]
-    if not lines:
-        return None
-    ends = np.cumsum([len(line) + 2 for line in lines])
-    said = np.array([[int(word) for word in line.split()[1:4]] for line in lines], dtype=np.int64)
-    read = arrivals.read_of(ends)
-    reported_ns = np.where(reads.kernel_ns[read] != NO_STAMP, reads.kernel_ns[read], reads.at_ns[read])
-    true_ns, reported_ns = said[:-1, 0] - t0_ns, reported_ns[:-1]
-    sent_ns = said[1:, 2] - t0_ns
-    error_ns = np.maximum(np.maximum(true_ns - reported_ns, reported_ns - sent_ns), 0)[true_ns >= 0]
-    return Errors(error_ns, float(said[-1, 1]) / 1e9)
+        parsed = http1.parse(capture.reads)
+        if parsed is None:
+            return
+        http, arrivals = parsed
+        reads, lines = Reads.of(capture.reads), http.body.split(b"\n\n")[:-1]
+        if not lines:
+            return
+        ends = np.cumsum([len(line) + 2 for line in lines])
+        said = np.array([[int(word) for word in line.split()[1:4]] for line in lines], dtype=np.int64)
+        read = arrivals.read_of(ends)
+        reported_ns = np.where(reads.kernel_ns[read] != NO_STAMP, reads.kernel_ns[read], reads.at_ns[read])
+        true_ns, reported_ns = said[:-1, 0] - t0_ns, reported_ns[:-1]
+        sent_ns = said[1:, 2] - t0_ns
+        error_ns = np.maximum(true_ns - reported_ns, reported_ns - sent_ns)
+        self._errors.add(error_ns[true_ns >= 0])
+        self._cpu_ns = int(said[-1, 1])
 
-
-def report_of(parts: Sequence[Errors | None]) -> CanaryReport | None:
-    """The error over all parts of the stream, in their order; None where fewer than ten events came."""
-    import numpy as np
-
-    told = [part for part in parts if part is not None]
-    if sum(len(part.error_ns) for part in told) < 10:
-        return None
-    error_ns = np.concatenate([part.error_ns for part in told])
-    p50, p99 = np.quantile(error_ns, [0.5, 0.99])
-    return CanaryReport(len(error_ns), int(p50), int(p99), int(error_ns.max()), told[-1].cpu_s)
+    def report(self) -> CanaryReport | None:
+        """What was counted; None where fewer than ten events came."""
+        spread = self._errors.spread()
+        if spread is None or spread.n < 10:
+            return None
+        return CanaryReport(spread.n, spread.p50_ns, spread.p99_ns, spread.max_ns, self._cpu_ns / 1e9)
 
 
 def due_after_s(k: int) -> float:

@@ -37,6 +37,7 @@ from typing import Any, Final
 import numpy as np
 
 from loadgen.driver import canary
+from loadgen.driver.canary import CanaryErrors
 from loadgen.driver.conversations import PREDECESSOR, Conversations
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import DurationHistogram
@@ -109,7 +110,7 @@ class _Drive:
         self._t0_ns: int | None = None
         self._stopped = False
         self._n_prepared = self._n_ended = 0
-        self._canary: list[canary.Errors | None] = []
+        self._canary = CanaryErrors()
         self._failures: Counter[str] = Counter()
         self._late, self._lag = DurationHistogram(), DurationHistogram()
         self._left, self._acked = DurationHistogram(), DurationHistogram()
@@ -359,7 +360,7 @@ class _Drive:
         def judge() -> None:
             if self._t0_ns is not None and said.data:
                 capture = said.capture(self._t0_ns, self._wire.offsets)
-                self._canary.append(canary.errors_of(capture, self._t0_ns))
+                self._canary.add(capture, self._t0_ns)
 
         self._spool.put(judge)
 
@@ -389,7 +390,7 @@ class _Drive:
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
-            canary=canary.report_of(self._canary),
+            canary=self._canary.report(),
             network=wire.network.report() if wire.network else None,
             left=self._left.spread(),
             acked=self._acked.spread(),

@@ -29,8 +29,7 @@ PERIOD_S = 2.0
 N_STEADY = 12
 """Fewer samples than this say nothing of a slope."""
 LEAK = {"memory": 0.1e6 / 60, "files": 0.5 / 60, "disk": 1e3 / 60}
-"""Bytes, open files and bytes per second: a smaller growth is none. A driver keeps the canary's errors:
-0.024 MB a minute at any rate of requests."""
+"""Bytes, open files and bytes per second: a smaller growth is none."""
 N_ERRORS = 4.0
 BY_DESIGN = ("server", "telemetry")
 CAPTURES_SHARE = 0.1

@@ -274,7 +274,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the canary's lateness counts from its first event",
-        canary.errors_of,
+        canary.CanaryErrors.add,
         "sent_ns = said[1:, 2] - t0_ns",
         "sent_ns = reported_ns",
         LOADGEN + "test_canary.test_the_error_is_reported_minus_true_over_the_run",
