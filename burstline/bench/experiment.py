@@ -52,7 +52,7 @@ from loadgen.record.rundir import RunDir, open_run
 from loadgen.stats.figure import Absent
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
-from servers.host.watch import start_watcher
+from servers.host.watch import Watcher, spawn_watcher
 from servers.protocol.destination import Destination
 from servers.redact import without_secrets
 from workloads.plan import Plan
@@ -63,6 +63,7 @@ from workloads.warm_up import WarmUp
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
     from burstline.cluster.session import RayOptions
+    from loadgen.record.decode import Decoders
     from loadgen.metrics.summary_types import Summary
 
 
@@ -92,10 +93,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a load left behind besides its captures. `engine_error` is why the server ended under it."""
+    """What a load left behind besides its captures. `engine_error` is why the server ended under it.
+
+    `decoders` have been importing since its last token.
+    """
 
     done: Done
     engine_error: str | None
+    decoders: Decoders | None = None
 
     @property
     def t0_ns(self) -> int:
@@ -146,7 +151,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
             progress.phase("Decoding what was captured, and writing the report")
             from burstline.bench.finish import conclude
 
-            summary = conclude(run, engine, fired.status, fired.done.reports)
+            summary = conclude(run, engine, fired.status, fired.done.reports, fired.decoders)
     return _told(run, summary, fired)
 
 
@@ -207,9 +212,9 @@ def _measured(
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
     serve = settings.serve or serving
-    meanwhile(import_tables)  # the server's first token takes longer
+    meanwhile(_prepare)  # the server's first token takes longer
     truth = canary() if settings.canary and settings.ray is None else nullcontext()
-    with truth as bird, serve(engine, where, run.path, progress.phase) as site:
+    with truth as bird, spawn_watcher() as watcher, serve(engine, where, run.path, progress.phase) as site:
         if bird and site.launch and site.launch.n_cores:
             bird.leave_to_server(site.launch.n_cores)
         plan, vocabulary = plan_for(
@@ -225,7 +230,7 @@ def _measured(
         run.save_manifest(replace(begun, load=facts))
         progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
         with _drivers(settings.ray, site, progress, early) as drivers:
-            fired = _watched(run, site, plan, load, vocabulary, progress, drivers, bird)
+            fired = _watched(run, site, plan, load, vocabulary, progress, drivers, watcher, bird)
         from burstline.bench.finish import recount
 
         recount(
@@ -258,6 +263,13 @@ def _drivers(
         yield fleet.connected
 
 
+def _prepare() -> None:
+    """What takes a while and needs no server."""
+    import_tables()
+    for find_out in (host_facts.commit, host_facts.libraries, host_facts.devices):
+        find_out()
+
+
 def _watched(
     run: RunDir,
     site: Site,
@@ -266,6 +278,7 @@ def _watched(
     vocabulary: Vocabulary,
     progress: Progress,
     drivers: Drivers | None,
+    watcher: Watcher,
     bird: TruthProcess | None,
 ) -> RunOutcome:
     telemetry = run.path / "telemetry.jsonl"
@@ -292,9 +305,9 @@ def _watched(
         run.save_manifest(replace(run.manifest, load=replace(run.manifest.load, stages=sent.facts)))
     if site.engine.metrics_path is not None and site.engine.counters_settle_s > LATE_S:
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
-    with start_watcher(
+    with watcher.watch(
         telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
-    ) as watcher:
+    ):
 
         def while_drivers_prepare(pids: list[int]) -> None:
             from loadgen.record.tables import keep_pandas_out
@@ -307,8 +320,11 @@ def _watched(
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
         done = fire(with_handover(plan, job), load.n_workers, while_drivers_prepare, on_tick, drivers)
+        from loadgen.record.decode import Decoders
+
         meanwhile(import_report)  # the last token is here; the watcher takes its last samples
-    fired = RunOutcome(done, signs.death())
+        decoders = Decoders(len(plan.requests))
+    fired = RunOutcome(done, signs.death(), decoders)
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))

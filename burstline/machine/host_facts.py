@@ -1,4 +1,7 @@
-"""The machine, the GPUs and the software that a run is made with; what is unknown is None."""
+"""The machine, the GPUs and the software that a run is made with; what is unknown is None.
+
+What takes a while to find out is found out once.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import resource
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from loadgen.record.manifest import GpuFacts, HostFacts
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 
 
+@cache
 def libraries() -> dict[str, str]:
     """The versions of the libraries that a run's numbers depend on."""
     return {name: version(name) for name in _LIBRARIES}
@@ -45,6 +50,7 @@ def _kernel_says(name: str) -> str | None:
     return None
 
 
+@cache
 def commit() -> str | None:
     """The commit of Burstline's own sources where they are a checkout, with a + where they were changed."""
     here = Path(__file__).resolve().parent
@@ -72,6 +78,7 @@ def _cores_allowed() -> int | None:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else psutil.cpu_count()
 
 
+@cache
 def devices() -> tuple[GpuFacts, ...]:
     """Every GPU that NVML lists; empty where there is no driver."""
     import pynvml

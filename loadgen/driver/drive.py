@@ -100,6 +100,7 @@ def main() -> None:
         except EOFError:  # stopped before it began
             return
         run(job, conn)
+    child.end_now()
 
 
 class _Drive:

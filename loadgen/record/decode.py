@@ -42,28 +42,60 @@ _DAMAGED = 3
 """A child's exit code: what it read is damaged, its standard error says how."""
 
 
-def decode_run(
-    directory: Path,
-    decode: Decode,
-    n_processes: int | None = None,
-    meanwhile: Callable[[], object] = lambda: None,
-) -> pa.Table:
-    """The records of a run's folder: one row per request of `plan.parquet`, in its order.
+class Decoders:
+    """Child processes that decode a run's captures: they import from now on, and wait until `decode`.
 
-    `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
-    read from `counts.parquet`, where it was counted afterwards. `n_processes` children share the
-    captures (as many as CPUs unless told, fewer for small runs); each streams its share through a pipe, so
-    that it holds the raw bytes of one reply and the records of one batch. Raises DamagedCapturesError.
-    `meanwhile` is called while they decode.
+    As many as CPUs unless told, fewer for small runs. Each streams its share through a pipe, so that it holds
+    the raw bytes of one reply and the records of one batch.
     """
-    requests, due_ns = _read_asked(directory)
-    if n_processes is None:
-        n_processes = min(_n_cpus(), 1 + len(requests) // 2000)
-    seen = _seen(directory, decode, n_processes, meanwhile)
-    n = sum(request.stage is None for request in requests)
-    if n < len(requests):  # stages that were captured with the load are told apart by `stage_records`
-        seen = seen.filter(pc.less(seen.column("index"), n))
-    return with_cancelled(seen, requests[:n], due_ns[:n])
+
+    def __init__(self, n_requests: int, n_processes: int | None = None) -> None:
+        if n_processes is None:
+            n_processes = min(_n_cpus(), 1 + n_requests // 2000)
+        self._children = [
+            child.spawn("loadgen.record.decode", stderr=subprocess.PIPE) for _ in range(n_processes)
+        ]
+
+    def decode(
+        self, directory: Path, decode: Decode, meanwhile: Callable[[], object] = lambda: None
+    ) -> pa.Table:
+        """The records of a run's folder: one row per request of `plan.parquet`, in its order. Called once.
+
+        `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
+        read from `counts.parquet`, where it was counted afterwards. `meanwhile` is called while they decode.
+        Raises DamagedCapturesError.
+        """
+        requests, due_ns = _read_asked(directory)
+        seen = self._seen(directory, decode, meanwhile)
+        n = sum(request.stage is None for request in requests)
+        if n < len(requests):  # stages that were captured with the load are told apart by `stage_records`
+            seen = seen.filter(pc.less(seen.column("index"), n))
+        return with_cancelled(seen, requests[:n], due_ns[:n])
+
+    def _seen(self, directory: Path, decode: Decode, meanwhile: Callable[[], object]) -> pa.Table:
+        """The records of what was captured, in no order."""
+        children = self._children
+        task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
+        try:
+            for k, process in enumerate(children):
+                child.tell(process, {**task, "share": k, "shares": len(children)})
+            with ThreadPoolExecutor(len(children)) as threads:
+                try:
+                    tables = threads.map(_received, children)
+                    meanwhile()
+                    return pa.concat_tables(tables)
+                except BaseException:
+                    for each in children:
+                        each.kill()  # ends the threads as well: their pipes end
+                    raise
+        finally:
+            for each in children:
+                child.end(each, 1.0)
+
+
+def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
+    """The records of a run's folder, by decoders that start now."""
+    return Decoders(n_planned(directory), n_processes).decode(directory, decode)
 
 
 def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
@@ -75,28 +107,6 @@ def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
     late = (c for c in read_captures(directory / "captures") if n <= c.index < len(requests))
     rows = [record for batch in decoded_batches(late, requests, decode) for record in batch]
     return record_table(sorted(rows, key=lambda record: record.index)) if rows else None
-
-
-def _seen(directory: Path, decode: Decode, n_processes: int, meanwhile: Callable[[], object]) -> pa.Table:
-    """The records of what was captured, in no order."""
-    children: list[subprocess.Popen[bytes]] = []
-    task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
-    try:
-        for k in range(n_processes):
-            share = {**task, "share": k, "shares": n_processes}
-            children.append(child.spawn("loadgen.record.decode", share, stderr=subprocess.PIPE))
-        with ThreadPoolExecutor(n_processes) as threads:
-            try:
-                tables = threads.map(_received, children)
-                meanwhile()
-                return pa.concat_tables(tables)
-            except BaseException:
-                for each in children:
-                    each.kill()  # ends the threads as well: their pipes end
-                raise
-    finally:
-        for each in children:
-            child.end(each, 1.0)
 
 
 def _received(process: subprocess.Popen[bytes]) -> pa.Table:
@@ -184,7 +194,7 @@ def main() -> None:
         with pa.ipc.new_stream(sys.stdout.buffer, RECORDS) as stream:
             for records in decoded_batches(share, requests, decode, _read_counts(directory)):
                 stream.write_table(record_table(records))
-        sys.stdout.flush()
+        child.end_now()
     except DamagedCapturesError as error:
         print(error, file=sys.stderr)  # noqa: T201
         sys.stderr.flush()
@@ -204,6 +214,11 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     # pq.read_table would import pyarrow.dataset as well.
     with pq.ParquetFile(path) as file:
         return file.read(columns=columns)
+
+
+def n_planned(directory: Path) -> int:
+    """How many requests the plan of a run has, those of its stages included."""
+    return pq.read_metadata(directory / "plan.parquet").num_rows
 
 
 def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:

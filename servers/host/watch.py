@@ -1,6 +1,6 @@
 """Watches a run from beside it: samples server, clients, machine, GPUs and the engine's own gauges.
 
-Run as `python -m servers.host.watch` by `start_watcher`; its task comes on standard input, more clients
+Run as `python -m servers.host.watch` by `spawn_watcher`; its task comes on standard input, more clients
 later. It stops when told, and when its parent is gone. Nice'd: it must not take from what it watches.
 """
 
@@ -44,9 +44,37 @@ BASELINE_S = 10.0
 class Watcher:
     """The watching process. Leaving it as a context manager stops it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], path: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], path: Path | None = None) -> None:
         self._process = process
         self._path = path
+
+    def watch(
+        self,
+        path: Path,
+        *,
+        keeper_pid: int | None = None,
+        client_pids: Iterable[int] = (),
+        engine: str | None = None,
+        target: Target | None = None,
+        period_s: float = PERIOD_S,
+    ) -> Self:
+        """From now on append telemetry to `path`, for `telemetry.load_telemetry`.
+
+        `keeper_pid` is `Server.keeper_pid`, None for a server that we did not start; `engine` a name of the
+        registry, whose gauges are asked of `target`.
+        """
+        self._path = path
+        task = {
+            "path": str(path),
+            "keeper_pid": keeper_pid,
+            "clients": list(client_pids),
+            "engine": engine,
+            "target": asdict(target) if target else None,
+            "period_s": period_s,
+            "secrets": known_secrets(),
+        }
+        child.tell(self._process, task)
+        return self
 
     @property
     def pid(self) -> int:
@@ -62,7 +90,7 @@ class Watcher:
         What a load adds to them can only be told from a reading before its first request.
         """
         until_s = time.monotonic() + timeout_s
-        while time.monotonic() < until_s and self._process.poll() is None:
+        while self._path and time.monotonic() < until_s and self._process.poll() is None:
             with suppress(FileNotFoundError):
                 if b', "engine", ' in self._path.read_bytes():
                     return True
@@ -82,7 +110,7 @@ class Watcher:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        if code != 0:
+        if code != 0 and self._path is not None:
             with self._path.open("ab") as file:
                 file.write(as_lines([missing("watcher", f"the watcher ended with exit code {code}")]))
 
@@ -95,30 +123,9 @@ class Watcher:
         self.stop()
 
 
-def start_watcher(
-    path: Path,
-    *,
-    keeper_pid: int | None = None,
-    client_pids: Iterable[int] = (),
-    engine: str | None = None,
-    target: Target | None = None,
-    period_s: float = PERIOD_S,
-) -> Watcher:
-    """Starts appending telemetry to `path`, for `telemetry.load_telemetry`.
-
-    `keeper_pid` is `Server.keeper_pid`, None for a server that we did not start; `engine` a name of the
-    registry, whose gauges are asked of `target`.
-    """
-    task = {
-        "path": str(path),
-        "keeper_pid": keeper_pid,
-        "clients": list(client_pids),
-        "engine": engine,
-        "target": asdict(target) if target else None,
-        "period_s": period_s,
-        "secrets": known_secrets(),
-    }
-    return Watcher(child.spawn("servers.host.watch", task), path)
+def spawn_watcher() -> Watcher:
+    """A watcher that imports meanwhile; it watches once told what."""
+    return Watcher(child.spawn("servers.host.watch"))
 
 
 class Watch:
@@ -204,7 +211,9 @@ class Watch:
 
 
 def main() -> None:
-    task = json.loads(child.next_line(sys.stdin.fileno()))
+    task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
+    if not task:
+        return
     learn(*task["secrets"])
     os.nice(NICENESS)
     file = os.open(task["path"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -222,6 +231,7 @@ def main() -> None:
     stopped.set()
     if scraper is not None:
         scraper.join(TIMEOUT_S + SETTLE_S)
+    child.end_now()
 
 
 if __name__ == "__main__":

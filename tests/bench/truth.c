@@ -5,7 +5,7 @@
  * Answers every POST with an event stream of N_TOKENS events (fewer where its "max_tokens" says so), the first
  * TTFT_US after the request arrived whole, the others GAP_US apart, each carrying "t", the monotonic ns just
  * before it was written, and "a", when the request had arrived. Where asked for, usage follows, which claims
- * PROMPT_TOKENS. Any GET lists one model. Prints its port. Ends with its parent (end of stdin) and then writes
+ * PROMPT_TOKENS. Any GET lists one model, as vLLM does. Prints its port. Ends with its parent (end of stdin) and then writes
  * to LOG, per request in the order of arrival, int64: first byte, arrived whole, n events, N_TOKENS times.
  * With TRUTH_JITTER in the environment each event comes up to half a gap early, so that gaps are of many sizes.
  */
@@ -105,8 +105,8 @@ static void drop(int fd) {
 }
 
 static const char MODELS[] =
-    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 85\r\n\r\n"
-    "{\"object\":\"list\",\"data\":[{\"id\":\"truth\",\"object\":\"model\",\"max_model_len\":   1000000}]}";
+    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n"
+    "{\"object\":\"list\",\"data\":[{\"id\":\"truth\",\"object\":\"model\",\"owned_by\":\"vllm\",\"max_model_len\":1000000}]}";
 
 static void request_arrived(int fd) {
     conn_t *c = &conns[fd];

@@ -16,7 +16,7 @@ from servers.host import process
 from servers.host.ready import wait_ready
 from servers.host.sources import ProcessTree
 from servers.host.telemetry import Row, as_lines, load_telemetry, missing, rows_of
-from servers.host.watch import Watcher, start_watcher
+from servers.host.watch import Watcher, spawn_watcher
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -110,7 +110,7 @@ def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
         wait_ready(Vllm(), server, target)
         began_ns = time.monotonic_ns()
         with (
-            start_watcher(
+            spawn_watcher().watch(
                 path, keeper_pid=server.keeper_pid, engine="vllm", target=target, period_s=0.1
             ) as w,
             python("import time") as client,
@@ -147,7 +147,7 @@ def seen_with_client(path: Path) -> bool:
 def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     dead = Target(f"http://127.0.0.1:{process.free_port()}", "m")
-    with start_watcher(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
+    with spawn_watcher().watch(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
         assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
     named = by_name(load_telemetry(path))
     assert "we did not start the server" in str(named["server", "*"][0].note)
@@ -157,7 +157,7 @@ def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) 
 
 def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
-    watcher = start_watcher(path, period_s=0.05)
+    watcher = spawn_watcher().watch(path, period_s=0.05)
     assert eventually(lambda: path.exists() and len(load_telemetry(path)) > 30)
     os.kill(watcher.pid, signal.SIGKILL)
     watcher.stop()
@@ -167,8 +167,8 @@ def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path:
 PARENT = """
 import sys, time
 from pathlib import Path
-from servers.host.watch import start_watcher
-print(start_watcher(Path(sys.argv[1])).pid, flush=True)
+from servers.host.watch import spawn_watcher
+print(spawn_watcher().watch(Path(sys.argv[1])).pid, flush=True)
 time.sleep(600)
 """
 
