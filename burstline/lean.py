@@ -33,8 +33,15 @@ def import_tables() -> None:
 def import_report() -> None:
     """What summary and page need."""
     import_lean()
-    for name in ("burstline.machine.roofline_input", "loadgen.metrics.summary", "reports.page.page"):
+    for name in (
+        "burstline.machine.roofline_input",
+        "loadgen.metrics.summary",
+        "matplotlib.backends.backend_svg",
+        "reports.digest",
+        "reports.formats.text",
+    ):
         importlib.import_module(name)
+    importlib.import_module("reports.page.page").templates()
 
 
 def meanwhile(imports: Callable[[], None]) -> None:

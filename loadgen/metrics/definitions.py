@@ -162,15 +162,14 @@ def gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_
 
 def _samples(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
     """The samples of successes in order, then the gaps that failures were to have, infinitely long."""
-    order = np.argsort(value, kind="stable")
-    value, weight, owner = value[order], weight[order], owner[order]
+    came = Samples.sorted(value, weight, owner)
     failed = np.flatnonzero(~c.ok & (c.planned_output_tok > 1)).astype(np.int32)
     if not len(failed):
-        return Samples(value, weight, owner)
+        return came
     return Samples(
-        np.concatenate([value, np.full(len(failed), np.inf)]),
-        np.concatenate([weight, c.planned_output_tok[failed].astype(np.int32) - 1]),
-        np.concatenate([owner, failed]),
+        np.concatenate([came.value, np.full(len(failed), np.inf)]),
+        np.concatenate([came.weight, c.planned_output_tok[failed].astype(np.int32) - 1]),
+        np.concatenate([came.owner, failed]),
     )
 
 

@@ -33,6 +33,16 @@ class Samples:
     owner: Ints32
 
     @classmethod
+    def sorted(cls, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
+        """These samples, ascending; equal ones keep their order only where weights differ.
+
+        Where they do not, it changes no result, and a sort that keeps it takes ten times as long.
+        """
+        uniform = not len(weight) or weight.min() == weight.max()
+        order = np.argsort(value, kind="quicksort" if uniform else "stable")
+        return cls(value[order], weight[order], owner[order])
+
+    @classmethod
     def per_request(cls, values: Floats) -> Samples:
         """One value a request, in the order of the requests; NaN is left out."""
         order = np.argsort(values, kind="stable")[: len(values) - int(np.isnan(values).sum())]

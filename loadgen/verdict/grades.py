@@ -141,10 +141,8 @@ def _gap_bounds(name: str, c: Columns) -> tuple[Samples, Samples]:
     failed = np.isinf(shown.value)
 
     def samples(values: Floats) -> Samples:
-        values = np.r_[values / n, shown.value[failed]]
-        order = np.argsort(values, kind="stable")
         weight = np.r_[n, shown.weight[failed]].astype(np.int32)
-        return Samples(values[order], weight[order], np.r_[owner, shown.owner[failed]][order])
+        return Samples.sorted(np.r_[values / n, shown.value[failed]], weight, np.r_[owner, shown.owner[failed]])
 
     return samples(np.maximum(gap_s - error_s[ends_one], 0)), samples(gap_s + before_s)
 
