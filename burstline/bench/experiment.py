@@ -63,8 +63,8 @@ from workloads.warm_up import WarmUp
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
     from burstline.cluster.session import RayOptions
-    from loadgen.record.decode import Decoders
     from loadgen.metrics.summary_types import Summary
+    from loadgen.record.decode import Decoders
 
 
 LATE_S = 0.5
@@ -305,9 +305,7 @@ def _watched(
         run.save_manifest(replace(run.manifest, load=replace(run.manifest.load, stages=sent.facts)))
     if site.engine.metrics_path is not None and site.engine.counters_settle_s > LATE_S:
         time.sleep(site.engine.counters_settle_s)  # the token of readiness is counted late, too
-    with watcher.watch(
-        telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target
-    ):
+    with watcher.watch(telemetry, keeper_pid=site.watched_pid, engine=site.engine.name, target=site.target):
 
         def while_drivers_prepare(pids: list[int]) -> None:
             from loadgen.record.tables import keep_pandas_out

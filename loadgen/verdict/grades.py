@@ -142,7 +142,9 @@ def _gap_bounds(name: str, c: Columns) -> tuple[Samples, Samples]:
 
     def samples(values: Floats) -> Samples:
         weight = np.r_[n, shown.weight[failed]].astype(np.int32)
-        return Samples.sorted(np.r_[values / n, shown.value[failed]], weight, np.r_[owner, shown.owner[failed]])
+        return Samples.sorted(
+            np.r_[values / n, shown.value[failed]], weight, np.r_[owner, shown.owner[failed]]
+        )
 
     return samples(np.maximum(gap_s - error_s[ends_one], 0)), samples(gap_s + before_s)
 
