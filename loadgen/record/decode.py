@@ -218,7 +218,7 @@ def _read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 def n_planned(directory: Path) -> int:
     """How many requests the plan of a run has, those of its stages included."""
-    return pq.read_metadata(directory / "plan.parquet").num_rows
+    return int(pq.read_metadata(directory / "plan.parquet").num_rows)
 
 
 def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:

@@ -44,7 +44,7 @@ def spawn(
     pass_fds: Sequence[int] = (),
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start one of our modules; its standard output is a pipe. Without a task it imports and waits for one."""
+    """Start one of our modules; its standard output is a pipe. Without a task it imports and waits."""
     if os.name != "posix":
         raise EngineError(
             f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
@@ -101,7 +101,7 @@ def next_line(descriptor: int) -> bytes:
 
 
 def end_now() -> NoReturn:
-    """End this process, whose work is done and kept: whoever waits for it would else wait 60 ms for Python."""
+    """End this process, whose work is done and kept: Python would take 60 ms, for which the parent waits."""
     sys.stdout.flush()
     os._exit(0)
 
