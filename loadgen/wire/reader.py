@@ -10,7 +10,8 @@ import errno
 import select
 import socket
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from loadgen.wire.exchange import MID_STREAM
 from loadgen.wire.exchange import READ as ROW
@@ -32,6 +33,9 @@ _FD_SETSIZE = 1024
 _SPIN_NS = 120_000
 _NEVER = 2**63 - 1
 
+_Stream = tuple[Callable[..., tuple[int, list[tuple[int, int, bytes]], int, Any]], bytearray, bytearray, int]
+"""Of a followed connection how to read, its exchange's reads and data, and how long the data may grow."""
+
 now = time.monotonic_ns
 
 
@@ -47,7 +51,7 @@ class Reader:
         self.n_reads = self.n_bytes = self.woken_ns = self.max_pass_ns = self.polled_ns = 0
         self._complete_ns = 0
         self._poller = poller
-        self._followed: dict[int, Connection] = {}
+        self._followed: dict[int, _Stream] = {}
         self._view = memoryview(bytearray(READ_BYTES))
 
     def wait(self, due_ns: int, tick_ns: int) -> list[tuple[int, int]]:
@@ -74,12 +78,13 @@ class Reader:
                 if at >= stop_ns:  # the events that are left are reported again: epoll is level-triggered
                     self._complete_ns = polled
                     break
-                connection = followed.get(fd)
-                if connection is None or flags != IN:
+                stream = followed.get(fd)
+                if stream is None or flags != IN:
                     reports.append((fd, flags))
                     continue
+                recvmsg_into, rows, data, most_bytes = stream
                 try:
-                    n, ancillary, _, _ = connection.recvmsg_into(buffers, ANCILLARY_BYTES)
+                    n, ancillary, _, _ = recvmsg_into(buffers, ANCILLARY_BYTES)
                     at = now()  # before anything else is done with the bytes: this is the stamp
                 except BlockingIOError:  # another pass has read it: the poller's list is older than that
                     continue
@@ -89,14 +94,12 @@ class Reader:
                 if n == 0:
                     reports.append((fd, LOST))
                     continue
-                exchange = connection.exchange
-                rows, data = exchange.reads, exchange.data  # type: ignore[union-attr] # followed: it has one
                 # In place: both buffers belong to the exchange, which reads them when it has ended.
                 rows += pack(at, ancillary[0][2] if ancillary else NO_TIMESPEC, n, polled)
                 data += view[:n]
                 n_reads += 1
                 n_bytes += n
-                if len(data) > exchange.max_bytes:  # type: ignore[union-attr]
+                if len(data) > most_bytes:
                     reports.append((fd, LOST | errno.EMSGSIZE))
                 elif not data.endswith(MID_STREAM):
                     reports.append((fd, READ))
@@ -123,7 +126,14 @@ class Reader:
     def follow(self, connection: Connection) -> None:
         """From now on the reads of this connection's exchange, which is in mid-stream, are this reader's."""
         # A descriptor names one connection until `Pool.sweep` closes it, which comes after `leave`.
-        self._followed[connection.fd] = connection
+        exchange = connection.exchange
+        assert exchange is not None
+        self._followed[connection.fd] = (
+            connection.recvmsg_into,
+            exchange.reads,
+            exchange.data,
+            exchange.max_bytes,
+        )
 
     def leave(self, connection: Connection) -> None:
         """Follow it no longer."""

@@ -214,6 +214,7 @@ class Wire:
             return
         if said.begun and said.data.endswith(MID_STREAM):
             canary.exchange = self._canary_said = said.goes_on()
+            self.reader.follow(canary)
             self._n_canary_bytes += len(said.data) - len(self._canary_said.data)
             self._on_canary(said)
 
