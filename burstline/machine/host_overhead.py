@@ -32,8 +32,8 @@ from workloads.prompts import vocabulary_from_size
 from workloads.request import WorkloadError
 
 ENGINE: Final = "reference"
-BURST: Final = Wish(requests=128, prompt_tokens="512", output_tokens="16..112", deadline_s=10.0)
-"""Outputs of many lengths: requests end one by one, so that every size of batch is seen."""
+BURST: Final = Wish(requests=128, prompt_tokens="512", output_tokens="zipf:2,16..640", deadline_s=10.0)
+"""Outputs of many lengths: requests end one by one, and half the batch lasts twice as many steps."""
 NARROW: Final[Mapping[str, Any]] = {
     "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,
     "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 4096, "tie_word_embeddings": True,

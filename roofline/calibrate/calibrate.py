@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from roofline.calibrate.allocator import keep_freed_memory
 from roofline.calibrate.measurements import calibrate
 from roofline.calibrate.timer import Probe
 from roofline.device.calibration import Calibration, calibration_toml
@@ -108,19 +109,21 @@ def main(argv: Sequence[str] | None = None) -> None:
         device, calibration = calibrate(model, remote, quick=args.quick)
         remote.close()
     else:
-        device, calibration = calibrate(model, _probe(args.device, args.threads), quick=args.quick)
+        probe = _probe(args.device, args.threads, model.vocab)
+        device, calibration = calibrate(model, probe, quick=args.quick)
     partial = args.out.with_suffix(".partial")
     partial.write_text(device_toml(device, calibration), "utf-8")
     partial.rename(args.out)
 
 
-def _probe(device: str, threads: int) -> Probe:
+def _probe(device: str, threads: int, vocab: int) -> Probe:
     if device == "cpu":
         from roofline.calibrate.probe_numpy import NumpyProbe
 
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-        return NumpyProbe(threads)
+        keep_freed_memory()
+        return NumpyProbe(threads, vocab)
     try:
         from roofline.calibrate.probe_torch import TorchProbe
 

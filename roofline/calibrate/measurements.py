@@ -38,10 +38,12 @@ from roofline.predict.kernels import (
 )
 
 QUICK_S, FULL_S = 15.0, 100.0
-# Kernels take 16 rows or more at once, so that multiples of 16 are their best case (the ceiling's), not the
-# usual one: 13 more costs what a remainder costs on average.
-_QUICK_M = (1, 13, 61, 253, 1024)
-_FULL_M = (1, 2, 4, 8, 13, 29, 61, 128, 129, 253, 509, 1024, 2048, 2049)
+# Libraries for CPUs cut few rows into blocks of 4 to 16, and rows left over cost as much as a block: 3 rows
+# may take twice as long as 4. So each small count is measured. Beyond, multiples of 16 are the best case (the
+# ceiling's), not the usual one: 13 more costs what a remainder costs on average.
+_SMALL_M = tuple(range(1, 17))
+_QUICK_M = (*_SMALL_M, 29, 61, 253, 1024)
+_FULL_M = (*_SMALL_M, 29, 61, 128, 129, 253, 509, 1024, 2048, 2049)
 _SWEPT_BYTES = 1 << 26
 
 
@@ -54,13 +56,14 @@ def calibrate(
     """
     rows_of = _QUICK_M if quick else _FULL_M
     shapes = _shapes(model, probe.element_bytes)
+    swept_bytes = probe.element_bytes * max(n * k * copies for (n, k), copies in shapes.items())
     sizes = [1 << e for e in range(16, 29, 2 if quick else 1)]
     n_rest = len(_DECODES) + len(_PREFILLS) + len(probe.passes) * len(_PASS_ROWS)
     n_measurements = len(sizes) + len(shapes) * len(rows_of) + n_rest
     timer = Timer(probe, QUICK_S if quick else FULL_S, n_measurements, clock)
     reads = [timer.time(partial(probe.read, size)) for size in sizes]
     timed = _time_products(probe, timer, shapes, rows_of)
-    rest = _time_rest(model, probe, timer)
+    rest = _time_rest(model, probe, timer, swept_bytes)
     measured_spread = timer.again()
     products = _product_rows(probe, shapes, timed)
     flops = 2 * products.work.m * products.work.n * products.work.k
@@ -107,15 +110,20 @@ def levels_of(sizes: Sequence[int], bytes_per_s: Sequence[float], memory_bytes: 
 def _shapes(model: ModelShape, element_bytes: int) -> dict[tuple[int, int], int]:
     """(n, k) of the model's products, without the experts' copies, and over how many weights each rotates.
 
-    A step comes back to a weight only after all others: they are as many as it has of this shape, and more
-    where those are fewer bytes than all of the model's, up to what no cache holds.
+    A step comes back to a weight only after all others and its requests' keys: they are as many as it has of
+    this shape, and more where those are fewer bytes than all that a small batch reads, up to what no cache
+    holds.
     """
     runs = {(model.vocab, model.d): 1}
     for layer in model.layers:
         for linear in layer.linears(model.d):
             runs[linear.n, linear.k] = runs.get((linear.n, linear.k), 0) + layer.count
-    swept = min(sum(n * k * count for (n, k), count in runs.items()), _SWEPT_BYTES // element_bytes)
-    return {(n, k): max(count, swept // (n * k)) for (n, k), count in sorted(runs.items())}
+    batch, context = _SMALL_BATCH
+    _, kv_heads, dim = _heads(model)
+    swept = sum(n * k * count for (n, k), count in runs.items())
+    swept += 2 * batch * context * kv_heads * dim * model.n_layers
+    swept = min(swept, _SWEPT_BYTES // element_bytes)
+    return {(n, k): max(count, -(-swept // (n * k))) for (n, k), count in sorted(runs.items())}
 
 
 def _time_products(
@@ -177,7 +185,8 @@ def _tables(dtype: str, products: Rows[Products]) -> tuple[ShapeTimes, ...]:
     return tuple(found)
 
 
-_DECODES = ((1, 256), (1, 1024), (8, 512), (32, 512), (64, 512), (192, 512))
+_SMALL_BATCH = (8, 512)
+_DECODES = ((1, 256), (1, 1024), _SMALL_BATCH, (32, 512), (64, 512), (192, 512))
 _PREFILLS = (128, 512, 1024)
 _PASS_ROWS = (1, 64, 2048)
 
@@ -191,15 +200,19 @@ class _Rest:
     passes: dict[str, list[tuple[float, Timed]]]
 
 
-def _time_rest(model: ModelShape, probe: Probe, timer: Timer) -> _Rest:
+def _time_rest(model: ModelShape, probe: Probe, timer: Timer, swept_bytes: int) -> _Rest:
+    """Caches rotate as weights do: a step comes back to a layer's after all weights and all other layers'."""
     heads = _heads(model)
+    _, kv_heads, dim = heads
+    token_bytes = 2 * kv_heads * dim * probe.element_bytes
+    copies = {(b, c): max(model.n_layers, -(-swept_bytes // (token_bytes * b * c))) for b, c in _DECODES}
     passes: dict[str, list[tuple[float, Timed]]] = {}
     for rows in _PASS_ROWS:
         for kind, moved, make in _pass_kernels(model, probe, rows):
             if kind in probe.passes:
                 passes.setdefault(kind, []).append((moved, timer.time(make)))
     return _Rest(
-        [timer.time(partial(probe.decode, b, c, *heads, model.n_layers)) for b, c in _DECODES],
+        [timer.time(partial(probe.decode, *sizes, *heads, n)) for sizes, n in copies.items()],
         [timer.time(partial(probe.prefill, tok, *heads)) for tok in _PREFILLS],
         passes,
     )

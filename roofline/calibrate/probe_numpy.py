@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 Kernel = Callable[[], object]
+Array = np.ndarray[Any, np.dtype[np.float32]]
 DTYPE = "fp32"
 _ELEMENT = 4
 _MOST_BYTES = 1 << 30  # that one measurement may hold
@@ -31,9 +32,11 @@ class NumpyProbe:
     element_bytes = _ELEMENT
     passes: tuple[str, ...] = ("norm", "act", "rope", "write")
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, vocab: int = 0) -> None:
         self.n_units = threads
+        self._vocab = vocab
         self._rng = np.random.default_rng(0)
+        self._weights: tuple[tuple[int, int, int], list[Array]] = ((0, 0, 0), [])
 
     @property
     def name(self) -> str:
@@ -51,10 +54,13 @@ class NumpyProbe:
         return float(psutil.virtual_memory().total)
 
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
+        """Weights are (in, out); the vocabulary's (out, in), as the embeddings that may be tied to them."""
         copies = max(1, min(copies, _MOST_BYTES // (_ELEMENT * n * k)))
         x = self._array(m, k)
-        weight = self._array(k, n)
-        weights = itertools.cycle([weight.copy() for _ in range(copies)])
+        if self._weights[0] != (n, k, copies):  # kept from one number of rows to the next
+            weight = self._array(n, k) if n == self._vocab else self._array(k, n)
+            self._weights = (n, k, copies), [weight.copy() for _ in range(copies)]
+        weights = itertools.cycle([each.T if n == self._vocab else each for each in self._weights[1]])
         return lambda: x @ next(weights)
 
     def read(self, n_bytes: int) -> Kernel:
@@ -173,7 +179,7 @@ class NumpyProbe:
         kernel()
         return clock() - began
 
-    def _swept(self, *shape: int) -> "Iterator[np.ndarray[Any, np.dtype[np.float32]]]":
+    def _swept(self, *shape: int) -> Iterator[Array]:
         """Such arrays in turn, for ever."""
         return itertools.cycle([self._array(*shape) for _ in range(_ACTIVATIONS)])
 

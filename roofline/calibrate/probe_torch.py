@@ -23,6 +23,7 @@ class TorchProbe:
     element_bytes = 2
     passes: tuple[str, ...] = ("norm", "act")
     _copies = _COPIES
+    _weights: tuple[tuple[int, int, int], list[Any]] = ((0, 0, 0), [])
 
     def __init__(self, device: str) -> None:
         import torch
@@ -45,9 +46,10 @@ class TorchProbe:
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel:
         copies = max(1, min(max(copies, self._copies), _MOST_BYTES // (self.element_bytes * n * k)))
         x = self._array(m, k)
-        weights = [self._array(n, k) for _ in range(copies)]
+        if self._weights[0] != (n, k, copies):  # kept from one number of rows to the next
+            self._weights = (n, k, copies), [self._array(n, k) for _ in range(copies)]
         linear = self._torch.nn.functional.linear
-        return self._graph([lambda w=w: linear(x, w) for w in weights])  # type: ignore[misc]
+        return self._graph([lambda w=w: linear(x, w) for w in self._weights[1]])  # type: ignore[misc]
 
     def read(self, n_bytes: int) -> Kernel:
         data = self._array(n_bytes // self.element_bytes)

@@ -7,6 +7,8 @@ import socket
 import sys
 from pathlib import Path
 
+from roofline.calibrate.allocator import keep_freed_memory
+
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="reference", description=__doc__)
@@ -61,6 +63,7 @@ def main() -> None:
         where = f"{options.host}:{options.port}"
         sys.exit(f"error: cannot listen on {where}: {error.strerror}; try another --port")
     _take_cores(options.threads)
+    keep_freed_memory()
     from servers.reference.serve import serve  # numpy, so BLAS, is loaded here
 
     serve(options, listener)

@@ -81,6 +81,21 @@ def test_a_machine_of_known_rates_is_found_as_it_is():
     assert tiers == {"matmul": 3, "attention": 2, "elementwise": 2}
 
 
+class InBlocksOfFour(Instant):
+    """A library that takes four rows at once, and each row that is left over for itself."""
+
+    def product(self, m, n, k, copies):
+        return (m // 4 + m % 4) * 4 * n * k / 40e9
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(3, 3), (4, 1), (7, 4), (8, 2), (11, 5), (16, 4)])
+def test_few_rows_take_what_was_measured_though_more_may_take_less(rows, blocks):
+    device, calibration = calibrate(REFERENCE, InBlocksOfFour(), quick=True, clock=ticking())
+    step = ops(REFERENCE, QUANTS["fp32"], Parallel(), Step.decode(rows, 512))
+    head = next(each for each in predict_step(step, device, calibration) if each.op.name == "lm_head")
+    assert head.seconds == pytest.approx(blocks * 4 * head.op.n * head.op.k / 40e9)
+
+
 def test_the_device_file_holds_all_that_was_measured(tmp_path):
     device, calibration = calibrate(REFERENCE, Instant(), quick=True, clock=ticking())
     path = tmp_path / "here.toml"
