@@ -101,7 +101,8 @@ class Watcher:
         """Takes the last samples and ends; a second time does nothing. A watcher that failed is recorded."""
         if self._process.returncode is not None:
             return
-        child.tell(self._process, {"stop": True})
+        if self._path is not None:  # else its task has not been told: the end of its input ends it
+            child.tell(self._process, {"stop": True})
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 pipe.close()

@@ -173,6 +173,13 @@ time.sleep(600)
 """
 
 
+def test_a_watcher_that_was_never_told_what_to_watch_ends_quietly(capfd: pytest.CaptureFixture[str]) -> None:
+    watcher = spawn_watcher()
+    watcher.stop()
+    assert watcher._process.returncode == 0
+    assert capfd.readouterr().err == ""
+
+
 def test_the_watcher_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", PARENT, str(tmp_path / "t")]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
