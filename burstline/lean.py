@@ -6,8 +6,11 @@ import importlib
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def import_lean() -> None:
@@ -37,6 +40,7 @@ def import_report() -> None:
         "burstline.machine.roofline_input",
         "loadgen.metrics.summary",
         "matplotlib.backends.backend_svg",
+        "pyarrow.compute",
         "reports.digest",
         "reports.formats.text",
     ):
@@ -44,14 +48,21 @@ def import_report() -> None:
     importlib.import_module("reports.page.page").templates()
 
 
-def meanwhile(imports: Callable[[], None]) -> None:
-    """Import in a thread, while this one waits for others; whoever needs a module sooner waits for it."""
+def meanwhile(work: Callable[[], T], *, daemon: bool = False) -> Future[T]:
+    """Work in a thread, while this one waits for others; an error is told to whoever asks for the result.
+
+    A module that is needed sooner is waited for. `daemon`: the process may end while it works.
+    """
+    done: Future[T] = Future()
 
     def run() -> None:
-        with suppress(Exception):  # whoever needs it is told
-            imports()
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
 
-    threading.Thread(target=run, name="imports").start()
+    threading.Thread(target=run, name="meanwhile", daemon=daemon).start()
+    return done
 
 
 def leave_docstrings_out() -> None:

@@ -12,8 +12,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,20 @@ from burstline.bench.fire import Load as Done
 from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.plan_for_server import expected_cached, plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
-from burstline.bench.server_session import Say, Site, Where, check_start, check_where, choose_engine, serving
+from burstline.bench.server_session import (
+    Serving,
+    Site,
+    Where,
+    check_start,
+    check_where,
+    choose_engine,
+    serving,
+)
 from burstline.bench.stages import send_stages, with_handover
 from burstline.bench.vocabulary import ASSUMED
 from burstline.bench.wish import Wish, check_limits
 from burstline.interrupt import finishing, terminable, uninterrupted
-from burstline.lean import import_report, import_tables, meanwhile
+from burstline.lean import import_tables, meanwhile
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from loadgen.driver.canary import TruthProcess, canary
@@ -88,7 +96,7 @@ class Settings:
     max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
-    serve: Callable[[Engine, Where, Path, Say], AbstractContextManager[Site]] | None = None
+    serve: Serving | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +153,14 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
             progress.close()
         _note_hardware(run, fired, settings.hints, progress)
         with finishing(_report_first):
+            progress.phase("Decoding what was captured, and writing the report")
+            decoding = fired.decoders.begin(run.path, engine.decode) if fired.decoders else None
             from burstline.bench.repeats import known_for
 
             run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
-            progress.phase("Decoding what was captured, and writing the report")
             from burstline.bench.finish import conclude
 
-            summary = conclude(run, engine, fired.status, fired.done.reports, fired.decoders)
+            summary = conclude(run, engine, fired.status, fired.done.reports, decoding)
     return _told(run, summary, fired)
 
 
@@ -320,7 +329,6 @@ def _watched(
         done = fire(with_handover(plan, job), load.n_workers, while_drivers_prepare, on_tick, drivers)
         from loadgen.record.decode import Decoders
 
-        meanwhile(import_report)  # the last token is here; the watcher takes its last samples
         decoders = Decoders(len(plan.requests))
     fired = RunOutcome(done, signs.death(), decoders)
     if signs.silences and run.manifest.server is not None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from burstline.lean import import_lean, import_report
 from loadgen.driver.job import DriveReport
-from loadgen.record.decode import Decoders, n_planned, stage_records, uncounted
+from loadgen.record.decode import Decoders, Decoding, n_planned, stage_records, uncounted
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
 from loadgen.record.rundir import RunDir, open_run
@@ -39,15 +39,16 @@ def conclude(
     engine: Engine,
     status: Status,
     reports: Sequence[DriveReport],
-    decoders: Decoders | None = None,
+    decoding: Decoding | None = None,
 ) -> Summary:
     """Give the run its status, then decode the captures and write records, summary and page.
 
     In this order: how the load ended is known, and all that follows can be made again from the captures.
     """
     run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
-    decoders = decoders or Decoders(n_planned(run.path))
-    run.save_records(decoders.decode(run.path, engine.decode, meanwhile=import_report))
+    decoding = decoding or Decoders(n_planned(run.path)).begin(run.path, engine.decode)
+    import_report()  # they decode meanwhile
+    run.save_records(decoding.records())
     handover = stage_records(run.path, engine.decode)
     if handover is not None:
         run.save_warm_up(handover)

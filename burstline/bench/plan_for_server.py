@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
+from burstline.lean import meanwhile
 from servers.engine import Identity
 from servers.host.ready import send
 from workloads.plan import Plan
@@ -159,18 +158,8 @@ def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
 
     In a thread, for looking up a host's name takes no timeout. One that is late does not hold up the exit.
     """
-    ended: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            ask()
-            ended.set_result(None)
-        except BaseException as error:
-            ended.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
     try:
-        ended.result(limit_s)
+        meanwhile(ask, daemon=True).result(limit_s)
     except FutureTimeoutError:
         raise TimeoutError(f"{what}: no answer within {limit_s:g} s") from None
 

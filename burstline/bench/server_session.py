@@ -6,11 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from burstline.lean import meanwhile
 from servers.engine import (
     Capabilities,
     Engine,
@@ -299,6 +300,33 @@ def _check_model(model: str) -> None:
     if looks_like_path and not (is_model and folder.exists()):
         what = "has no config.json" if folder.is_dir() else "is not a folder"
         raise WorkloadError(f"--model {model} {what}; expected a Hugging Face model folder, or a name")
+
+
+Serving = Callable[[Engine, Where, Path, Say], AbstractContextManager[Site]]
+
+
+def asked_early(where: Where) -> Serving:
+    """Ask a server that runs already who it is and for a token, from now on: much is imported meanwhile.
+
+    What is returned waits for its answer and stands for `serving`.
+    """
+    notes: list[str] = []
+
+    def ask() -> Site:
+        engine = choose_engine(where)
+        check_start(engine, where, 0)
+        return _attached(engine, where, notes.append)
+
+    answer = meanwhile(ask, daemon=True)
+
+    @contextmanager
+    def serving(_engine: Engine, _where: Where, _run_dir: Path, say: Say) -> Iterator[Site]:
+        site = answer.result()
+        for note in notes:
+            say(note)
+        yield site
+
+    return serving
 
 
 @contextmanager

@@ -289,11 +289,16 @@ def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProce
 
 
 def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None") -> int:
+    where, serve = where_of(args), None
+    if where.url is not None and args.repeats is None:
+        from burstline.bench.server_session import asked_early
+
+        serve = asked_early(where)
     from burstline.bench.experiment import Settings, run_experiment
     from workloads.request import WorkloadError
 
     settings = Settings(
-        where_of(args),
+        where,
         wish_of(args),
         args.tokenizer,
         args.vocab_size,
@@ -306,6 +311,7 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         usd_per_hour=args.usd_per_hour,
         ray=_ray_of(args),
         max_failures=args.max_failures,
+        serve=serve,
     )
     if args.repeats is not None:
         from burstline.bench.repeats import run_repeats

@@ -13,8 +13,9 @@ import pickle
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loadgen.record.capture import Capture, reply_limit_bytes
@@ -43,7 +43,7 @@ _DAMAGED = 3
 
 
 class Decoders:
-    """Child processes that decode a run's captures: they import from now on, and wait until `decode`.
+    """Child processes that decode a run's captures: they import from now on, and wait until `begin`.
 
     As many as CPUs unless told, fewer for small runs. Each streams its share through a pipe, so that it holds
     the raw bytes of one reply and the records of one batch.
@@ -55,47 +55,54 @@ class Decoders:
         self._children = [
             child.spawn("loadgen.record.decode", stderr=subprocess.PIPE) for _ in range(n_processes)
         ]
+        self._threads = ThreadPoolExecutor(n_processes)
 
-    def decode(
-        self, directory: Path, decode: Decode, meanwhile: Callable[[], object] = lambda: None
-    ) -> pa.Table:
-        """The records of a run's folder: one row per request of `plan.parquet`, in its order. Called once.
+    def begin(self, directory: Path, decode: Decode) -> Decoding:
+        """Decode the captures in a run's folder; `decode` is the engine's. Called once.
 
-        `decode` is the engine's. Requests without a capture are `cancelled`. What the server did not count is
-        read from `counts.parquet`, where it was counted afterwards. `meanwhile` is called while they decode.
-        Raises DamagedCapturesError.
+        What the server did not count is read from `counts.parquet`, where it was counted afterwards.
         """
-        requests, due_ns = _read_asked(directory)
-        seen = self._seen(directory, decode, meanwhile)
+        task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
+        for k, process in enumerate(self._children):
+            child.tell(process, {**task, "share": k, "shares": len(self._children)})
+        tables = [self._threads.submit(_received, process) for process in self._children]
+        return Decoding(directory, self._children, self._threads, tables)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Children that decode, and threads that receive what they have decoded."""
+
+    directory: Path
+    children: list[subprocess.Popen[bytes]]
+    threads: ThreadPoolExecutor
+    tables: list[Future[pa.Table]]
+
+    def records(self) -> pa.Table:
+        """The records: one row per request of `plan.parquet`, in its order. Called once.
+
+        Requests without a capture are `cancelled`. Raises DamagedCapturesError.
+        """
+        requests, due_ns = _read_asked(self.directory)
+        try:
+            seen = pa.concat_tables([table.result() for table in self.tables])
+        except BaseException:
+            for process in self.children:
+                process.kill()  # ends the threads as well: their pipes end
+            raise
+        finally:
+            self.threads.shutdown()
+            for process in self.children:
+                child.end(process, 1.0)
         n = sum(request.stage is None for request in requests)
         if n < len(requests):  # stages that were captured with the load are told apart by `stage_records`
-            seen = seen.filter(pc.less(seen.column("index"), n))
+            seen = seen.filter(seen.column("index").to_numpy() < n)
         return with_cancelled(seen, requests[:n], due_ns[:n])
-
-    def _seen(self, directory: Path, decode: Decode, meanwhile: Callable[[], object]) -> pa.Table:
-        """The records of what was captured, in no order."""
-        children = self._children
-        task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
-        try:
-            for k, process in enumerate(children):
-                child.tell(process, {**task, "share": k, "shares": len(children)})
-            with ThreadPoolExecutor(len(children)) as threads:
-                try:
-                    tables = threads.map(_received, children)
-                    meanwhile()
-                    return pa.concat_tables(tables)
-                except BaseException:
-                    for each in children:
-                        each.kill()  # ends the threads as well: their pipes end
-                    raise
-        finally:
-            for each in children:
-                child.end(each, 1.0)
 
 
 def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
     """The records of a run's folder, by decoders that start now."""
-    return Decoders(n_planned(directory), n_processes).decode(directory, decode)
+    return Decoders(n_planned(directory), n_processes).begin(directory, decode).records()
 
 
 def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
@@ -143,7 +150,7 @@ def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) 
     if not missing:
         return seen
     whole = pa.concat_tables([seen, record_table(missing)])
-    return whole.take(pc.sort_indices(whole, [("index", "ascending")]))
+    return whole.sort_by("index")
 
 
 def decoded_batches(

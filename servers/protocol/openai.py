@@ -180,8 +180,10 @@ def _read_text(tally: Tally, choice: Mapping[str, Any], kind: Kind) -> None:
     if tally.texts is None:
         return
     said = choice.get("delta") or choice.get("message") or choice
-    parts = (said.get("reasoning_content") or said.get("reasoning"), said.get("content") or said.get("text"))
-    tally.texts += [part for part in parts if isinstance(part, str)]
+    if isinstance(part := said.get("reasoning_content") or said.get("reasoning"), str):
+        tally.texts.append(part)
+    if isinstance(part := said.get("content") or said.get("text"), str):
+        tally.texts.append(part)
 
 
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:

@@ -33,11 +33,11 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
 """By process and moment, the top names of all that is neither Burstline's nor the standard library's."""
 
 MOST: Final[Mapping[tuple[str, str], int]] = {
-    ("main", "load"): 480,
+    ("main", "load"): 470,
     ("driver", "load"): 360,
     ("canary", "load"): 130,
     ("watcher", "load"): 380,
-    ("decoder", "exit"): 380,
+    ("decoder", "exit"): 370,
     ("keeper", "exit"): 140,
     ("main", "exit"): 950,
 }

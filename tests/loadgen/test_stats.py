@@ -197,3 +197,16 @@ def test_ranks_and_bounds_of_independent_samples_cover_what_they_promise_over_20
         exact = order_statistic_coverage(n, p, *order_statistic_ranks(n, p))
         assert hits[p] / 2000 == pytest.approx(exact, abs=0.01)
     assert hits["bound"] / 2000 >= 0.985
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (1, 2, 3)])
+def test_samples_are_sorted_as_by_a_stable_sort_whatever_their_weights(weights):
+    rng = np.random.default_rng(0)
+    value = rng.integers(0, 20, 1000).astype(float)  # mostly equal ones
+    weight, owner = rng.choice(weights, 1000).astype(np.int32), np.arange(1000, dtype=np.int32)
+    order = np.argsort(value, kind="stable")
+    samples = Samples.sorted(value, weight, owner)
+    assert samples.value.tolist() == value[order].tolist()
+    assert samples.weight.tolist() == weight[order].tolist()
+    assert weight[samples.owner].tolist() == samples.weight.tolist()
+    assert value[samples.owner].tolist() == samples.value.tolist()
