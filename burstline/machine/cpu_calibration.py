@@ -124,8 +124,8 @@ def measured(cpu: CpuSetup, config: Mapping[str, Any], say: Say) -> str:
         calibrate_pinned(
             config_file, out, threads=cpu.threads, quick=True, torch_python=cpu.torch_python, dtype=cpu.dtype
         )
-        if cpu.host and add_host(out, config["vocab_size"], cpu.threads) is None:
-            say("The burst that measures the engine's host failed: predictions will not hold its time")
+        if cpu.host and add_host(out, config, cpu.threads) is None:
+            say("The engine's host was not measured: predictions leave its time out")
         others = before.others_until(_CpuTime.now())
         text = out.read_text("utf-8") if others <= MOST_OTHERS else _doubted(str(out), others)
     if others <= MOST_OTHERS:

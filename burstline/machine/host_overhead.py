@@ -1,30 +1,35 @@
 """What the embedded engine's host costs: schedule, sample and deliver each token over HTTP, beside computing.
 
-Measured as everything else is, by firing a burst: at a model of one narrow layer, whose steps are nearly all
-host. What the judged run took is never looked at. The server computes and serves on the same cores, so that
-this time adds to every step.
+Measured as everything else is, by firing a burst: at an engine with the calibrated model and random weights.
+What its steps last longer than their kernels is the host's. What the judged run took is never looked at. The
+server computes and serves on the same cores, so that this time adds to every step. A narrower model will not
+do: where steps are shorter than the delivery of their tokens, several tokens of a stream leave in one write.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import orjson
 
 from burstline.bench.fire import DriverDiedError, fire
 from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import Where, serving
 from burstline.bench.wish import Wish
+from burstline.machine.roofline_input import step_of
 from loadgen.driver.os_limits import ensure_fd_limit
 from roofline.calibrate.calibrate import device_toml
-from roofline.device.calibration import HostFit, load_calibration
-from roofline.device.device import load_device
+from roofline.device.calibration import Calibration, HostFit, load_calibration
+from roofline.device.device import Device, load_device
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS, ModelShape
+from roofline.model.step import Step
+from roofline.predict.predict import Clock, Deployment
 from servers.engine import EngineError
 from servers.reference.steplog import load_steps
 from servers.registry import ENGINES
@@ -32,45 +37,53 @@ from workloads.prompts import vocabulary_from_size
 from workloads.request import WorkloadError
 
 ENGINE: Final = "reference"
-BURST: Final = Wish(requests=128, prompt_tokens="512", output_tokens="zipf:2,16..640", deadline_s=10.0)
+BURST: Final = Wish(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=20.0)
 """Outputs of many lengths: requests end one by one, and half the batch lasts twice as many steps."""
-NARROW: Final[Mapping[str, Any]] = {
-    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1,
-    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
-SOURCE: Final = "measured on this machine by a burst at a narrow model of one layer"
+N_CONTEXT_TOK: Final = 4096
+SOURCE: Final = "measured on this machine by a burst at the same model"
 LEAST_STEPS: Final = 16
-KERNELS: Final = ("_proj_ns", "lm_head_ns", "attention_ns")
+LONGEST_PROMPTS_S: Final = 8.0
+"""Where the burst's prompts alone take longer, steps are so long that the host's part is lost in them."""
 Log = Mapping[str, Sequence[Any]]
-Floats = npt.NDArray[np.float64]
 
 
-def add_host(device_file: Path, vocab_size: int, threads: int) -> HostFit | None:
-    """Measure, and write it into the device's file. None, and nothing written, where the burst failed."""
-    host = host_fit(vocab_size, threads)
+def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> HostFit | None:
+    """Measure, and write it into the file of the device that was calibrated for the model `config`.
+
+    None, and nothing written, where the burst failed or would take too long.
+    """
+    device, calibration = load_device(str(device_file)), load_calibration(str(device_file))
+    host = host_fit(config, threads, device, calibration)
     if host is not None:
-        device, calibration = load_device(str(device_file)), load_calibration(str(device_file))
         device_file.write_text(device_toml(device, replace(calibration, host=host)), "utf-8")
     return host
 
 
-def host_fit(vocab_size: int, threads: int, burst: Wish = BURST) -> HostFit | None:
-    """What the host costs here, in about 2 s. None where the burst did not come to its end."""
+def host_fit(
+    config: Mapping[str, Any], threads: int, device: Device, calibration: Calibration, burst: Wish = BURST
+) -> HostFit | None:
+    """What the host costs here, in about 5 s. None where the burst did not come to its end."""
+    model = ModelShape.from_config(config, "the calibrated model")
+    deployment = Deployment(model, QUANTS["fp32"], Parallel(), device)
+    kernels_s = Clock(deployment, replace(calibration, host=None))
+    if (burst.requests or 0) * kernels_s(Step.of([(512, 512, 1)])) > LONGEST_PROMPTS_S:
+        return None
     try:
         with tempfile.TemporaryDirectory(prefix="burstline-") as name:
-            return fit_of(_burst_log(Path(name), vocab_size, threads, burst))
+            return fit_of(_burst_log(Path(name), config, threads, burst), kernels_s)
     except (EngineError, WorkloadError, DriverDiedError, OSError, ValueError):
         return None
 
 
-def _burst_log(folder: Path, vocab_size: int, threads: int, burst: Wish) -> Log:
+def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Wish) -> Log:
     """The step log of the burst, from its start on."""
-    model, load, engine = folder / "narrow", checked(burst), ENGINES[ENGINE]
+    model, load, engine = folder / "model", checked(burst), ENGINES[ENGINE]
     model.mkdir()
-    (model / "config.json").write_bytes(orjson.dumps({**NARROW, "vocab_size": vocab_size}))
+    config = {**config, "max_position_embeddings": N_CONTEXT_TOK}
+    (model / "config.json").write_bytes(orjson.dumps(config))
     ensure_fd_limit(load.n_at_once)
     where = Where(engine=ENGINE, model=str(model), engine_args=("--threads", str(threads)))
-    vocabulary = vocabulary_from_size(vocab_size, "the narrow model")
+    vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
     plan = load.plan(vocabulary)
     with serving(engine, where, folder, lambda _: None) as site:
         place = {"captures": folder / "captures", "counters": folder / "counters"}
@@ -88,36 +101,25 @@ def _burst_log(folder: Path, vocab_size: int, threads: int, burst: Wish) -> Log:
     return log
 
 
-def fit_of(log: Log) -> HostFit | None:
-    """From steps in a row, of which the last 16 or more only decode; None where there are fewer of those.
+def fit_of(log: Log, kernels_s: Callable[[Step], float]) -> HostFit | None:
+    """From steps in a row, and what their kernels take; None where there are too few that only decode.
 
     A step lasts until the next begins, in wall or CPU time, whichever is less: in the one other processes
-    count, in the other a second core. What it lasts beside its kernels is, where prompts are done, a part of
-    the step and one of each token; what these leave of the steps before is the prompts'.
+    count, in the other a second core. What it lasts beside its kernels is, where it only decodes, a part of
+    the step and one of each token, by least squares of the relative error; what these leave of the other
+    steps is the prompts'.
     """
-    names = ("n_logits", "prefill_tok", "decode_tok")
-    n_tok, prompt_tok, decode_tok = (np.array(log[name][:-1], dtype=float) for name in names)
-    spent_ns = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])).astype(float)
-    kernel_ns = np.sum([log[name][:-1] for name in log if name.endswith(KERNELS)], axis=0)
-    kernel_ns = np.minimum(kernel_ns, spent_ns)
-    begun = int(np.flatnonzero(prompt_tok)[-1]) + 1 if prompt_tok.any() else 0
-    head, tail = slice(0, begun), slice(begun, None)
-    if not begun or len(n_tok) - begun < LEAST_STEPS:
+    n_tok, prompt_tok = (np.array(log[name][:-1], dtype=float) for name in ("n_logits", "prefill_tok"))
+    decodes = prompt_tok == 0
+    if decodes.sum() < LEAST_STEPS or decodes.all():
         return None
-    of_token_ns = _undisturbed(kernel_ns[tail], n_tok[tail])
-    beside_ns = spent_ns - of_token_ns * np.where(prompt_tok > 0, decode_tok, n_tok)
-    weight = n_tok[tail] ** -0.5
-    parts = np.stack([weight, weight * n_tok[tail]], axis=1)
+    spent_s = np.minimum(np.diff(log["start_ns"]), np.diff(log["cpu_ns"])) / 1e9
+    rows = zip(log["new_tok"][:-1], log["context_tok"][:-1], log["n_logits"][:-1], strict=True)
+    beside_s = spent_s - np.array([kernels_s(step_of(*row)) for row in rows])
     from scipy.optimize import nnls  # here: it takes half a second, and every run imports this module
 
-    step_ns, token_ns = nnls(parts, weight * beside_ns[tail])[0]
-    of_prompt_ns = _undisturbed(kernel_ns[head] - of_token_ns * decode_tok[head], prompt_tok[head])
-    beside_ns -= step_ns + token_ns * n_tok + of_prompt_ns * prompt_tok
-    prompt_tok_ns = max(0.0, beside_ns[head].sum() / prompt_tok.sum())
-    return HostFit(ENGINE, step_ns / 1e9, token_ns / 1e9, prompt_tok_ns / 1e9, SOURCE)
-
-
-def _undisturbed(ns: Floats, tok: Floats) -> float:
-    """Kernels' time a token, in the large step where it is least: in most, other threads interrupt."""
-    large = tok >= tok.max() / 2
-    return float((ns[large] / tok[large]).min())
+    parts = np.stack([np.ones_like(n_tok), n_tok], axis=1)[decodes] / spent_s[decodes, None]
+    step_s, token_s = nnls(parts, beside_s[decodes] / spent_s[decodes])[0]
+    left_s = (beside_s - step_s - token_s * n_tok)[~decodes].sum()
+    prompt_tok_s = max(0.0, left_s / prompt_tok.sum())
+    return HostFit(ENGINE, float(step_s), float(token_s), float(prompt_tok_s), SOURCE)

@@ -325,9 +325,6 @@ def _logged(run: Run, replies: Sequence[Streamed]) -> list[StepSeen] | None:
 
 def _logged_step(row: Mapping[str, Any]) -> StepSeen:
     """A step lasts until the next begins, where that follows at once: the host's part is in it."""
-    new_tok, context = list(row["new_tok"]), list(row["context_tok"])
-    # Only the last request's chunk can have been cut by the budget, so that it has no logits yet.
-    logits = [1] * (len(new_tok) - 1) + [int(row["n_logits"]) - len(new_tok) + 1]
     gemms = {
         name.removesuffix("_ns").removesuffix("_proj"): float(ns) / 1e9
         for name, ns in row.items()
@@ -335,4 +332,12 @@ def _logged_step(row: Mapping[str, Any]) -> StepSeen:
     }
     seconds = (row["until_ns"] - row["start_ns"]) / 1e9
     timed = gemms | {_TIMED_WITH_ATTENTION: row["attention_ns"] / 1e9}
-    return StepSeen(Step.of(zip(new_tok, context, logits, strict=True)), seconds, timed)
+    step = step_of(row["new_tok"], row["context_tok"], int(row["n_logits"]))
+    return StepSeen(step, seconds, timed)
+
+
+def step_of(new_tok: Sequence[int], context_tok: Sequence[int], n_logits: int) -> Step:
+    """A step of the embedded engine's log."""
+    # Only the last request's chunk can have been cut by the budget, so that it has no logits yet.
+    logits = [1] * (len(new_tok) - 1) + [n_logits - len(new_tok) + 1]
+    return Step.of(zip(new_tok, context_tok, logits, strict=True))

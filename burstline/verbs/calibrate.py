@@ -32,7 +32,6 @@ def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
     from burstline.machine.host_overhead import add_host
     from roofline.calibrate.calibrate import cached_file, calibrate_pinned
-    from roofline.model.shapes import ModelShape
 
     _check(args)
     config = model_config(args.model)
@@ -53,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         dtype=dtype,
     )
     if args.device == "cpu" and not args.python:
-        add_host(out, ModelShape.from_config(json.loads(config.read_text("utf-8"))).vocab, args.threads)
+        add_host(out, json.loads(config.read_text("utf-8")), args.threads)
     _show(out)
     print(f"Written to {out}; `burstline bound --device {out}` uses it.")
     return exit_codes.DONE
