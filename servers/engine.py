@@ -387,12 +387,13 @@ class Admission:
 
     `chunked_prefill`: a prompt may be computed in parts. `mixed_steps`: a step may compute prompts and
     decode; where it may not, prompts go first. `reserve_output`: a request enters only when the KV cache has
-    room for its whole output.
+    room for its whole output. `ahead`: a step is scheduled when the one before it begins.
     """
 
     chunked_prefill: bool = True
     reserve_output: bool = False
     mixed_steps: bool = True
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,6 +606,10 @@ class Engine:
     @staticmethod
     def _flag_hint(flag: str | None) -> str:
         return f" ({flag})" if flag else ""
+
+    def admission_of(self, identity: Identity | None) -> Admission | None:  # noqa: ARG002
+        """`admission` of a server that says so much of itself."""
+        return self.admission
 
     def cpu_setup(
         self,

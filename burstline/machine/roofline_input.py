@@ -280,7 +280,7 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
         assumed.append(
             f"the KV cache's size is not stated: {kv_tok:,} tokens, the most that were seen in use"
         )
-    admission = ENGINES[engine].admission if engine in ENGINES else None
+    admission = ENGINES[engine].admission_of(identity) if engine in ENGINES else None
     if admission is None:
         admission = Admission()
         assumed.append("requests are admitted by vLLM V1's rules")
@@ -294,6 +294,7 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
         admission.chunked_prefill,
         admission.reserve_output,
         mixed_steps=admission.mixed_steps,
+        ahead=admission.ahead,
     )
 
 

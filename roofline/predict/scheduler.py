@@ -37,7 +37,9 @@ class Limits:
     `chunked_prefill` False: a prompt is computed in one step. `mixed_steps` False: steps either prefill or
     decode, and prefills go first (SGLang, TGI). `reserve_output`: a request is
     admitted only when its whole output fits too (TGI), so nothing is ever evicted. `whole_prompt`: only when
-    its whole prompt fits, though it is computed in chunks (vLLM 0.19).
+    its whole prompt fits, though it is computed in chunks (vLLM 0.19). `ahead`: a step is scheduled when the
+    one before it begins, so that a request which arrives during a step misses the next one too (the overlap
+    schedulers of SGLang and TensorRT-LLM).
     """
 
     max_num_seqs: int
@@ -48,6 +50,7 @@ class Limits:
     reserve_output: bool = False
     whole_prompt: bool = True
     mixed_steps: bool = True
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +146,27 @@ class Batch:
         self.n_free = limits.kv_tok // limits.block_tok
         self.running: list[int] = []
         self.waiting: deque[int] = deque()
+        self.arrived: list[int] = []  # since the next step was scheduled
         self._draws = np.random.default_rng(0)
 
+    @property
+    def idle(self) -> bool:
+        return not (self.running or self.waiting or self.arrived)
+
     def arrive(self, i: int) -> None:
-        self.waiting.append(i)
+        (self.arrived if self.limits.ahead else self.waiting).append(i)
 
     def arrive_prefilled(self, i: int) -> None:
         """With a prompt whose keys and first token were made elsewhere."""
         self.known[i] = self.prompt[i] + 1
         self.cached[i] = self.prompt[i]
-        self.waiting.append(i)
+        self.arrive(i)
 
     def schedule(self) -> Work | None:
         """The next step; None where every running request waits for a step in flight."""
         limits = self.limits
+        if not (self.running or self.waiting):  # an idle engine has scheduled nothing ahead
+            self._enqueue()
         grants = _Grants(limits.max_num_batched_tokens)
         if limits.mixed_steps:
             self._continue_running(grants)
@@ -168,7 +178,12 @@ class Batch:
             self._admit(grants)
             if not grants.ids:
                 self._continue_running(grants)
+        self._enqueue()  # they can join the step after this one
         return self._work(grants) if grants.ids else None
+
+    def _enqueue(self) -> None:
+        self.waiting.extend(self.arrived)
+        self.arrived.clear()
 
     def _n_new(self, i: int) -> int:
         """Tokens that the request would compute next, drafts included."""

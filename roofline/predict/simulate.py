@@ -130,7 +130,7 @@ class _Pool:
         batch = self.batch
         if self.n_in_flight == len(self.free_s) or self.free_s[0] > now_s:
             return None
-        if not batch.running and not batch.waiting:
+        if batch.idle:
             return None
         work = batch.schedule()
         if work is None:

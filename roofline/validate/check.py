@@ -56,5 +56,9 @@ def table(checks: Sequence[Check]) -> str:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in [header, ["-" * width for width in widths], *rows]
     ]
-    notes = [f"{c.goal} {c.what}: {text}" for c in checks for text in (c.known, c.note) if text]
-    return "\n".join([*lines, "", *notes])
+    notes: dict[str, list[str]] = {}
+    for c in checks:
+        for text in filter(None, (c.known, c.note)):
+            notes.setdefault(text, []).append(f"{c.goal} {c.what}")
+    more = {text: f" and {len(of) - 1} more" if len(of) > 1 else "" for text, of in notes.items()}
+    return "\n".join([*lines, "", *(f"{of[0]}{more[text]}: {text}" for text, of in notes.items())])

@@ -43,8 +43,11 @@ MODELS = {
 }  # fmt: skip
 WAVES = 10
 """Load tools send some ten requests for each stream, the first ones all at once."""
-_SIMULATED = 3  # waves: all after the first are alike
+_SIMULATED = 4  # waves: all are alike but the first and the last
+_TURNAROUND_S = 1e-3  # from a reply's end to the client's next request: any time within a step has one effect
 _BUDGET = 8192  # new tokens a step: the default of all three engines on these devices
+_REPEATED = 100  # prompts that AIPerf draws from by default (`--num-dataset-entries`)
+_WARM_UP = 2  # waves before the measured ones, as in aiconfigurator's scripts
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +112,56 @@ def _int(text: str) -> int:
     return int(float(text))
 
 
-def predicted_ms(point: Point, host: HostFit | None, tier: str = "generic") -> tuple[float, float]:
+def predicted_ms(
+    point: Point, host: HostFit | None, tier: str = "generic", *, computed: bool = False
+) -> tuple[float, float]:
     """(TTFT, TPOT): means over the first wave and the later ones, as a load tool has them.
 
-    NaN where the model does not fit.
+    `computed`: as if no prompt were in vLLM's prefix cache. NaN where the model does not fit.
     """
     device = load_device(point.device)
     known = generic() if tier == "generic" else load_calibration(device)
     deployment = Deployment(load_model(point.model)[0], QUANTS[point.quant], Parallel(tp=point.tp), device)
+    waves = WAVES if point.backend == "vllm" else _SIMULATED
     try:
         kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
-        limits = _limits(point, kv_tok)
-        asked = [Asked(0.0, point.prompt_tok, point.output_tok)] * (_SIMULATED * point.streams)
+        asked = _asked(point, waves, computed)
         clock = Clock(deployment, _of_engine(replace(known, host=host), point.backend))
-        result = simulate(asked, limits, clock, concurrency=point.streams)
+        result = simulate(
+            asked, _limits(point, kv_tok), clock, concurrency=point.streams, turnaround_s=_TURNAROUND_S
+        )
     except RooflineError:
         return float("nan"), float("nan")
-    first, later = slice(0, point.streams), slice(point.streams, None)
-    ttft, tpot = (
-        (figures[first].mean() + (WAVES - 1) * figures[later].mean()) / WAVES
-        for figures in (result.ttft_s, result.tpot_s)
-    )
-    return 1e3 * float(ttft), 1e3 * float(tpot)
+    by_wave = [1.0, *[(WAVES - 2) / (waves - 2)] * (waves - 2), 1.0]
+    weights = np.repeat(by_wave, point.streams) / (WAVES * point.streams)
+    return 1e3 * float(weights @ result.ttft_s), 1e3 * float(weights @ result.tpot_s)
+
+
+def _asked(point: Point, waves: int, computed: bool) -> list[Asked]:
+    """The requests of the measured waves.
+
+    vLLM caches prefixes by default, and the load tool repeats its prompts: what is left to compute is a
+    prompt's last block, but for prompts that the warm-up did not reach. The other engines were started
+    without their cache.
+    """
+    n, new = waves * point.streams, Asked(0.0, point.prompt_tok, point.output_tok)
+    if point.backend != "vllm" or computed:
+        return [new] * n
+    n_new = min(n, max(0, _REPEATED - _WARM_UP * point.streams))
+    return [new] * n_new + [replace(new, cached_tok=(point.prompt_tok - 1) // 16 * 16)] * (n - n_new)
 
 
 def _limits(point: Point, kv_tok: int) -> Limits:
-    """TensorRT-LLM computes whole prompts beside decodes; SGLang prompts apart from decodes."""
+    """TensorRT-LLM computes whole prompts; its scheduler and SGLang's work a step ahead, vLLM 0.12's not.
+
+    SGLang was started with `--enable-mixed-chunk`.
+    """
     return Limits(
         point.streams,
         max(_BUDGET, point.prompt_tok),
         kv_tok,
         chunked_prefill=point.backend != "trtllm",
-        mixed_steps=point.backend != "sglang",
+        ahead=point.backend != "vllm",
     )
 
 
@@ -150,11 +171,13 @@ def _of_engine(known: Calibration, backend: str) -> Calibration:
 
 
 def ratios(
-    points: Sequence[Point], hosts: Sequence[HostFit | None], tier: str = "generic"
+    points: Sequence[Point], hosts: Sequence[HostFit | None], tier: str = "generic", *, computed: bool = False
 ) -> tuple[Amounts, Amounts]:
     """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second."""
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        both = np.array(list(pool.map(partial(predicted_ms, tier=tier), points, hosts, chunksize=4)))
+        both = np.array(
+            list(pool.map(partial(predicted_ms, tier=tier, computed=computed), points, hosts, chunksize=4))
+        )
     return (
         both[:, 0] / np.array([point.ttft_ms for point in points]),
         both[:, 1] / np.array([point.tpot_ms for point in points]),
@@ -195,6 +218,7 @@ def fit_host(points: Sequence[Point]) -> tuple[float, float]:
 
 def constants(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
     """The constants of each half and of all, by the stack's name."""
+    points = [p for p in points if p.backend != "vllm"]  # what it computed is inferred, not stated
     halves = {"set-on-h100": "h100-sxm5-80g", "set-on-h200": "h200-sxm-141g"}
     found = {name: fit_host([p for p in points if p.device == device]) for name, device in halves.items()}
     return {"default": fit_host(points)} | found

@@ -4,6 +4,7 @@ import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ class Sglang(Engine):
 
     name = "sglang"
     title = "SGLang"
-    admission = Admission(mixed_steps=False)  # unless it is started with --enable-mixed-chunk
+    admission = Admission(mixed_steps=False, ahead=True)
     capabilities = Capabilities(
         token_id_prompts=True,
         forced_output_length=True,
@@ -256,6 +257,15 @@ class Sglang(Engine):
             prefix_caching=opposite(info.get("disable_radix_cache")),
             tensor_parallel=info.get("tp_size"),
             raw={"server_info": info, "model_info": model},
+        )
+
+    def admission_of(self, identity: Identity | None) -> Admission:
+        """Scheduler.get_next_batch_to_run and event_loop_overlap, by the flags that /server_info tells."""
+        info: Any = (identity.raw if identity else {}).get("server_info") or {}
+        return replace(
+            self.admission,
+            mixed_steps=bool(info.get("enable_mixed_chunk")),
+            ahead=not info.get("disable_overlap_schedule"),
         )
 
     def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:

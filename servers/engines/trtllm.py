@@ -7,6 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from servers.engine import (
+    Admission,
     Call,
     Capabilities,
     Engine,
@@ -55,6 +56,7 @@ class TrtLlm(Engine):
 
     name = "trtllm"
     title = "TensorRT-LLM"
+    admission = Admission(chunked_prefill=False, ahead=True)  # PyExecutor's overlap loop, its default
     capabilities = Capabilities(
         token_id_prompts=True,
         forced_output_length=True,

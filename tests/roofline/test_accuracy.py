@@ -9,6 +9,7 @@ import pytest
 from burstline import exit_codes
 from burstline.verbs import accuracy
 from roofline.device.calibration import stack_host
+from roofline.validate import serving_points
 from roofline.validate.accuracy import _ceilings, _classes, kernel_checks
 from roofline.validate.accuracy_serving import _cells, _replay, serving_checks
 from roofline.validate.check import Check, errors, within
@@ -54,6 +55,15 @@ def test_every_twentieth_serving_point_is_predicted_with_the_other_halfs_constan
     assert within(ratio, 9), errors(ratio)
 
 
+def test_prompts_that_a_load_tool_repeats_are_computed_by_vllm_once():
+    points = [p for p in read_points(POINTS) if p.backend == "vllm" and p.output_tok == 100]
+    few, many = min(points, key=lambda p: p.streams), max(points, key=lambda p: p.streams)
+    cached = [sum(asked.cached_tok > 0 for asked in serving_points._asked(p, 10, False)) for p in (few, many)]
+    assert cached == [10 * few.streams - (100 - 2 * few.streams), 10 * many.streams]
+    (host,) = out_of_sample_hosts([many])
+    assert predicted_ms(many, host)[1] < many.tpot_ms < 0.6 * predicted_ms(many, host, computed=True)[1]
+
+
 def test_a_points_precision_is_what_the_file_states():
     by_group = {point.group: point.quant for point in read_points(POINTS)}
     assert by_group == {
@@ -87,5 +97,5 @@ def test_a_missed_goal_is_marked_and_fails_unless_it_is_known(monkeypatch, capsy
 
 
 def test_the_shipped_host_is_what_the_fit_to_all_points_gives():
-    assert stack_host().step_s == pytest.approx(3e-4)
-    assert stack_host().token_s == pytest.approx(2.5e-5)
+    assert stack_host().step_s == pytest.approx(5e-4)
+    assert stack_host().token_s == pytest.approx(1.5e-5)

@@ -1,5 +1,7 @@
 """The simulator: nothing lost, nothing over capacity, vLLM's rules."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -29,6 +31,7 @@ limits = st.builds(
     reserve_output=st.booleans(),
     whole_prompt=st.booleans(),
     mixed_steps=st.booleans(),
+    ahead=st.booleans(),
 )
 
 
@@ -126,6 +129,25 @@ def test_a_client_that_needs_time_to_send_the_next_request_waits_for_a_step_that
     result = simulate(requests, Limits(8, 1000, 10_000), lambda step: 1.0, concurrency=2, turnaround_s=0.01)
     assert result.due_s.tolist() == [0, 0, 5.01]
     assert result.ttft_s.tolist() == pytest.approx([1, 1, 1.99])
+
+
+def test_an_engine_that_schedules_ahead_lets_an_arrival_miss_the_next_step_too_unless_it_idles():
+    requests = [Asked(0, 10, 9), Asked(1.5, 10, 2), Asked(20.5, 10, 2)]
+    ahead = Limits(8, 1000, 10_000, ahead=True)
+    assert simulate(requests, ahead, lambda step: 1.0).ttft_s.tolist() == [1, 2.5, 1]
+    assert simulate(requests, replace(ahead, ahead=False), lambda step: 1.0).ttft_s.tolist() == [1, 1.5, 1]
+
+
+def test_equal_streams_stay_together_where_prompts_stop_decodes_and_spread_where_they_do_not():
+    """As SGLang 0.5.23 on a CPU: 16 streams, two prompts a step, without and with --enable-mixed-chunk."""
+
+    def spread_s(*, mixed):
+        bounds = Limits(16, 64, 10_000, chunked_prefill=False, mixed_steps=mixed)
+        result = simulate([Asked(0, 24, 40)] * 64, bounds, tick, concurrency=16, turnaround_s=0.01)
+        return np.ptp(result.due_s[-16:])
+
+    assert spread_s(mixed=False) == 0
+    assert spread_s(mixed=True) > 5
 
 
 def test_an_open_loop_below_the_rate_of_service_never_queues():

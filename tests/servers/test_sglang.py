@@ -1,5 +1,5 @@
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import orjson
@@ -10,7 +10,7 @@ from loadgen.record.capture import Capture
 from loadgen.record.columns import columns_of
 from loadgen.record.record import record_of
 from loadgen.record.tables import record_table
-from servers.engine import EngineError, HttpReply, LaunchOptions, Read, Target
+from servers.engine import Admission, EngineError, HttpReply, LaunchOptions, Read, Target
 from servers.engines import sglang
 from servers.engines.sglang import Sglang
 from servers.host.installation import Installation
@@ -133,6 +133,14 @@ def test_where_it_is_not_installed_the_user_is_told_how_to_get_it() -> None:
 
 
 LOG = "[2026-11-22 03:49:24] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 910926, K size: 0.87 GB"
+
+
+def test_how_it_batches_is_read_from_its_flags() -> None:
+    identity = ENGINE.identify(recorded, LOG)
+    assert ENGINE.admission_of(None) == Admission(mixed_steps=False, ahead=True)
+    assert ENGINE.admission_of(identity) == Admission(mixed_steps=False)  # --disable-overlap-schedule
+    mixed = {"server_info": {"enable_mixed_chunk": True}}
+    assert ENGINE.admission_of(replace(identity, raw=mixed)) == Admission(ahead=True)
 
 
 def test_it_identifies_a_recorded_server_and_what_it_chose_itself_from_its_log() -> None:
