@@ -2,11 +2,12 @@
 
 `burstline run` fires 1000 requests of 512 tokens at the server in C (`truth.c`, Linux), 128 tokens each,
 50,000 events a second. Printed, as minimum, median and maximum: seconds from the command to its first
-request, from the last token to its end, and of `report`, `compare`, `--help` and a usage error, each beside
-P, the seconds of `python -c "import pandas"` in the same minutes; their CPU seconds, which depend less on
-what else runs; memory of all processes during the load and afterwards; how many modules each process has
-imported. `--vllm-python PATH` (BURSTLINE_VLLM_PYTHON) adds `vllm bench serve`; `--tree DIR` measures another
-checkout of Burstline; `--over-time` adds the memory of each process over time, and what its imports took.
+request (and those of them in which the server answered what it was asked before), from the last token to its
+end, and of `report`, `compare`, `--help` and a usage error, each beside P, the seconds of
+`python -c "import pandas"` in the same minutes; their CPU seconds, which depend less on what else runs;
+memory of all processes during the load and afterwards; how many modules each process has imported.
+`--vllm-python PATH` (BURSTLINE_VLLM_PYTHON) adds `vllm bench serve`; `--tree DIR` measures another checkout
+of Burstline; `--over-time` adds the memory of each process over time, and what its imports took.
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
         end_ns, cpu_s = waited(process, out / "log.txt", (0, 4))
         if memory:
             memory.stop()
-        truth = log().last(args.streams)
+        everything = log()
+        truth = everything.last(args.streams)
     first_ns, last_ns = int(truth.first_ns.min()), truth.ended_ns
     if memory:
         rows.add(f"{tool}: memory during the load", memory.most(first_ns, last_ns), "MB")
@@ -168,6 +170,7 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
         args.held = [*memory.lines(start_ns), moments]
         return
     rows.add(f"{tool}: first request", (first_ns - start_ns) / 1e9)
+    rows.add(f"{tool}: of it the server's answer before", everything.answered_s_before(args.streams))
     rows.add(f"{tool}: last token to the end", (end_ns - last_ns) / 1e9)
     rows.add(f"{tool}: own time beyond the load", (end_ns - start_ns - last_ns + first_ns) / 1e9)
     rows.add(f"{tool}: CPU of all processes", cpu_s)

@@ -44,6 +44,12 @@ class Truth:
         chosen = np.argsort(self.arrived_ns, kind="stable")[-n:]
         return Truth(self.first_ns[chosen], self.arrived_ns[chosen], [self.token_ns[i] for i in chosen])
 
+    def answered_s_before(self, n: int) -> float:
+        """How long answering took, of all requests before the last `n`: a tool's own, one after another."""
+        before = np.argsort(self.arrived_ns, kind="stable")[:-n]
+        took_ns = [self.token_ns[i][-1] - self.arrived_ns[i] for i in before if len(self.token_ns[i])]
+        return float(sum(took_ns)) / 1e9
+
     def as_reported(self, n_output_tok: int, itl_per_request: bool) -> Reported:
         """What a faultless client would report, but for the way to the server and back."""
         rows = zip(self.arrived_ns, self.token_ns, strict=True)
