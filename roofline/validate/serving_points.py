@@ -122,33 +122,35 @@ def predicted_ms(
     device = load_device(point.device)
     known = generic() if tier == "generic" else load_calibration(device)
     deployment = Deployment(load_model(point.model)[0], QUANTS[point.quant], Parallel(tp=point.tp), device)
-    waves = WAVES if point.backend == "vllm" else _SIMULATED
+    asked = _asked(point, computed=computed)
     try:
         kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
-        asked = _asked(point, waves, computed)
         clock = Clock(deployment, _of_engine(replace(known, host=host), point.backend))
         result = simulate(
             asked, _limits(point, kv_tok), clock, concurrency=point.streams, turnaround_s=_TURNAROUND_S
         )
     except RooflineError:
         return float("nan"), float("nan")
+    waves = len(asked) // point.streams
     by_wave = [1.0, *[(WAVES - 2) / (waves - 2)] * (waves - 2), 1.0]
     weights = np.repeat(by_wave, point.streams) / (WAVES * point.streams)
     return 1e3 * float(weights @ result.ttft_s), 1e3 * float(weights @ result.tpot_s)
 
 
-def _asked(point: Point, waves: int, computed: bool) -> list[Asked]:
-    """The requests of the measured waves.
+def _asked(point: Point, *, computed: bool) -> list[Asked]:
+    """The requests of the measured waves: all ten where they differ.
 
     vLLM caches prefixes by default, and the load tool repeats its prompts: what is left to compute is a
     prompt's last block, but for prompts that the warm-up did not reach. The other engines were started
     without their cache.
     """
-    n, new = waves * point.streams, Asked(0.0, point.prompt_tok, point.output_tok)
+    new, some = Asked(0.0, point.prompt_tok, point.output_tok), _SIMULATED * point.streams
     if point.backend != "vllm" or computed:
-        return [new] * n
-    n_new = min(n, max(0, _REPEATED - _WARM_UP * point.streams))
-    return [new] * n_new + [replace(new, cached_tok=(point.prompt_tok - 1) // 16 * 16)] * (n - n_new)
+        return [new] * some
+    repeated = replace(new, cached_tok=(point.prompt_tok - 1) // 16 * 16)
+    n_new = max(0, _REPEATED - _WARM_UP * point.streams)
+    n = WAVES * point.streams if n_new else some
+    return ([new] * n_new + [repeated] * n)[:n]
 
 
 def _limits(point: Point, kv_tok: int) -> Limits:
