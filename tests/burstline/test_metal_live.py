@@ -86,7 +86,7 @@ def test_measured_dots_lie_under_the_ceiling(quiet_run):
         *(f"{name} {ratio:.2f}" for name, ratio in above.items()),
     )
     assert max(above.values()) <= tolerance
-    assert found["suspicions"] == []
+    assert not found["suspicions"]
     assert quiet_run.summary.to_json()["verdict"]["state"] == "VALID"
 
 
@@ -155,19 +155,28 @@ def test_closed_and_open_loops_are_simulated_within_ten_ten_and_twenty_percent(e
 
 
 def errors_of(run: Run, host: HostFit, *, closed: bool) -> dict[str, float]:
-    """Makespan, mean TPOT and mean TTFT of the simulated load, over the measured ones, less 1."""
+    """Makespan, mean TPOT and mean TTFT of the simulated load, over the measured ones, less 1.
+
+    In a closed loop an ended request's successor races with the engine's next step: at the embedded engine
+    61 to 89% came before it began. Each order decides who ends together next, so the prediction is the mean
+    of both.
+    """
     setup, assumed = setup_of(run)
     setup = replace(setup, calibration=replace(setup.calibration, host=host))
     seen = seen_in(run, assumed)
     streams = run.manifest.concurrency if closed else None
-    asked, turnaround_s = seen.requests, 0.0
+    asked, turnarounds_s = seen.requests, [0.0]
     if streams is not None:  # the first ones as sent, each other one as soon after an end as this client is
         asked = sorted(asked, key=lambda each: each.due_s)
         sent, ends = np.array([each.due_s for each in asked[streams:]]), np.sort(seen.last_s)
-        turnaround_s = max(0.0, float(np.median(sent - ends[: len(sent)])))
+        turnarounds_s.append(max(0.0, float(np.median(sent - ends[: len(sent)]))))
         started_s = asked[streams - 1].due_s
         asked = [replace(each, due_s=min(each.due_s, started_s)) for each in asked]
-    found = simulate(asked, seen.limits, setup.clock(), concurrency=streams, turnaround_s=turnaround_s)
+    clock = setup.clock()
+    each_way = [
+        simulate(asked, seen.limits, clock, concurrency=streams, turnaround_s=turnaround_s)
+        for turnaround_s in turnarounds_s
+    ]
     due = np.array([request.due_s for request in seen.requests])
     outputs = np.array([request.output_tok for request in seen.requests])
     measured = {
@@ -175,7 +184,8 @@ def errors_of(run: Run, host: HostFit, *, closed: bool) -> dict[str, float]:
         "TPOT": float(((seen.last_s - seen.first_s) / (outputs - 1)).mean()),
         "TTFT": float((seen.first_s - due).mean()),
     }
-    simulated = (found.makespan_s, float(found.tpot_s.mean()), float(found.ttft_s.mean()))
+    figures = [(found.makespan_s, found.tpot_s.mean(), found.ttft_s.mean()) for found in each_way]
+    simulated = np.mean(figures, axis=0).tolist()
     return {name: got / measured[name] - 1 for name, got in zip(measured, simulated, strict=True)}
 
 
