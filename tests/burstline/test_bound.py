@@ -60,7 +60,7 @@ def test_several_devices_stand_side_by_side_and_one_that_cannot_says_why(capsys)
         ("qwen3-30b-a3b", "memory"),
         ("gemma-2-9b", "memory"),
         ("opt-6.7b", "memory"),
-        ("gpt2", "latency"),  # a quarter of a GB of weights: launches take longer
+        ("gpt2", "host"),  # a quarter of a GB of weights: the host takes longer than reading them
     ],
 )
 def test_every_family_is_told(capsys, model, limit):
