@@ -115,7 +115,7 @@ def measured(cpu: CpuSetup, config: Mapping[str, Any], say: Say) -> str:
     with_what = "torch" if cpu.torch_python else "numpy"
     say(
         f"Measuring this CPU for the roofline: this model's shapes by {with_what} on {cpu.threads} core(s), "
-        "once, in less than 20 s (--no-calibrate leaves it out)"
+        "once, in about 20 s (--no-calibrate leaves it out)"
     )
     before = _CpuTime.now()
     with tempfile.TemporaryDirectory(prefix="burstline-") as name:
