@@ -13,7 +13,7 @@ _N_DECADES = 12
 
 @dataclass(frozen=True, slots=True)
 class DurationSpread:
-    """Median, 99th percentile and largest of `n` durations, ns; the first two within 1.2%."""
+    """Median, 99th percentile and largest of `n` durations, ns; the first two within 1.2% or 1 ns."""
 
     n: int
     p50_ns: int
@@ -22,7 +22,7 @@ class DurationSpread:
 
 
 class DurationHistogram:
-    """Durations by size, 100 bins a decade from 1 ns to 1,000 s."""
+    """Durations by size, 100 bins a decade from 1 ns to 1,000 s; the first one holds zeros."""
 
     def __init__(self) -> None:
         self._counts = np.zeros(_PER_DECADE * _N_DECADES, dtype=np.int64)
@@ -42,5 +42,5 @@ class DurationHistogram:
         if not n:
             return None
         ranks = np.searchsorted(np.cumsum(self._counts), [0.5 * n, 0.99 * n], side="left")
-        p50, p99 = (min(int(10 ** ((r + 0.5) / _PER_DECADE)), self._max_ns) for r in ranks)
+        p50, p99 = (min(int(10 ** ((r + 0.5) / _PER_DECADE)) if r else 0, self._max_ns) for r in ranks)
         return DurationSpread(n, p50, p99, self._max_ns)

@@ -62,6 +62,10 @@ def test_a_report_from_within_the_send_has_no_error_and_one_from_outside_it_coun
     assert found.max_ns == 30_000
 
 
+def test_no_error_is_reported_as_none():
+    assert reported(streamed([0] * 99 + [30_000]), 1_000_000_000).p50_ns == 0
+
+
 def test_events_before_the_run_and_a_run_too_short_say_nothing():
     assert reported(streamed([1000] * 9), 1_000_000_000) is None
     assert reported(replace(streamed([1000] * 100), reads=()), 0) is None
