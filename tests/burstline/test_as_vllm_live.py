@@ -24,8 +24,8 @@ pytestmark = [
     pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM"),
 ]
 N, PROMPT_TOK, OUTPUT_TOK, REPEATS = 100, 512, 32, 3
-FLOOR = 0.10
-"""Three runs cannot show less noise between runs than this on a machine of two cores."""
+FLOOR = 0.20
+"""Three runs cannot show less noise than this on two cores: six of them had TTFTs of 944 to 1,233 ms."""
 
 
 def by_vllm(url: str, model: Path, seed: int) -> str:
