@@ -49,9 +49,9 @@ def import_report() -> None:
 
 
 def meanwhile(work: Callable[[], T], *, daemon: bool = False) -> Future[T]:
-    """Work in a thread, while this one waits for others; an error is told to whoever asks for the result.
+    """Do it in a thread. Asking for the result waits for it, and raises what it raised.
 
-    A module that is needed sooner is waited for. `daemon`: the process may end while it works.
+    `daemon`: the process may end while it works.
     """
     done: Future[T] = Future()
 

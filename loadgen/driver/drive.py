@@ -356,14 +356,14 @@ class _Drive:
         return capture
 
     def _on_canary(self, said: Exchange) -> None:
-        """Runs in the wire's thread: judged is a part of the canary's stream in the spool's."""
+        """Runs in the wire's thread; the spool's counts the errors in this part of the canary's stream."""
 
-        def judge() -> None:
+        def count() -> None:
             if self._t0_ns is not None and said.data:
                 capture = said.capture(self._t0_ns, self._wire.offsets)
                 self._canary.add(capture, self._t0_ns)
 
-        self._spool.put(judge)
+        self._spool.put(count)
 
     def _report(self, before: Usage) -> DriveReport:
         wire, used = self._wire, Usage.now() - before
