@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import ttft_service
 from loadgen.record.columns import Columns
+from loadgen.stats.estimates import early_stopping_floor, label
 from loadgen.stats.quantiles import quantile_of
+from loadgen.verdict.grades import QUANTILES, tolerance_s
 from loadgen.verdict.verdict import Reason
 
 SIZES: Final = (3, 5, 10, 20, 50, 100, 200, 500)
@@ -23,16 +25,17 @@ SLOWER: Final = 0.8
 class ColdStart:
     """The first `n` requests had a median TTFT, from the send, that was `slower_s` above the rest's.
 
-    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `p99_s` is the TTFT p99
-    with them, `warm_p99_s` without.
+    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `tail_s` is TTFT's `tail`,
+    the highest percentile that the rest have, with them, `warm_tail_s` without.
     """
 
     n: int
     slower_s: float
     rest_s: float
     until_s: float
-    p99_s: float
-    warm_p99_s: float
+    tail: float
+    tail_s: float
+    warm_tail_s: float
 
     @property
     def size(self) -> str:
@@ -43,7 +46,7 @@ class ColdStart:
 
     def counted(self) -> Reason:
         """Of a run whose figures include those requests."""
-        effect = f"They move TTFT p99 from {_span(self.warm_p99_s)} to {_span(self.p99_s)}."
+        effect = f"They move TTFT {label(self.tail)} from {_span(self.warm_tail_s)} to {_span(self.tail_s)}."
         advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
         return Reason("cold", f"{self.size} {effect}", advice)
 
@@ -62,8 +65,9 @@ def cold_start(
 ) -> ColdStart | None:
     """The largest group of first requests slower by more than the scatter of the rest; None without one.
 
-    A burst has no first requests: all wait in one queue. In a closed loop the first wave is left out, whose
-    prompts are all computed at once. Of sessions only the `opening` turns are alike.
+    Less than the instrument may be off by is no difference. A burst has no first requests: all wait in one
+    queue. In a closed loop the first wave is left out, whose prompts are all computed at once. Of sessions
+    only the `opening` turns are alike.
     """
     use = c.ok if opening is None else c.ok & opening
     due_s = c.due_s if opening is None else c.due_s[opening]
@@ -78,7 +82,8 @@ def cold_start(
         first, rest = values[:n], values[n:]
         middle, high, scatter = np.quantile(rest, [0.5, 0.9, 0.95])
         slower_s = float(np.median(first) - middle)
-        if slower_s > scatter - middle and np.mean(first > high) >= SLOWER:
-            p99s = quantile_of(values, 0.99), quantile_of(rest, 0.99)
-            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), *p99s)
+        if slower_s > max(scatter - middle, tolerance_s(middle)) and np.mean(first > high) >= SLOWER:
+            tail = max((p for p in QUANTILES if len(rest) >= early_stopping_floor(p)), default=0.5)
+            tails_s = quantile_of(values, tail), quantile_of(rest, tail)
+            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), tail, *tails_s)
     return worst

@@ -13,8 +13,6 @@ from loadgen.wire.http1 import Head, read_head, skip_chunks
 READ = struct.Struct("q16sqq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes, and
 the latest poll before which they had not come."""
-_POLL_SLACK_NS = 50_000
-"""A poll looks at its sockets a little before it returns, and waking takes some microseconds."""
 MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
 _BLANK_LINE = b"\n\n"
@@ -162,9 +160,11 @@ class Exchange:
         rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 5)
         at_ns = rows[:, 0]
         kernel_ns = offsets.monotonic(rows[:, 1:3].tobytes(), at_ns)
-        # What a read brought came after the read before it, and after the last poll that did not report it.
-        before_ns = np.r_[self.sent_ns or 0, at_ns[:-1]]
-        since_ns = at_ns - np.maximum(before_ns, rows[:, 4] - _POLL_SLACK_NS)
+        # What a read brought came after what the read before it brought, and after the last poll that did not
+        # report it. Not after that read: we may have been stopped between it and our stamp.
+        came_ns = np.where(kernel_ns > 0, kernel_ns, at_ns)
+        before_ns = np.r_[self.sent_ns or 0, came_ns[:-1]]
+        since_ns = at_ns - np.maximum(before_ns, rows[:, 4])
         reads = Reads(
             at_ns - t0_ns,
             np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),

@@ -31,6 +31,7 @@ NO_TIMESPEC: Final = bytes(16)
 _MAX_EVENTS = 512
 _FD_SETSIZE = 1024
 _SPIN_NS = 120_000
+_SLEPT_NS = 50_000
 _NEVER = 2**63 - 1
 
 _Stream = tuple[Callable[..., tuple[int, list[tuple[int, int, bytes]], int, Any]], bytearray, bytearray, int]
@@ -43,8 +44,8 @@ class Reader:
     """Waits for all sockets of a poller and reads those it was told to follow, into their exchanges.
 
     `n_reads` and `n_bytes` count what it has read, `woken_ns` is when its latest pass over ready sockets
-    began, `max_pass_ns` how long one ever took. `polled_ns` is the latest poll before that
-    pass which reported all that was ready: what the pass reads came later.
+    began, `max_pass_ns` how long one ever took. `polled_ns` is when the latest poll before that pass which
+    reported all that was ready was begun: what the pass reads came later.
     """
 
     def __init__(self, poller: Poller) -> None:
@@ -68,12 +69,20 @@ class Reader:
         # A due time cuts a pass short, unless it had come before: else a burst would stop all reading.
         stop_ns = due_ns if at < due_ns else _NEVER
         while True:
-            events = poll(self._wait_s(at, due_ns, tick_ns), _MAX_EVENTS)
+            wait_s = self._wait_s(at, due_ns, tick_ns)
+            asked = now()
+            events = poll(wait_s, _MAX_EVENTS)
             woken = at = now()
+            if woken - asked > _SLEPT_NS:
+                # When the kernel made this list is unknown: we may have been stopped since. Have a new one.
+                asked = woken
+                events = poll(0.0, _MAX_EVENTS)
+                woken = at = now()
             polled = self.polled_ns = self._complete_ns
-            # A list shorter than the limit holds every ready socket: what a later pass reads came after it.
+            # A list shorter than the limit holds every socket that was ready when we asked for it: what a
+            # later pass reads came after that.
             if len(events) < _MAX_EVENTS:
-                self._complete_ns = woken
+                self._complete_ns = asked
             for fd, flags in events:
                 if at >= stop_ns:  # the events that are left are reported again: epoll is level-triggered
                     self._complete_ns = polled

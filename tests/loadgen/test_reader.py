@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.poller import IN, new_poller
+from loadgen.wire.poller import IN, Poller, new_poller
 from loadgen.wire.pool import Connection
 from loadgen.wire.reader import LOST, READ, Reader
 from loadgen.wire.wire import Wire
@@ -104,6 +104,44 @@ def test_what_a_read_brought_came_after_the_poll_that_is_kept_with_it(bench: Ben
         True
     ] * 4
     assert all(polled > before for (*_, polled), (before, *_) in zip(rows[1:], rows, strict=False))
+
+
+class Stopped:
+    """A poller whose process is stopped after each wait: the list is old when it is read."""
+
+    def __init__(self, poller: Poller, meanwhile: Callable[[], object]) -> None:
+        self._poller, self._meanwhile = poller, meanwhile
+
+    def poll(self, timeout_s: float, max_events: int) -> list[tuple[int, int]]:
+        ready = self._poller.poll(timeout_s, max_events)
+        if timeout_s:
+            time.sleep(0.001)
+            self._meanwhile()
+            time.sleep(0.001)
+        return ready
+
+    def fileno(self) -> int:
+        return 1 << 30
+
+
+def test_what_came_while_we_were_stopped_did_not_come_after_the_poll(bench: Bench) -> None:
+    (first, peer), (second, other) = bench.pair(), bench.pair()
+    sent_ns: list[int] = []
+
+    def meanwhile() -> None:
+        sent_ns.append(time.monotonic_ns())
+        other.send(GOES_ON)
+
+    bench.reader._poller = Stopped(bench.poller, meanwhile)
+    peer.send(GOES_ON)
+    bench.reader.wait(LATER, time.monotonic_ns() + 5_000_000)
+    bench.reader.wait(LATER, 0)
+    assert first.exchange is not None
+    assert first.exchange.data.startswith(GOES_ON)
+    assert second.exchange is not None
+    at, _, n, polled = ROW.unpack_from(second.exchange.reads)
+    assert n >= len(GOES_ON)
+    assert polled <= sent_ns[0] <= at
 
 
 def test_it_never_polls_beyond_what_is_due() -> None:

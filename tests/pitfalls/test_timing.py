@@ -181,18 +181,27 @@ def test_11_without_kernel_stamps_reads_50_ms_late_make_a_run_client_bound() -> 
 
 @pytest.mark.slow
 def test_11_a_starved_client_is_client_bound_however_little_cpu_it_uses() -> None:
-    """A CPU quota by hand: the driver may run 5 ms out of 25, whatever CPU is free."""
+    """A CPU quota by hand: the driver may run 5 ms out of 25, whatever CPU is free.
+
+    Tokens come every 5 ms, so that several share a read; their stamps are off, and by no more than is said.
+    """
     done = threading.Event()
+    starved = replace(DRILL, scripts=(Script(ttft_s=0.05, gaps_s=(0.005,)),))
 
     def squeeze(pids: list[int]) -> None:
         threading.Thread(target=_squeeze, args=(pids, done), daemon=True).start()
 
     try:
-        verdict = _verdict(fired_drill(DRILL, squeeze))
+        found = fired_drill(starved, squeeze)
     finally:
         done.set()
-    assert verdict["state"] in ("CLIENT-BOUND", "DISTURBED"), verdict
+    verdict = _verdict(found)
+    assert verdict["state"] == "CLIENT-BOUND", verdict
     assert {reason["code"] for reason in verdict["reasons"]} & {"read-lag", "cpu-wait"}
+    c, sent_s = found.columns, _sent_s(found)
+    early_s = c.event_s - c.event_error_s - sent_s
+    assert np.mean(c.event_s - sent_s > 0.004) > 0.3  # the stamps are really off
+    assert np.mean(early_s > 0.001) < 0.005  # but for a server that was held up itself
 
 
 @pytest.mark.slow
@@ -220,6 +229,15 @@ def test_11_busy_neighbours_are_noticed() -> None:
 WISH = Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)
 DRILL = replace(drill(checked(WISH), 2.0), scripts=(Script(ttft_s=0.05, gaps_s=(0.01,)),))
 """A TTFT of 50 ms bears a lateness of 1 ms."""
+
+
+def _sent_s(found: Fired) -> np.ndarray:
+    """When the server handed each token to the kernel, as the client lists them."""
+    [t0_ns] = {report.t0_ns for report in found.reports}
+    token_ns = {
+        served.index: np.asarray(served.event_ns)[np.asarray(served.event_tok) > 0] for served in found.served
+    }
+    return np.concatenate([token_ns[i] for i in found.columns.table["index"].to_pylist()]) / 1e9 - t0_ns / 1e9
 
 
 def _squeeze(pids: list[int], done: threading.Event) -> None:
