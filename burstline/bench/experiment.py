@@ -26,9 +26,11 @@ from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.plan_for_server import expected_cached, plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.server_session import (
+    EarlyAnswer,
     Serving,
     Site,
     Where,
+    check_length,
     check_start,
     check_where,
     choose_engine,
@@ -97,6 +99,7 @@ class Settings:
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
     serve: Serving | None = None
+    early_answer: EarlyAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +133,13 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
     _check_what_comes_after(settings)
     check_where(settings.where)
     ensure_fd_limit(load.n_connections)
-    engine = choose_engine(settings.where)
+    early_answer = settings.early_answer
+    engine = early_answer.engine() if early_answer else choose_engine(settings.where)
     if settings.wish.warmup is None and settings.where.url is None and not engine.brings_model:
         load = replace(
             load, warm_up=WarmUp()
         )  # fresh starts differ by what they compile for the first shapes
-    check_start(engine, settings.where, load.longest_tok or 0)
+    (check_length if early_answer else check_start)(engine, settings.where, load.longest_tok or 0)
     run = RunDir.create(settings.out, _manifest(settings, load, engine))
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
@@ -220,7 +224,7 @@ def _measured(
 ) -> RunOutcome:
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
-    serve = settings.serve or serving
+    serve = settings.serve or (settings.early_answer.serving if settings.early_answer else serving)
     meanwhile(_prepare)  # the server's first token takes longer
     truth = canary() if settings.canary and settings.ray is None else nullcontext()
     with truth as bird, spawn_watcher() as watcher, serve(engine, where, run.path, progress.phase) as site:

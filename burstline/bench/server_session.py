@@ -16,6 +16,7 @@ from servers.engine import (
     Capabilities,
     Engine,
     EngineError,
+    Get,
     Identity,
     Launch,
     LaunchOptions,
@@ -160,10 +161,7 @@ def _engine_of(where: Where) -> Engine:
             raise WorkloadError(f"unknown engine {where.engine!r}; expected one of: {known}")
         return ENGINES[where.engine]
     if where.url is not None:
-        get = getter(
-            where.dressed(target_at(where.url, "", where.api_key)), timeout_s=5.0, within_s=ATTACH_TIMEOUT_S
-        )
-        return ENGINES[engine_at(get) or "openai"]
+        return ENGINES[engine_at(_asking(where)[1]) or "openai"]
     if where.model is not None and ENGINES["vllm"].installed(where.python) is not None:
         return ENGINES["vllm"]
     return ENGINES["reference"]
@@ -226,7 +224,9 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
             "out, or pass a field of the engine's own with --extra-body"
         )
     if where.url is not None:
-        _check_server(engine, where, longest_tok)
+        if where.engine is not None:  # else it is what answered
+            _check_who_answers(engine, where)
+        check_length(engine, where, longest_tok)
         return
     if engine.attach_only:
         raise WorkloadError(f"--engine {engine.name} needs --url URL: it is driven where it already runs")
@@ -252,21 +252,26 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
         )
 
 
-def _check_server(engine: Engine, where: Where, longest_tok: int) -> None:
-    """Who answers at the URL and up to which length, asked by GET before anything else is done."""
-    assert where.url is not None
-    target = where.dressed(target_at(where.url, where.model or "", where.api_key))
-    get = getter(target, timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
-    answering = engine_at(get, engine.name.partition("+")[0])
-    if answering is None:
-        return  # it may be starting: waiting for its first token tells
+def _check_who_answers(engine: Engine, where: Where) -> None:
+    """What answers at the URL is the engine that was named; nothing may answer yet: it may be starting."""
+    target, get = _asking(where)
     meant = engine.name.partition("+")[0]
+    answering = engine_at(get, meant)
+    if answering is None:
+        return  # waiting for its first token tells
     known = ENGINES[answering].is_public and not ENGINES[answering].attach_only
     if known and answering != meant and not engine.attach_only:
         raise WorkloadError(
             f"--engine {meant}: what answers at {target.url} is {ENGINES[answering].title}; leave --engine "
             f"out, or pass --engine {answering}"
         )
+
+
+def check_length(engine: Engine, where: Where, longest_tok: int) -> None:
+    """The server at the URL takes prompts and outputs of `longest_tok` together, as far as it says."""
+    if not longest_tok:
+        return
+    target, get = _asking(where)
     try:
         limit = engine.identify(get, "").max_model_len
     except Exception:
@@ -276,6 +281,13 @@ def _check_server(engine: Engine, where: Where, longest_tok: int) -> None:
             f"the longest request has {longest_tok:,} tokens (prompt and output), but the server at "
             f"{target.url} allows {limit:,}; ask for fewer, or raise its limit"
         )
+
+
+def _asking(where: Where) -> tuple[Target, Get]:
+    """The URL's server, and how to ask it by GET."""
+    assert where.url is not None
+    target = where.dressed(target_at(where.url, where.model or "", where.api_key))
+    return target, getter(target, timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
 
 
 def context_limit(folder: Path) -> int | None:
@@ -305,28 +317,30 @@ def _check_model(model: str) -> None:
 Serving = Callable[[Engine, Where, Path, Say], AbstractContextManager[Site]]
 
 
-def asked_early(where: Where) -> Serving:
-    """Ask a server that runs already who it is and for a token, from now on: much is imported meanwhile.
+class EarlyAnswer:
+    """A server that runs already, asked from now on who it is and for a token: much is imported meanwhile."""
 
-    What is returned waits for its answer and stands for `serving`.
-    """
-    notes: list[str] = []
+    def __init__(self, where: Where) -> None:
+        self._where = where
+        self._notes: list[str] = []
+        self._engine = meanwhile(self._recognise, daemon=True)
+        self._site = meanwhile(lambda: _attached(self.engine(), where, self._notes.append), daemon=True)
 
-    def ask() -> Site:
-        engine = choose_engine(where)
-        check_start(engine, where, 0)
-        return _attached(engine, where, notes.append)
-
-    answer = meanwhile(ask, daemon=True)
+    def engine(self) -> Engine:
+        return self._engine.result()
 
     @contextmanager
-    def serving(_engine: Engine, _where: Where, _run_dir: Path, say: Say) -> Iterator[Site]:
-        site = answer.result()
-        for note in notes:
+    def serving(self, _engine: Engine, _where: Where, _run_dir: Path, say: Say) -> Iterator[Site]:
+        """Stands for `serving`, and waits for the answer."""
+        site = self._site.result()
+        for note in self._notes:
             say(note)
         yield site
 
-    return serving
+    def _recognise(self) -> Engine:
+        engine = choose_engine(self._where)
+        check_start(engine, self._where, 0)
+        return engine
 
 
 @contextmanager

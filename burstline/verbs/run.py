@@ -289,11 +289,11 @@ def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProce
 
 
 def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None") -> int:
-    where, serve = where_of(args), None
+    where, early_answer = where_of(args), None
     if where.url is not None and args.repeats is None:
-        from burstline.bench.server_session import asked_early
+        from burstline.bench.server_session import EarlyAnswer
 
-        serve = asked_early(where)
+        early_answer = EarlyAnswer(where)
     from burstline.bench.experiment import Settings, run_experiment
     from workloads.request import WorkloadError
 
@@ -311,7 +311,7 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         usd_per_hour=args.usd_per_hour,
         ray=_ray_of(args),
         max_failures=args.max_failures,
-        serve=serve,
+        early_answer=early_answer,
     )
     if args.repeats is not None:
         from burstline.bench.repeats import run_repeats
