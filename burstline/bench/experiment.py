@@ -7,29 +7,32 @@ What only a later part of a run needs is imported there: before the first reques
 from __future__ import annotations
 
 import os
-import platform
-import shlex
 import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burstline import __version__, exit_codes
+from burstline import exit_codes
 from burstline.bench.fire import DriverDiedError, Drivers, VitalSigns, fire
 from burstline.bench.fire import Load as Done
 from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.plan_for_server import expected_cached, plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
+from burstline.bench.run_settings import (
+    Settings,
+    form_of,
+    manifest_of,
+    server_facts,
+    with_software_and_devices,
+)
 from burstline.bench.server_session import (
-    EarlyAnswer,
-    Serving,
+    Say,
     Site,
-    Where,
     check_length,
     check_start,
     check_where,
@@ -38,24 +41,20 @@ from burstline.bench.server_session import (
 )
 from burstline.bench.stages import send_stages, with_handover
 from burstline.bench.vocabulary import ASSUMED
-from burstline.bench.wish import Wish, check_limits
+from burstline.bench.wish import check_limits
 from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.lean import import_tables, meanwhile
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from loadgen.driver.canary import TruthProcess, canary
+from loadgen.driver.job import Job
 from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.manifest import (
-    MAX_FAILURES,
-    ArrivalFacts,
     Certificate,
     HardwareFacts,
     LoadFacts,
-    Manifest,
-    Option,
-    ServerFacts,
     Status,
 )
 from loadgen.record.rundir import RunDir, open_run
@@ -63,10 +62,8 @@ from loadgen.stats.figure import Absent
 from servers.engine import Engine, EngineError, Launch
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import Watcher, spawn_watcher
-from servers.protocol.destination import Destination
-from servers.redact import without_secrets
 from workloads.plan import Plan
-from workloads.prompts import DrawnRequests, Vocabulary
+from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
 from workloads.warm_up import WarmUp
 
@@ -79,27 +76,6 @@ if TYPE_CHECKING:
 
 LATE_S = 0.5
 """Counters that need longer to stand still are let settle before the load, too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything that a person may say about a run."""
-
-    where: Where = field(default_factory=Where)
-    wish: Wish = field(default_factory=Wish)
-    tokenizer: Path | None = None
-    vocab_size: int | None = None
-    out: Path = Path("runs")
-    quiet: bool = False
-    certify: bool = True
-    canary: bool = True
-    targets: tuple[str, ...] = ()
-    usd_per_hour: float | None = None
-    max_failures: float = MAX_FAILURES
-    hints: Hints = field(default_factory=Hints)
-    ray: RayOptions | None = None
-    serve: Serving | None = None
-    early_answer: EarlyAnswer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +116,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
             load, warm_up=WarmUp()
         )  # fresh starts differ by what they compile for the first shapes
     (check_length if early_answer else check_start)(engine, settings.where, load.longest_tok or 0)
-    run = RunDir.create(settings.out, _manifest(settings, load, engine))
+    run = RunDir.create(settings.out, manifest_of(settings, load, engine))
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
@@ -230,33 +206,54 @@ def _measured(
     with truth as bird, spawn_watcher() as watcher, serve(engine, where, run.path, progress.phase) as site:
         if bird and site.launch and site.launch.n_cores:
             bird.leave_to_server(site.launch.n_cores)
-        plan, vocabulary = plan_for(
-            load, site, settings.tokenizer, settings.vocab_size, settings.where.model, progress.phase
-        )
-        expected = engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
-        for note in expected:
-            progress.phase(note)
-        site = replace(site, notes=site.notes + expected)
-        server = _server_facts(site, settings.where.model)
-        facts = LoadFacts(plan.dropped, expected_cached(plan, load, site.identity), prompts=_form(plan))
-        begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
-        run.save_manifest(replace(begun, load=facts))
-        progress.phase(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
+        ready = _made_ready(run, site, load, settings, progress.phase)
         with _drivers(settings.ray, site, progress, early) as drivers:
-            fired = _watched(run, site, plan, load, vocabulary, progress, drivers, watcher, bird)
+            fired = _watched(run, ready, progress, drivers, watcher, bird)
         from burstline.bench.finish import recount
 
-        recount(
-            run,
-            site,
-            settings.tokenizer,
-            settings.where.model,
-            progress.phase,
-            ask=fired.status == "complete",
-        )
+        whole = fired.status == "complete"
+        recount(run, ready.site, settings.tokenizer, where.model, progress.phase, ask=whole)
         launch = site.launch
     _keep_steps(run, launch, fired.t0_ns)
     return fired
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A load that waits for nothing but its drivers, and the server that it goes to."""
+
+    site: Site
+    load: Load
+    plan: Plan
+    vocabulary: Vocabulary
+
+    def job(self, run: RunDir, canary_port: int | None) -> Job:
+        return job_of(
+            self.plan,
+            self.load,
+            engine=self.site.engine.name,
+            target=self.site.target,
+            vocabulary=self.vocabulary,
+            captures=run.captures,
+            counters=run.path / "counters",
+            canary_port=canary_port,
+        )
+
+
+def _made_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say) -> _Ready:
+    """Plan the requests for this server, and note both in the manifest."""
+    model = settings.where.model
+    plan, vocabulary = plan_for(load, site, settings.tokenizer, settings.vocab_size, model, say)
+    expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
+    for note in expected:
+        say(note)
+    site = replace(site, notes=site.notes + expected)
+    server = server_facts(site, model)
+    facts = LoadFacts(plan.dropped, expected_cached(plan, load, site.identity), prompts=form_of(plan))
+    begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
+    run.save_manifest(replace(begun, load=facts))
+    say(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
+    return _Ready(site, load, plan, vocabulary)
 
 
 @contextmanager
@@ -285,15 +282,14 @@ def _prepare() -> None:
 
 def _watched(
     run: RunDir,
-    site: Site,
-    plan: Plan,
-    load: Load,
-    vocabulary: Vocabulary,
+    ready: _Ready,
     progress: Progress,
     drivers: Drivers | None,
     watcher: Watcher,
     bird: TruthProcess | None,
 ) -> RunOutcome:
+    """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk."""
+    site, load, plan = ready.site, ready.load, ready.plan
     telemetry = run.path / "telemetry.jsonl"
     live, signs = LiveTelemetry(telemetry), VitalSigns(site, progress.phase)
 
@@ -302,16 +298,7 @@ def _watched(
         signs.look(snapshot)
         progress.update(replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes))
 
-    job = job_of(
-        plan,
-        load,
-        engine=site.engine.name,
-        target=site.target,
-        vocabulary=vocabulary,
-        captures=run.captures,
-        counters=run.path / "counters",
-        canary_port=bird.port if bird else None,
-    )
+    job = ready.job(run, bird.port if bird else None)
     sent = send_stages(plan, job, site.engine, progress.phase)
     if sent.facts:
         assert run.manifest.load is not None
@@ -326,7 +313,7 @@ def _watched(
             watcher.add_clients([*pids, *([bird.pid] if bird else ())])
             keep_pandas_out()
             run.save_plan(plan)
-            run.save_manifest(_with_software_and_devices(run.manifest))
+            run.save_manifest(with_software_and_devices(run.manifest))
             if site.engine.metrics_path is not None and not watcher.await_baseline():
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
@@ -374,7 +361,7 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
 def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
     """A record of every planned request, "not_sent" where the server never got one."""
     why = str(error) or "interrupted before the load began"
-    run.save_manifest(replace(_with_software_and_devices(run.manifest), error=why))
+    run.save_manifest(replace(with_software_and_devices(run.manifest), error=why))
     if not (run.path / "plan.parquet").exists():
         plan = load.plan(ASSUMED)
         run.save_plan(plan)
@@ -405,96 +392,3 @@ def _told(run: RunDir, summary: Summary, fired: RunOutcome) -> int:
     if fired.done.interrupted:
         return exit_codes.INTERRUPTED
     return exit_codes.of_summary(summary)
-
-
-def _manifest(settings: Settings, load: Load, engine: Engine) -> Manifest:
-    """The manifest of a run that begins."""
-    asked = asdict(settings.wish)
-    return Manifest(
-        engine=engine.name,
-        workload=load.name,
-        version=__version__,
-        argv=("burstline", *sys.argv[1:]),
-        python=platform.python_version(),
-        host=host_facts.host(),
-        title=load.title,
-        asked={name: _as_option(value) for name, value in asked.items()},
-        concurrency=load.concurrency,
-        arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
-        targets=settings.targets,
-        usd_per_hour=settings.usd_per_hour,
-        max_failures=settings.max_failures,
-        seed=load.seed,
-        salt=load.salt,
-        repeat=_command_to_repeat(load.salt),
-    )
-
-
-def _with_software_and_devices(manifest: Manifest) -> Manifest:
-    """The manifest with what takes a while to find out."""
-    return replace(
-        manifest,
-        commit=host_facts.commit(),
-        libraries=host_facts.libraries(),
-        devices=host_facts.devices(),
-    )
-
-
-def _as_option(value: object) -> Option:
-    """A flag's value as the manifest keeps it: a path or several values as text."""
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or None
-    return value if value is None or isinstance(value, str | int | float) else str(value)
-
-
-def _command_to_repeat(salt: str) -> str:
-    """The command that asks for the same bytes again."""
-    argv = ["burstline", *sys.argv[1:]]
-    if "--salt" not in argv:
-        at = argv.index("--") if "--" in argv else len(argv)
-        argv[at:at] = ["--salt", salt]
-    return shlex.join(without_secrets(argv))
-
-
-def _server_facts(site: Site, model: str | None) -> ServerFacts:
-    made: tuple[str, ...] = ()
-    if model and Path(model).is_dir():
-        from burstline.models.model_folder import made_notes
-
-        made = made_notes(Path(model))
-    launch = site.launch
-    return ServerFacts(
-        url=site.target.url,
-        model=site.target.model,
-        model_asked=model,
-        attached=site.server is None,
-        argv=tuple(launch.argv) if launch else None,
-        env=dict(launch.env) if launch else None,
-        image=launch.image if launch else None,
-        image_digest=launch.image_digest if launch else None,
-        notes=(*site.notes, *made),
-        ready_s=site.startup.ready_s,
-        startup_stages=site.startup.stages,
-        capabilities=site.capabilities,
-        settings=site.settings,
-        addresses=_n_addresses(site),
-    )
-
-
-def _n_addresses(site: Site) -> int | None:
-    """How many addresses the server's URLs resolve to; None where they do not resolve here."""
-    urls = (site.target.url, *site.target.replicas)
-    try:
-        return len({address for url in urls for _, address in Destination.of(url).addresses()})
-    except (EngineError, OSError):
-        return None
-
-
-def _form(plan: Plan) -> str:
-    """Whether prompts go out as token ids or as text: tokenizing text is work that the server does."""
-    if isinstance(plan.requests, DrawnRequests):
-        return "ids"  # without looking at each: a million prompts take a minute to draw
-    forms = {
-        "chat" if r.messages is not None else "text" if r.prompt_ids is None else "ids" for r in plan.requests
-    }
-    return " and ".join(sorted(forms))

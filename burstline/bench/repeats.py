@@ -18,8 +18,9 @@ import numpy as np
 import orjson
 
 from burstline import exit_codes
-from burstline.bench.experiment import Settings, run_experiment
+from burstline.bench.experiment import run_experiment
 from burstline.bench.load_options import MAX_REPEATS
+from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, Where, serving
 from loadgen.record.files import user_cache, write_bytes
 from loadgen.record.manifest import Manifest, RunNoise

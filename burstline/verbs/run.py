@@ -294,7 +294,8 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         from burstline.bench.server_session import EarlyAnswer
 
         early_answer = EarlyAnswer(where)
-    from burstline.bench.experiment import Settings, run_experiment
+    from burstline.bench.experiment import run_experiment
+    from burstline.bench.run_settings import Settings
     from workloads.request import WorkloadError
 
     settings = Settings(

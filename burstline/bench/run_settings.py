@@ -1,0 +1,141 @@
+"""What a person asks of a run, and what its manifest keeps of that, of the server and of this machine."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from burstline import __version__
+from burstline.bench.load_options import Load
+from burstline.bench.server_session import EarlyAnswer, Serving, Site, Where
+from burstline.bench.wish import Wish
+from burstline.machine import host_facts
+from burstline.machine.hints import Hints
+from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, Option, ServerFacts
+from servers.engine import Engine, EngineError
+from servers.protocol.destination import Destination
+from servers.redact import without_secrets
+from workloads.plan import Plan
+from workloads.prompts import DrawnRequests
+
+if TYPE_CHECKING:
+    from burstline.cluster.session import RayOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a person may say about a run."""
+
+    where: Where = field(default_factory=Where)
+    wish: Wish = field(default_factory=Wish)
+    tokenizer: Path | None = None
+    vocab_size: int | None = None
+    out: Path = Path("runs")
+    quiet: bool = False
+    certify: bool = True
+    canary: bool = True
+    targets: tuple[str, ...] = ()
+    usd_per_hour: float | None = None
+    max_failures: float = MAX_FAILURES
+    hints: Hints = field(default_factory=Hints)
+    ray: RayOptions | None = None
+    serve: Serving | None = None
+    early_answer: EarlyAnswer | None = None
+
+
+def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
+    """The manifest of a run that begins."""
+    asked = asdict(settings.wish)
+    return Manifest(
+        engine=engine.name,
+        workload=load.name,
+        version=__version__,
+        argv=("burstline", *sys.argv[1:]),
+        python=platform.python_version(),
+        host=host_facts.host(),
+        title=load.title,
+        asked={name: _as_option(value) for name, value in asked.items()},
+        concurrency=load.concurrency,
+        arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
+        targets=settings.targets,
+        usd_per_hour=settings.usd_per_hour,
+        max_failures=settings.max_failures,
+        seed=load.seed,
+        salt=load.salt,
+        repeat=_command_to_repeat(load.salt),
+    )
+
+
+def with_software_and_devices(manifest: Manifest) -> Manifest:
+    """The manifest with what takes a while to find out."""
+    return replace(
+        manifest,
+        commit=host_facts.commit(),
+        libraries=host_facts.libraries(),
+        devices=host_facts.devices(),
+    )
+
+
+def _as_option(value: object) -> Option:
+    """A flag's value as the manifest keeps it: a path or several values as text."""
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or None
+    return value if value is None or isinstance(value, str | int | float) else str(value)
+
+
+def _command_to_repeat(salt: str) -> str:
+    """The command that asks for the same bytes again."""
+    argv = ["burstline", *sys.argv[1:]]
+    if "--salt" not in argv:
+        at = argv.index("--") if "--" in argv else len(argv)
+        argv[at:at] = ["--salt", salt]
+    return shlex.join(without_secrets(argv))
+
+
+def server_facts(site: Site, model: str | None) -> ServerFacts:
+    """Which server it is, how it was started, and what the user must know of it."""
+    made: tuple[str, ...] = ()
+    if model and Path(model).is_dir():
+        from burstline.models.model_folder import made_notes
+
+        made = made_notes(Path(model))
+    launch = site.launch
+    return ServerFacts(
+        url=site.target.url,
+        model=site.target.model,
+        model_asked=model,
+        attached=site.server is None,
+        argv=tuple(launch.argv) if launch else None,
+        env=dict(launch.env) if launch else None,
+        image=launch.image if launch else None,
+        image_digest=launch.image_digest if launch else None,
+        notes=(*site.notes, *made),
+        ready_s=site.startup.ready_s,
+        startup_stages=site.startup.stages,
+        capabilities=site.capabilities,
+        settings=site.settings,
+        addresses=_n_addresses(site),
+    )
+
+
+def _n_addresses(site: Site) -> int | None:
+    """How many addresses the server's URLs resolve to; None where they do not resolve here."""
+    urls = (site.target.url, *site.target.replicas)
+    try:
+        return len({address for url in urls for _, address in Destination.of(url).addresses()})
+    except (EngineError, OSError):
+        return None
+
+
+def form_of(plan: Plan) -> str:
+    """Whether prompts go out as token ids or as text: tokenizing text is work that the server does."""
+    if isinstance(plan.requests, DrawnRequests):
+        return "ids"  # without looking at each: a million prompts take a minute to draw
+    forms = {
+        "chat" if r.messages is not None else "text" if r.prompt_ids is None else "ids" for r in plan.requests
+    }
+    return " and ".join(sorted(forms))
