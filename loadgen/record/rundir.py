@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import psutil
 
-from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
+from loadgen.record.files import PARTIAL, disk_errors, renamed, write_bytes, write_json
 from loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
 from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
@@ -55,17 +56,24 @@ class RunDir:
     def create(cls, parent: Path, manifest: Manifest) -> RunDir:
         """A new folder `<utc>-<engine>-<workload>-<8 hex>` whose manifest says "running".
 
+        Until it has one the folder is called `*.partial`: a run that is killed here leaves no folder without.
         The manifest's `clock` is the one reading of the wall clock: the same instant on both clocks.
         """
         wall_ns, monotonic_ns = time.time_ns(), time.monotonic_ns()  # noqa: TID251
         utc = datetime.fromtimestamp(wall_ns / 1e9, UTC)
         words = f"{_slug(manifest.engine)}-{_slug(manifest.workload)}"
         run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
-        with disk_errors(run.path):
-            run.path.mkdir(parents=True)
         clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
         begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
-        write_json(run.path / _MANIFEST, without_secrets(begun.to_json()))
+        partial = run.path.with_name(run.path.name + PARTIAL)
+        try:
+            with disk_errors(partial):
+                partial.mkdir(parents=True)
+            write_json(partial / _MANIFEST, without_secrets(begun.to_json()))
+            partial.rename(run.path)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         return run
 
     @property

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import psutil
 import pytest
 
+from loadgen.record.files import PARTIAL
 from loadgen.record.rundir import open_run
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Command, Ended, burstline, counted, files_with, noted, verb
@@ -56,9 +57,16 @@ def certified(out: Path, cache: Path) -> Command:
     return Command(out, *argv, XDG_CACHE_HOME=str(cache))
 
 
+def runs_in(out: Path) -> list[Path]:
+    """Folders of runs, without one that was killed before it had its manifest."""
+    return (
+        [path for path in out.iterdir() if path.is_dir() and path.suffix != PARTIAL] if out.exists() else []
+    )
+
+
 def phase_of(out: Path) -> str:
     """How far a run has come, by the files that it has."""
-    runs = [path for path in out.iterdir() if path.is_dir()] if out.exists() else []
+    runs = runs_in(out)
     if not runs:
         return "begin"
     names = {path.name for path in runs[0].iterdir()}
@@ -135,7 +143,7 @@ def problems(ended: Ended, was_alive: bool, phase: str, number: int, took_s: flo
     # The interpreter prints its own where it is interrupted before the first line of ours.
     if "Traceback" in ended.out and "in _terminable_verb" in ended.out:
         found.append(f"a traceback: {ended.out[-1500:]}")
-    for run in [path for path in ended.out_dir.iterdir() if path.is_dir()]:
+    for run in runs_in(ended.out_dir):
         code, said = verb("show", run)
         if code != 0 or "Traceback" in said:
             found.append(f"show exits {code}: {said[-600:]}")

@@ -33,6 +33,7 @@ class World:
         self.now_ns = 0
         self.sockets: dict[int, Socket] = {}
         self.masks: dict[int, int] = {}
+        self.readable: set[int] = set()
         self.events: list[tuple[int, int, int, bytes | None]] = []
         self.n = 0
 
@@ -75,6 +76,8 @@ class Socket:
                 return 0, [], 0, None
             raise BlockingIOError
         data = self.inbox.popleft()
+        if not self.inbox and not self.has_ended:
+            self.world.readable.discard(self.fd)
         buffers[0][: len(data)] = data
         return len(data), [], 0, None
 
@@ -83,9 +86,12 @@ class Socket:
 
     def close(self) -> None:
         del self.world.sockets[self.fd]
+        self.world.readable.discard(self.fd)
 
 
 class Poller:
+    """Level-triggered, as epoll: a socket is reported until it has been read empty."""
+
     def __init__(self, world: World) -> None:
         self.world = world
 
@@ -107,7 +113,7 @@ class Poller:
         world = self.world
         until_ns = world.now_ns + max(int(timeout_s * 1e9), 20_000)
         ready = [(fd, OUT) for fd, mask in world.masks.items() if mask & OUT and fd in world.sockets]
-        if not ready:
+        if not ready and not world.readable:
             until_ns = min(until_ns, world.events[0][0]) if world.events else until_ns
             world.now_ns = max(world.now_ns, until_ns)
         while world.events and world.events[0][0] <= world.now_ns:
@@ -118,7 +124,8 @@ class Poller:
                 world.sockets[fd].has_ended = True
             else:
                 world.sockets[fd].inbox.append(data)
-            ready.append((fd, IN))
+            world.readable.add(fd)
+        ready += [(fd, IN) for fd in world.readable if world.masks.get(fd, 0) & IN]
         return ready
 
 

@@ -12,6 +12,7 @@ from loadgen.driver.duration_histogram import DurationSpread
 from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary import summarize_run
 from loadgen.metrics.summary_types import Summary
+from loadgen.record import rundir
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.files import write_json
 from loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
@@ -46,6 +47,20 @@ SUMMARY = Summary(counts={"planned": 4, "ok": 4}, metrics={}, verdict=Verdict(St
 def report():
     some = DurationSpread(4, 1, 2, 3)
     return DriveReport(0, 5, 4, 4, 0, {"reset": 1}, some, None, some, 9, 1, 2, 0, 8, 99, 0.5, 1.0, 77, 3, 4)
+
+
+def test_a_run_that_is_interrupted_as_it_begins_leaves_no_folder(tmp_path, monkeypatch):
+    at_writing = []
+
+    def interrupt(path, data):
+        at_writing.extend(path.parent.parent.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rundir, "write_json", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        RunDir.create(tmp_path, Manifest(engine="truth", workload="burst"))
+    assert [path.suffix for path in at_writing] == [".partial"], "no folder has its name before its manifest"
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_runs_name_says_when_what_and_which(run):
