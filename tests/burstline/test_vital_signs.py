@@ -60,6 +60,29 @@ def test_a_server_that_dies_is_told_at_once_with_when_its_last_words_and_what_wa
     assert "Server error: transport error" in line or "Shard" in line
 
 
+def test_a_process_that_ends_only_after_its_last_requests_failed_died_when_they_did() -> None:
+    server = Server()
+    signs, told = watched("tgi", server)
+    signs.look(replace(at(1.0, 100), failed=2))
+    signs.look(replace(at(1.2, 150), failed=2))  # the server went on: those two it refused
+    signs.look(replace(at(1.5, 200), failed=10))
+    signs.look(replace(at(1.6, 200), failed=30))
+    server.exit_code = 1
+    assert told == []
+    line = signs.death() or ""
+    assert line.startswith("TGI died 1.5 s into the load (ended with exit code 1, with 28 open requests); ")
+
+
+def test_a_server_that_ended_after_a_whole_load_took_nothing_with_it() -> None:
+    server = Server()
+    signs, _ = watched("tgi", server)
+    signs.look(replace(at(1.0, 100), failed=2))
+    signs.look(replace(at(1.2, 150), failed=2))
+    signs.look(replace(at(1.4, 150, done=28), failed=2))
+    server.exit_code = 1
+    assert (signs.death() or "").startswith("TGI died during the load (ended with exit code 1); ")
+
+
 def test_an_engine_that_died_under_a_launcher_that_lives_is_a_death() -> None:
     class FrontEnd(Server):
         def log(self) -> str:
