@@ -67,7 +67,9 @@ def write_report(run: RunDir) -> Summary:
     summary = summarize_run(opened, not_comparable=suspect(roofline))
     summary = replace(summary, roofline=beside_others(roofline, summary.instrument))
     run.save_summary(summary)
-    run.save_report(render(open_run(run.path)))
+    page = open_run(run.path)  # with the summary that was just written
+    page.columns = opened.columns
+    run.save_report(render(page))
     return summary
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.record.columns import Columns, Floats, Ints32
+from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.stats.quantiles import Samples as Samples
+from loadgen.stats.quantiles import each_once
 
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
@@ -108,28 +109,28 @@ def outside_server(c: Columns) -> Floats:
 
 
 def icl(c: Columns) -> Samples:
-    gap_s, ends_one = gaps(c)
-    return _samples(c, gap_s, np.ones(len(gap_s), np.int32), c.owner[ends_one])
+    came = gaps(c)
+    return gap_samples(c, came.value, came.n, came.counts)
 
 
 def itl(c: Columns) -> Samples:
     """The rate view: a gap before n tokens is n samples of a n-th of it."""
-    gap_s, ends_one = gaps(c, counted=True)
-    n = c.event_n[ends_one]
-    return _samples(c, gap_s / n, n, c.owner[ends_one])
+    came = gaps(c, counted=True)
+    return gap_samples(c, came.value / came.n, came.n, came.counts)
 
 
 def itl_delivery(c: Columns) -> Samples:
     """The delivery view: the first token of an event waited the whole gap, the others not at all."""
-    gap_s, ends_one = gaps(c, counted=True)
-    n, owner = c.event_n[ends_one], c.owner[ends_one]
-    with_more = n > 1
-    return _samples(
-        c,
-        np.concatenate([gap_s, np.zeros(with_more.sum())]),
-        np.concatenate([np.ones(len(gap_s), np.int32), n[with_more] - 1]),
-        np.concatenate([owner, owner[with_more]]),
-    )
+    came = gaps(c, counted=True)
+    n = came.n
+    if not (n > 1).any():
+        return gap_samples(c, came.value, n, came.counts)
+    # Of each gap before several tokens two samples in a row: the gap, and 0 for the tokens behind the first.
+    event = np.repeat(np.arange(len(n)), 1 + (n > 1))
+    is_more = np.diff(event, prepend=-1) == 0
+    per_request = Samples(came.value, n, came.counts).by_request(1 + (n > 1)).astype(np.int64)
+    value, weight = np.where(is_more, 0.0, came.value[event]), np.where(is_more, n[event] - 1, 1)
+    return gap_samples(c, value, weight, per_request)
 
 
 def latencies(metric: Metric, c: Columns) -> Floats:
@@ -148,29 +149,42 @@ def samples_of(metric: Metric, c: Columns) -> Samples:
     return Samples.per_request(latencies(metric, c))
 
 
-def gaps(c: Columns, *, counted: bool = False) -> tuple[Floats, NDArray[np.bool_]]:
-    """The gaps between successive events of each request that succeeded, and which events end one.
+@dataclass(frozen=True, slots=True, eq=False)
+class Gaps:
+    """Gaps between successive events, request by request, and which events end one.
 
-    `counted` leaves out requests whose tokens per event are not known.
+    Gap i is `value[i]` seconds long and comes before `n[i]` tokens; `counts[k]` of them are of request k.
     """
-    use = c.ok & ~np.isnan(c.output_tok) if counted else c.ok
-    inner = np.zeros(len(c.event_s), dtype=bool)
-    inner[1:] = c.owner[1:] == c.owner[:-1]
-    inner &= use[c.owner]
-    return (c.event_s[1:] - c.event_s[:-1])[inner[1:]], inner
+
+    value: Floats
+    n: NDArray[Any]
+    ends_one: NDArray[np.bool_]
+    counts: Ints
 
 
-def _samples(c: Columns, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
-    """The samples of successes in order, then the gaps that failures were to have, infinitely long."""
-    came = Samples.sorted(value, weight, owner)
-    failed = np.flatnonzero(~c.ok & (c.planned_output_tok > 1)).astype(np.int32)
-    if not len(failed):
-        return came
-    return Samples(
-        np.concatenate([came.value, np.full(len(failed), np.inf)]),
-        np.concatenate([came.weight, c.planned_output_tok[failed].astype(np.int32) - 1]),
-        np.concatenate([came.owner, failed]),
-    )
+def gaps(c: Columns, *, counted: bool = False, use: NDArray[np.bool_] | None = None) -> Gaps:
+    """The gaps of each request that succeeded, or of those to `use`.
+
+    `counted` leaves out requests whose tokens per event are not known; without it all `n` are 1.
+    """
+    use = c.ok if use is None else use
+    if counted:
+        use = use & ~np.isnan(c.output_tok)
+    ends_one = c.follows
+    ends_one &= c.per_event(use)
+    value = np.diff(c.event_s)[ends_one[1:]]
+    n = c.event_n[ends_one] if counted and (c.event_n != 1).any() else each_once(value)
+    return Gaps(value, n, ends_one, np.where(use, (c.n_events - 1).clip(0), 0))
+
+
+def gap_samples(c: Columns, value: Floats, weight: NDArray[Any], counts: Ints) -> Samples:
+    """The samples of successes, and the gaps that failures were to have, infinitely long."""
+    failed = ~c.ok & (c.planned_output_tok > 1)
+    if not failed.any():
+        return Samples(value, weight, counts)
+    place, planned = np.cumsum(counts)[failed], c.planned_output_tok[failed].astype(np.int32)
+    weight = np.insert(weight.astype(np.int32), place, planned - 1)
+    return Samples(np.insert(value, place, np.inf), weight, counts + failed)
 
 
 VLLM: Final = "vLLM benchmarks/serve.py"

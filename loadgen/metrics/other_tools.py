@@ -14,11 +14,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import e2e_due, ttft_due
+from loadgen.metrics.definitions import e2e_due, gaps, ttft_due
 from loadgen.metrics.throughput import NO_LENGTH, prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.record import Outcome
 from loadgen.stats.estimates import Absent
+from loadgen.stats.quantiles import quantile
 
 WHOLE: Final = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """What other tools take for a success: a whole reply, of whatever length."""
@@ -47,9 +48,10 @@ class ToolFigures:
         values = values[~np.isnan(values)]
         if not len(values):
             return Absent("defined for no request")
+        values.sort()
         if self.mlperf_rank:
-            return float(np.sort(values)[min(int(len(values) * p), len(values) - 1)])
-        return float(np.quantile(values, p))
+            return float(values[min(int(len(values) * p), len(values) - 1)])
+        return quantile(values, p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +70,11 @@ class Definitions:
 
 def ended_of(c: Columns) -> NDArray[np.bool_]:
     """The requests that another tool counts as successful."""
-    outcomes = np.asarray(c.table.column("outcome").to_pylist(), dtype=object)
-    return np.isin(outcomes, [str(outcome) for outcome in WHOLE]) & ~np.isnan(c.first_s)
+    return c.having("outcome", map(str, WHOLE)) & ~np.isnan(c.first_s)
 
 
 def _ratio(above: Floats, below: Floats) -> Floats:
     return np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
-
-
-def _chunk_gaps(c: Columns, ended: NDArray[np.bool_]) -> Floats:
-    inner = np.zeros(len(c.event_s), dtype=bool)
-    inner[1:] = c.owner[1:] == c.owner[:-1]
-    inner &= ended[c.owner]
-    return (c.event_s[1:] - c.event_s[:-1])[inner[1:]]
 
 
 def _rates(tokens: Floats, n: int, start_s: float, end_s: float) -> tuple[float | Absent, float | Absent]:
@@ -116,7 +110,7 @@ def _like_vllm(c: Columns, n_tok: Floats) -> ToolFigures:
     return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
         tpot=_ratio(c.last_s - c.first_s, n_tok - 1)[ended],
-        itl=_chunk_gaps(c, ended),
+        itl=gaps(c, use=ended).value,
         e2e=(c.last_s - c.dispatched_s)[ended],
         output_tok_per_s=rates[0],
         requests_per_s=rates[1],
@@ -126,7 +120,7 @@ def _like_vllm(c: Columns, n_tok: Floats) -> ToolFigures:
 def guidellm(c: Columns) -> ToolFigures:
     """Its TPOT has the first token in it, its ITL is one mean a request; chunks stand in for tokens."""
     ended = ended_of(c)
-    n_tok = np.where(np.isnan(c.output_tok), np.diff(c.starts), c.output_tok)
+    n_tok = np.where(np.isnan(c.output_tok), c.n_events, c.output_tok)
     rates = _rates(n_tok[ended], int(ended.sum()), *wall(c))
     return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
@@ -161,7 +155,7 @@ def llmperf(c: Columns) -> ToolFigures:
     return ToolFigures(
         ttft=(c.first_s - c.dispatched_s)[ended],
         tpot=None,
-        itl=_ratio(c.last_s - c.dispatched_s, np.diff(c.starts).astype(np.float64))[ended],
+        itl=_ratio(c.last_s - c.dispatched_s, c.n_events.astype(np.float64))[ended],
         e2e=(c.closed_s - c.dispatched_s)[ended],
         output_tok_per_s=Absent("it counts the text again with a Llama tokenizer"),
         requests_per_s=requests_per_s,
@@ -294,13 +288,13 @@ def vllm_block(
     ended = ended_of(c)
     if not ended.any():
         return Absent("no request succeeded; vLLM prints zeros")
+    peak_tok, peak_requests = _peaks(c, ended)
     samples = vllm(c)
     start_s, end_s = wall(c)
     prompt = prompt_tok(c)[ended]
     output = c.output_tok[ended]
     counted = not np.isnan(output).any()
     total = samples.output_tok_per_s
-    peak_tok, peak_requests = _peaks(c, ended)
     rows: list[tuple[str, object]] = [
         ("Successful requests:", int(ended.sum())),
         ("Failed requests:", len(c) - int(ended.sum())),
@@ -338,12 +332,14 @@ _HEADINGS: Final = (
 
 
 def _metric_rows(values: Floats, short: str, percentiles: tuple[float, ...]) -> list[tuple[str, object]]:
-    known = values[~np.isnan(values)] * 1000
-    n = len(known)
+    known = values[~np.isnan(values)]
+    known *= 1000
+    n, mean = len(known), float(known.mean()) if len(known) else "n/a"
+    known.sort()
     return [
-        (f"Mean {short} (ms):", float(known.mean()) if n else "n/a"),
-        (f"Median {short} (ms):", float(np.median(known)) if n else "n/a"),
-        *((f"P{p:g} {short} (ms):", float(np.percentile(known, p)) if n else "n/a") for p in percentiles),
+        (f"Mean {short} (ms):", mean),
+        (f"Median {short} (ms):", quantile(known, 0.5) if n else "n/a"),
+        *((f"P{p:g} {short} (ms):", quantile(known, p / 100) if n else "n/a") for p in percentiles),
     ]
 
 
@@ -358,7 +354,9 @@ def _line(row: tuple[str, object]) -> str:
 def _peaks(c: Columns, ended: NDArray[np.bool_]) -> tuple[int, int]:
     """Most chunks (which vLLM calls tokens) and most requests in any whole second from the first start."""
     origin_s = float(np.nanmin(c.dispatched_s[ended]))
-    chunks = np.bincount((c.event_s[ended[c.owner]] - origin_s).astype(np.int64))
+    at_s = c.event_s[c.per_event(ended)]
+    at_s -= origin_s
+    chunks = np.bincount(at_s.astype(np.int64))
     first = (c.dispatched_s[ended] - origin_s).astype(np.int64)
     last = (c.last_s[ended] - origin_s).astype(np.int64)
     steps = np.zeros(int(last.max()) + 2, dtype=np.int64)

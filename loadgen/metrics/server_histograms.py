@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import e2e_service, itl, ttft_service
+from loadgen.metrics.definitions import e2e_service, gaps, ttft_service
 from loadgen.metrics.summary_types import Agreement
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
+from loadgen.stats.quantiles import Ranked, each_once
 from loadgen.verdict.grades import FLOOR_S
 from loadgen.verdict.verdict import Reason
 
@@ -115,26 +117,24 @@ def _size(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
-def _client(name: str, c: Columns) -> tuple[Floats, Floats]:
+def _client(name: str, c: Columns) -> tuple[Floats, NDArray[Any]]:
     """The values as the server would count them, and how often each counts."""
     if name == "itl":
-        samples = itl(c)
-        known = np.isfinite(samples.value)
-        return samples.value[known], samples.weight[known].astype(np.float64)
+        came = gaps(c, counted=True)
+        return came.value / came.n, came.n
     values = ttft_service(c) if name == "ttft" else e2e_service(c)[c.ok]
     values = values[~np.isnan(values)]
-    return values, np.ones(len(values))
+    return values, each_once(values)
 
 
-def _median(values: Floats, weights: Floats) -> Figure:
+def _median(values: Floats, weights: NDArray[Any]) -> Figure:
     if not len(values):
         return Absent("the client has no such latency")
-    order = np.argsort(values)
-    k = int(np.searchsorted(np.cumsum(weights[order]), weights.sum() / 2))
-    return measured(float(values[order][k]), "s", "", int(weights.sum()))
+    ranked = Ranked.of(values, weights)
+    return measured(ranked.at(ranked.total / 2), "s", "", int(ranked.total))
 
 
-def _gap(client: Figure, values: Floats, weights: Floats, server: LatencyHistogram | Absent) -> Figure:
+def _gap(client: Figure, values: Floats, weights: NDArray[Any], server: LatencyHistogram | Absent) -> Figure:
     if isinstance(server, Absent):
         return server
     if isinstance(client, Absent):
@@ -144,7 +144,7 @@ def _gap(client: Figure, values: Floats, weights: Floats, server: LatencyHistogr
     if server.total > client.n:
         counted = f"{server.total:,}, here {client.n:,}"
         return Absent(f"the server also counted others' or failed requests ({counted})")
-    gap_s = float(values @ weights) / client.n - server.sum_s / server.total
+    gap_s = float((values * weights).sum()) / client.n - server.sum_s / server.total
     return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
 
 

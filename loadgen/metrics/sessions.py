@@ -79,7 +79,7 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     begin_s, end_s = np.full(n, np.inf), np.full(n, -np.inf)
     np.minimum.at(begin_s, turns.session, c.due_s)
     np.maximum.at(end_s, turns.session, np.where(c.ok, c.last_s, np.inf))
-    unfinished = np.isin(c.table.column("outcome").to_numpy(), _UNFINISHED)
+    unfinished = c.having("outcome", _UNFINISHED)
     counts = np.ones(n, dtype=bool)
     counts[turns.session[unfinished]] = False
     counts &= begin_s >= (-np.inf if start_s is None else start_s)

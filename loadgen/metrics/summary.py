@@ -289,8 +289,8 @@ def _cause(c: Columns, counts: Mapping[str, int]) -> str:
     if not any(kinds.values()):
         return ""
     worst = max(kinds, key=kinds.__getitem__)
-    rows = zip(c.table.column("outcome").to_pylist(), c.table.column("error").to_pylist(), strict=True)
-    return next((str(error)[:200] for outcome, error in rows if outcome == worst and error), "")
+    errors = c.table.column("error").filter(pa.array(c.having("outcome", [worst])))
+    return next((str(error)[:200] for error in errors.to_pylist() if error), "")
 
 
 NONE_CUT_OFF: Final = Absent("no request was cut off", "none-cut-off")
@@ -304,8 +304,7 @@ def survival(c: Columns) -> dict[str, Survival]:
     By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run, also where it
     never got a connection; a request that failed in another way never ends.
     """
-    outcome = c.table.column("outcome").to_numpy()
-    cut_off, set_out = np.isin(outcome, _CUT_OFF), outcome != Outcome.NOT_SENT.value
+    cut_off, set_out = c.having("outcome", _CUT_OFF), ~c.having("outcome", [Outcome.NOT_SENT.value])
     if not cut_off.any():
         return dict.fromkeys(("ttft", "e2e"), Survival.absent(NONE_CUT_OFF))
     watched_s = np.where(cut_off, c.closed_s - c.origin_s, np.inf)

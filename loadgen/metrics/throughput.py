@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, icl, ttft
+from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
 from loadgen.metrics.summary_types import Burst, Concurrency, Stalls, Throughput
-from loadgen.record.columns import Columns, Floats
+from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.record.record import Outcome
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
@@ -49,7 +49,7 @@ def whole_run(c: Columns) -> Window | None:
 
 def tokens_in(c: Columns, start_s: float, end_s: float) -> float:
     """Tokens of successes that arrived in [start_s, end_s]."""
-    inside = (c.event_s >= start_s) & (c.event_s <= end_s) & c.ok[c.owner]
+    inside = (c.event_s >= start_s) & (c.event_s <= end_s) & c.per_event(c.ok)
     return float(c.event_n[inside].sum())
 
 
@@ -90,16 +90,15 @@ def throughputs_in(c: Columns, window: Window, block_s: float) -> Throughput:
     `block_s` is the least time over which neighbours are taken to depend on each other.
     """
     rate = partial(_rate, window, block_s)
-    prompt, ok, own = prompt_tok(c), c.ok, c.ok[c.owner]
-    output_s, output = c.event_s[own], c.event_n[own].astype(np.float64)
-    input_s, given = c.first_s[ok], prompt[ok]
-    both_s, both = np.concatenate([input_s, output_s]), np.concatenate([given, output])
+    ok, own = c.ok, c.per_event(c.ok)
+    output = _binned(window, block_s, c.event_s[own], c.event_n[own])
+    given = _binned(window, block_s, c.first_s[ok], prompt_tok(c)[ok])
     counted = not np.isnan(c.output_tok[ok]).any()
     return Throughput(
-        output_tok_per_s=rate(output_s, output, "tok/s") if counted else UNCOUNTED,
-        input_tok_per_s=rate(input_s, given, "tok/s"),
-        total_tok_per_s=rate(both_s, both, "tok/s") if counted else UNCOUNTED,
-        requests_per_s=rate(c.last_s[ok], np.ones(int(ok.sum())), "1/s"),
+        output_tok_per_s=rate(output, "tok/s") if counted else UNCOUNTED,
+        input_tok_per_s=rate(given, "tok/s"),
+        total_tok_per_s=rate(output + given, "tok/s") if counted else UNCOUNTED,
+        requests_per_s=rate(_binned(window, block_s, c.last_s[ok], np.ones(int(ok.sum()))), "1/s"),
     )
 
 
@@ -108,20 +107,40 @@ def good_rates_in(
 ) -> tuple[Figure, Figure]:
     """Good requests due within the window, and their tokens, per second."""
     rate = partial(_rate, window, block_s)
-    due_s, tokens = c.due_s[met], c.output_tok[met]
-    requests = rate(due_s, np.ones(len(due_s)), "1/s")
-    return requests, UNCOUNTED if np.isnan(tokens).any() else rate(due_s, tokens, "tok/s")
+    binned = partial(_binned, window, block_s, c.due_s[met])
+    requests, tokens = binned(np.ones(int(met.sum()))), c.output_tok[met]
+    counted = not np.isnan(tokens).any()
+    return rate(requests, "1/s"), rate(binned(tokens), "tok/s") if counted else UNCOUNTED
 
 
-def _rate(window: Window, block_s: float, at_s: Floats, amount: Floats, unit: str) -> Figure:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Binned:
+    """What came in each bin of a window, in all of it, and how many times anything came."""
+
+    brought: Floats
+    amount: float
+    n: int
+
+    def __add__(self, other: _Binned) -> _Binned:
+        return _Binned(self.brought + other.brought, self.amount + other.amount, self.n + other.n)
+
+
+def _edges(window: Window, block_s: float) -> Floats:
+    n_bins = max(1, math.floor(window.length_s / block_s * BINS_A_BLOCK))
+    return np.linspace(window.start_s, window.end_s, n_bins + 1)
+
+
+def _binned(window: Window, block_s: float, at_s: Floats, amount: NDArray[Any]) -> _Binned:
+    inside = (at_s >= window.start_s) & (at_s <= window.end_s)
+    brought = np.histogram(at_s, _edges(window, block_s), weights=amount)[0]
+    return _Binned(brought.astype(np.float64), float(amount[inside].sum()), int(inside.sum()))
+
+
+def _rate(window: Window, block_s: float, binned: _Binned, unit: str) -> Figure:
     if window.length_s < block_s:
         return Absent(f"the window of {window.length_s:.2g} s is too short: {_too_short(block_s)}")
-    inside = (at_s >= window.start_s) & (at_s <= window.end_s)
-    n_bins = math.floor(window.length_s / block_s * BINS_A_BLOCK)
-    edges = np.linspace(window.start_s, window.end_s, n_bins + 1)
-    brought = np.histogram(at_s, edges, weights=amount)[0]
-    interval = rate_interval(brought, np.diff(edges), BINS_A_BLOCK)
-    point, n = float(amount[inside].sum() / window.length_s), int(inside.sum())
+    interval = rate_interval(binned.brought, np.diff(_edges(window, block_s)), BINS_A_BLOCK)
+    point, n = binned.amount / window.length_s, binned.n
     if interval is None:
         return Estimate(point, None, None, None, n, unit, _too_short(block_s))
     return Estimate(point, *interval, LEVEL, n, unit, "1 run; from blocks of time")
@@ -182,34 +201,32 @@ def in_flight_steps(start_s: Floats, end_s: Floats) -> tuple[Floats, Floats]:
 
 def stalls(c: Columns) -> Stalls:
     """Gaps a reader would notice: longer than 200 ms and than five times the median gap."""
-    samples = icl(c)
-    came = np.isfinite(samples.value)
-    gap_s, owner = samples.value[came], samples.owner[came]
-    if not len(gap_s):
+    came = gaps(c)
+    gap_s, n = came.value, len(came.value)
+    if not n:
         return Stalls.absent(Absent("no gap to judge", "no-gap"))
     threshold_s = max(STALL_FLOOR_S, STALL_FACTOR * float(np.median(gap_s)))
-    stalled = gap_s > threshold_s
-    n = len(gap_s)
+    long = gap_s > threshold_s
+    stalled = np.flatnonzero(came.ends_one)[long]
+    owner = np.searchsorted(c.starts, stalled, side="right") - 1
     n_ok = int(c.ok.sum())
     return Stalls(
-        count=measured(float(stalled.sum()), "stalls", "", n),
-        total_s=measured(float(gap_s[stalled].sum()), "s", "", n),
-        request_fraction=measured(len(np.unique(owner[stalled])) / n_ok, "1", "", n_ok),
+        count=measured(float(len(stalled)), "stalls", "", n),
+        total_s=measured(float(gap_s[long].sum()), "s", "", n),
+        request_fraction=measured(len(np.unique(owner)) / n_ok, "1", "", n_ok),
         threshold_s=measured(threshold_s, "s", "", n),
-        token=_stalled_token(c, threshold_s),
+        token=_stalled_token(c, stalled, owner),
     )
 
 
-def _stalled_token(c: Columns, threshold_s: float) -> Figure:
+def _stalled_token(c: Columns, stalled: Ints, owner: Ints) -> Figure:
     """The token before which most stalls of a run come: an engine that queues a request again has one."""
-    n_before = np.cumsum(c.event_n) - c.event_n
-    of_request = n_before - n_before[c.starts[c.owner]]
-    follows = np.flatnonzero(np.diff(c.owner, prepend=-1) == 0)
-    follows = follows[c.ok[c.owner[follows]]]
-    stalled = follows[c.event_s[follows] - c.event_s[follows - 1] > threshold_s]
     if not len(stalled):
         return Absent("no gap is a stall", "no-stall")
-    tokens, n = np.unique(of_request[stalled] + 1, return_counts=True)
+    # From each request's first event to the stalled one; what lies between two such stretches is dropped.
+    stretches = np.stack([c.starts[owner], stalled], axis=1).ravel()
+    before = np.add.reduceat(c.event_n, stretches, dtype=np.int64)[::2]
+    tokens, n = np.unique(before + 1, return_counts=True)
     share = float(n.max() / len(stalled))
     if share <= 0.5 or len(stalled) < 2:
         return Absent("stalls come at no particular token", "no-pattern")
@@ -247,7 +264,7 @@ def burst(c: Columns) -> Burst:
 
 
 def _drain(c: Columns, due_s: float, n: int) -> Figure:
-    if (c.table.column("outcome").to_numpy() == Outcome.CANCELLED.value).any():
+    if c.having("outcome", [Outcome.CANCELLED.value]).any():
         return Absent("the run ended before the burst had drained", "not-drained")
     return _once(float(c.last_s[c.ok].max()) - due_s, "s", n)
 

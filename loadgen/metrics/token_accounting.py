@@ -30,7 +30,7 @@ def lengths(c: Columns) -> LengthSummary:
     served = ~np.isnan(c.prompt_tok) & c.ok
     counted = ~np.isnan(c.output_tok) & c.ok
     cached = ~np.isnan(c.cached_tok) & c.ok
-    failed_tok = float(c.event_n[~c.ok[c.owner]].sum())
+    failed_tok = float(c.event_n[c.per_event(~c.ok)].sum())
     return LengthSummary(
         prompt_tok=_asked_served(c.planned_prompt_tok, c.prompt_tok, c.ok),
         output_tok=_asked_served(c.planned_output_tok, c.output_tok, c.ok),

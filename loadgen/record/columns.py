@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -12,29 +12,39 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loadgen.record.record import Outcome
+from loadgen.record.tables import as_records
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Ints32 = NDArray[np.int32]
 
-_PER_EVENT = ("event_s", "event_n")
+_PER_EVENT: Final = ("event_s", "event_n", "event_lag_ns", "event_error_ns")
+_LISTS: Final = ["token_ns", "token_n", "read_lag_ns", "read_error_ns"]
+_KEPT: Final = (
+    "index", "outcome", "prompt_source", "output_source", "output_gap_tok", "split", "finish_reason", "error",
+    "beyond_tok",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
     """One entry per planned request, then one per event that carried tokens.
 
-    `table` is the records without what stands here for each event.
+    `table` has what no array holds: each record's index, its texts and its rare counts.
 
     `origin_s` is from when latency counts: where all were due at once (a burst) each request's own send, for
     the order of sending is the shape of that load; otherwise when it was due, so that nothing is omitted.
     `first_s` and `last_s` are when the first and the last token arrived, `first_n` how many came with the
-    first. `event_s` and `event_n` run over all events of all requests in order; those of request i are
-    `starts[i] : starts[i + 1]`, `owner` names i for each.
+    first. `failed` is neither served as asked nor abandoned by a client that was to do so.
+
+    What begins with `event_` runs over all events of all requests in order; those of request i are
+    `starts[i] : starts[i + 1]`. A run has many millions: lags and errors have the smallest type.
+    `event_lag_ns` is how much later than the kernel our code had an event, `event_error_ns` by how much it
+    may have arrived before its stamp; -1 where that is not known.
     """
 
     table: pa.Table
     ok: NDArray[np.bool_]
+    failed: NDArray[np.bool_]
     due_s: Floats
     origin_s: Floats
     dispatched_s: Floats
@@ -55,27 +65,43 @@ class Columns:
     server_prefill_s: Floats
     server_first_token_s: Floats
     event_s: Floats
-    event_n: Ints32
+    event_n: NDArray[Any]
+    event_lag_ns: NDArray[Any]
+    event_error_ns: NDArray[Any]
     starts: Ints
-    owner: Ints32
 
     def __len__(self) -> int:
         return len(self.ok)
 
     @property
     def event_lag_s(self) -> Floats:
-        """How much later than the kernel our code had each event; NaN without a kernel stamp."""
-        lag_ns = _flat(self.table, "read_lag_ns")
-        return np.where(lag_ns < 0, np.nan, lag_ns / 1e9)
+        """`event_lag_ns` in seconds; NaN where unknown."""
+        return seconds_or_nan(self.event_lag_ns)
 
     @property
     def event_error_s(self) -> Floats:
-        """By how much each event may have arrived before its stamp; NaN where that was not recorded."""
-        known = "read_error_ns" in self.table.column_names
-        error_ns = _flat(self.table, "read_error_ns") if known else self.event_s[:0]
-        if len(error_ns) != len(self.event_s):
-            return np.full(len(self.event_s), np.nan)
-        return np.where(error_ns < 0, np.nan, error_ns / 1e9)
+        """`event_error_ns` in seconds; NaN where unknown."""
+        return seconds_or_nan(self.event_error_ns)
+
+    @property
+    def n_events(self) -> Ints:
+        """Of each request."""
+        return np.diff(self.starts)
+
+    @property
+    def follows(self) -> NDArray[np.bool_]:
+        """Of each event, whether another of its request precedes it."""
+        follows = np.ones(len(self.event_s), dtype=bool)
+        follows[self.starts[:-1][self.n_events > 0]] = False
+        return follows
+
+    def per_event(self, values: NDArray[Any]) -> NDArray[Any]:
+        """One value a request as one an event."""
+        return np.repeat(values, self.n_events)
+
+    def having(self, column: str, values: Iterable[str]) -> NDArray[np.bool_]:
+        """Which requests have one of `values` in a column of text."""
+        return _having(self.table, column, values)
 
     def due_from(self, start_s: float) -> Columns:
         """The requests that were due at `start_s` or later."""
@@ -83,53 +109,70 @@ class Columns:
         k = len(self) - int(np.count_nonzero(later))
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
-        return self._of(later, later[self.owner], self.table.filter(later))
+        return self._of(later, self.per_event(later), self.table.filter(later))
 
     def without(self, outcome: Outcome) -> Columns:
         """The requests that ended in another way."""
-        others = self.table.column("outcome").to_numpy(zero_copy_only=False) != outcome.value
+        others = ~self.having("outcome", [outcome.value])
         if others.all():
             return self
-        return self._of(others, others[self.owner], self.table.filter(pa.array(others)))
-
-    @property
-    def failed(self) -> NDArray[np.bool_]:
-        """Neither served as asked nor abandoned by a client that was to do so."""
-        outcome = self.table.column("outcome").to_numpy(zero_copy_only=False)
-        return np.asarray(~self.ok & (outcome != Outcome.ABANDONED.value))
+        return self._of(others, self.per_event(others), self.table.filter(pa.array(others)))
 
     def _of(
         self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table
     ) -> Columns:
-        n_events = np.diff(self.starts)[requests]
-        made = {"table": table, "starts": _starts(n_events), "owner": _owner(n_events)}
+        made = {"table": table, "starts": _starts(self.n_events[requests])}
         names = [field.name for field in fields(self) if field.name not in made]
         kept = {name: getattr(self, name)[events if name in _PER_EVENT else requests] for name in names}
         return Columns(**kept, **made)
 
     def tally(self, name: str) -> dict[str, int]:
         """How often each value of a text column occurs, most frequent first; nulls are left out."""
-        counts = Counter(value for value in self.table.column(name).to_pylist() if value is not None)
-        return dict(counts.most_common())
+        counts = pc.value_counts(self.table.column(name).drop_null()).to_pylist()
+        return {row["values"]: row["counts"] for row in sorted(counts, key=lambda row: -row["counts"])}
 
 
 def columns_of(table: pa.Table) -> Columns:
     """The columns of a table of records (see `loadgen.record.tables.RECORDS`)."""
+    return joined_columns([table])
 
+
+def joined_columns(parts: Iterable[pa.Table]) -> Columns:
+    """The columns of records that come in parts: what they hold for each token is never there twice."""
+    rows: list[pa.Table] = []
+    n_events: list[Ints] = []
+    events: dict[str, list[NDArray[Any]]] = {name: [] for name in _LISTS}
+    for part in map(as_records, parts):
+        n_events.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
+        for name, values in events.items():
+            flat = _flat(part, name)
+            values.append(flat / 1e9 if name == "token_ns" else flat if name == "token_n" else _narrow(flat))
+        rows.append(part.drop_columns(_LISTS))
+    return _columns(pa.concat_tables(rows), _joined(n_events), *map(_joined, events.values()))
+
+
+def _columns(
+    table: pa.Table,
+    n_events: Ints,
+    event_s: Floats,
+    event_n: NDArray[Any],
+    lag_ns: NDArray[Any],
+    error_ns: NDArray[Any],
+) -> Columns:
     def floats(name: str, scale: float = 1.0) -> Floats:
         column = table.column(name).to_numpy().astype(np.float64)
         return np.asarray(column / scale)
 
-    event_s = _flat(table, "token_ns", 1e9)
-    event_n = _flat(table, "token_n")
-    n_events = pc.list_value_length(table.column("token_ns")).fill_null(0).to_numpy()
     starts = _starts(n_events)
     some = n_events > 0
     due_s, sent_s = floats("due_ns", 1e9), floats("sent_ns", 1e9)
     is_burst = len(due_s) > 1 and float(np.ptp(due_s)) == 0.0
+    ok = _having(table, "outcome", [Outcome.OK.value])
+    unknown = np.broadcast_to(np.int8(-1), len(event_s))
     return Columns(
-        table=table.drop_columns(["token_ns", "token_n"]),
-        ok=np.asarray(table.column("outcome").to_numpy() == Outcome.OK.value),
+        table=table.select(_KEPT),
+        ok=ok,
+        failed=~ok & ~_having(table, "outcome", [Outcome.ABANDONED.value]),
         due_s=due_s,
         origin_s=np.where(np.isnan(sent_s), due_s, sent_s) if is_burst else due_s,
         dispatched_s=floats("dispatched_ns", 1e9),
@@ -140,7 +183,7 @@ def columns_of(table: pa.Table) -> Columns:
         answer_s=floats("answer_ns", 1e9),
         first_s=_at(event_s, starts[:-1], some),
         last_s=_at(event_s, starts[1:] - 1, some),
-        first_n=_at(event_n.astype(np.float64), starts[:-1], some),
+        first_n=_at(event_n, starts[:-1], some),
         planned_prompt_tok=floats("planned_prompt_tok"),
         planned_output_tok=floats("planned_output_tok"),
         prompt_tok=floats("prompt_tok"),
@@ -151,8 +194,9 @@ def columns_of(table: pa.Table) -> Columns:
         server_first_token_s=floats("server_first_token_s"),
         event_s=event_s,
         event_n=event_n,
+        event_lag_ns=lag_ns if len(lag_ns) == len(event_s) else unknown,
+        event_error_ns=error_ns if len(error_ns) == len(event_s) else unknown,
         starts=starts,
-        owner=_owner(n_events),
     )
 
 
@@ -160,18 +204,35 @@ def _starts(n_events: Ints) -> Ints:
     return np.concatenate([[0], np.cumsum(n_events, dtype=np.int64)])
 
 
-def _owner(n_events: Ints) -> Ints32:
-    return np.repeat(np.arange(len(n_events), dtype=np.int32), n_events)
+def _flat(table: pa.Table, name: str) -> NDArray[Any]:
+    """All values of a list column in a row."""
+    chunks = table.column(name).chunks or [pa.array([], table.schema.field(name).type)]
+    return _joined([chunk.flatten().to_numpy(zero_copy_only=False) for chunk in chunks])
 
 
-def _flat(table: pa.Table, name: str, scale: float | None = None) -> NDArray[Any]:
-    """All values of a list column in a row, divided by `scale`; chunk by chunk, so that it is copied once."""
-    chunks = (chunk.flatten().to_numpy(zero_copy_only=False) for chunk in table.column(name).chunks)
-    parts = [chunk if scale is None else chunk / scale for chunk in chunks]
-    return np.concatenate(parts) if len(parts) != 1 else parts[0]
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    """In a row; `parts` is emptied. Where all are equal they take no memory."""
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    parts.clear()
+    return np.broadcast_to(whole[0], len(whole)) if len(whole) and (whole == whole[0]).all() else whole
 
 
-def _at(values: Floats, where: Ints, some: NDArray[np.bool_]) -> Floats:
+def _narrow(lags_ns: NDArray[Any]) -> NDArray[Any]:
+    return lags_ns.clip(-1).astype(np.promote_types(np.min_scalar_type(lags_ns.max(initial=0)), np.int8))
+
+
+def _having(table: pa.Table, column: str, values: Iterable[str]) -> NDArray[np.bool_]:
+    some = pc.is_in(table.column(column), value_set=pa.array(list(values), pa.string()))
+    return np.asarray(some.to_numpy())
+
+
+def seconds_or_nan(at_ns: NDArray[Any]) -> Floats:
+    seconds = at_ns / 1e9
+    seconds[at_ns < 0] = np.nan
+    return np.asarray(seconds)
+
+
+def _at(values: NDArray[Any], where: Ints, some: NDArray[np.bool_]) -> Floats:
     found = np.full(len(some), np.nan)
     found[some] = values[where[some]]
     return found

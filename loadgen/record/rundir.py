@@ -12,7 +12,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -231,9 +231,10 @@ class Run:
         """The same as arrays, in seconds."""
         import pyarrow as pa
 
-        from loadgen.record.columns import columns_of
+        from loadgen.record.columns import columns_of, joined_columns
 
-        columns = columns_of(self.record_table)
+        parts = self._parts("records.parquet")
+        columns = joined_columns(parts) if parts else columns_of(self._decoded)
         pa.default_memory_pool().release_unused()  # a large run's token times, and what decoding took
         return columns
 
@@ -298,16 +299,24 @@ class Run:
 
     def _read(self, name: str, columns: list[str] | None = None) -> pa.Table | None:
         import pyarrow as pa
+
+        parts = self._parts(name, columns)
+        return None if parts is None else pa.concat_tables(parts)
+
+    def _parts(self, name: str, columns: list[str] | None = None) -> Iterator[pa.Table] | None:
+        """A table, some rows at a time: read whole, it takes twice its size meanwhile."""
+        path = self.path / name
+        return self._read_parts(path, columns) if path.exists() else None
+
+    def _read_parts(self, path: Path, columns: list[str] | None) -> Iterator[pa.Table]:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        path = self.path / name
-        if not path.exists():
-            return None
         try:
-            # In batches: read whole, a table takes twice its size meanwhile.
             with pq.ParquetFile(path, memory_map=True) as file:
-                batches = list(file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False))
-                return pa.Table.from_batches(batches, batches[0].schema if batches else file.schema_arrow)
+                yield file.read_row_groups([], columns)
+                for batch in file.iter_batches(_N_AT_ONCE, columns=columns, use_threads=False):
+                    yield pa.Table.from_batches([batch])
         except (pa.ArrowException, OSError, ValueError) as error:
             raise _unreadable(path, error) from error
 

@@ -93,7 +93,7 @@ def percentile_over_runs(runs: Sequence[Samples], p: float, unit: str) -> Figure
     The point is never an average of percentiles. The interval's width comes from how far the runs' own
     percentiles scatter. +inf is a failed request.
     """
-    k, n = len(runs), sum(int(run.weight.sum()) for run in runs)
+    k, n = len(runs), sum(int(run.ranked.total) for run in runs)
     if any(len(run.value) == 0 for run in runs):
         return Absent("a run has no value at all")
     if n < early_stopping_floor(p):
@@ -103,7 +103,7 @@ def percentile_over_runs(runs: Sequence[Samples], p: float, unit: str) -> Figure
     if not math.isfinite(point):
         n_failed = sum(float(run.weight[np.isinf(run.value)].sum()) for run in runs)
         return Absent(among_failures(n_failed, n, p))
-    own = np.array([quantile(run.value, p, np.cumsum(run.weight, dtype=np.float64)) for run in runs])
+    own = np.array([run.ranked.quantile(p) for run in runs])
     return _with_interval(point, own, n, unit, f"{k} runs pooled with equal weight")
 
 
@@ -119,7 +119,7 @@ def over_runs(values: Floats, unit: str) -> Figure:
 
 def pooled(runs: Sequence[Samples]) -> tuple[Floats, Floats]:
     """All values ascending with the running totals of their weights; every run weighs as much as another."""
-    totals = [float(run.weight.sum()) for run in runs]
+    totals = [run.ranked.total for run in runs]
     value = np.concatenate([run.value for run in runs])
     weight = np.concatenate(
         [run.weight * (max(totals) / total) for run, total in zip(runs, totals, strict=True)]

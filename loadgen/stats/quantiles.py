@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.stats.estimates import (
     ONE_RUN,
@@ -17,7 +20,7 @@ from loadgen.stats.estimates import (
     Estimate,
     Figure,
     Floats,
-    Ints32,
+    Ints,
     among_failures,
     early_stopping_floor,
     label,
@@ -25,28 +28,68 @@ from loadgen.stats.estimates import (
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Samples:
-    """Values, ascending; value i counts `weight[i]` times and belongs to request `owner[i]`."""
+class Ranked:
+    """Values, ascending, and the running totals of their weights; None where each counts once."""
 
     value: Floats
-    weight: Ints32
-    owner: Ints32
+    cumulated: Floats | None = None
 
     @classmethod
-    def sorted(cls, value: Floats, weight: Ints32, owner: Ints32) -> Samples:
-        """These samples, ascending; equal ones keep their order only where weights differ.
+    def of(cls, value: Floats, weight: NDArray[Any]) -> Ranked:
+        """Where all weights are 1 only values are sorted: to carry weights along takes ten times as long."""
+        if not len(weight) or weight.min() == weight.max() == 1:
+            return cls(np.sort(value))
+        order = np.argsort(value)
+        return cls(value[order], np.cumsum(weight[order], dtype=np.float64))
 
-        Where they do not, it changes no result, and a sort that keeps it takes ten times as long.
-        """
-        uniform = not len(weight) or weight.min() == weight.max()
-        order = np.argsort(value, kind="quicksort" if uniform else "stable")
-        return cls(value[order], weight[order], owner[order])
+    @property
+    def total(self) -> float:
+        """Of all weights."""
+        if self.cumulated is None or not len(self.value):
+            return float(len(self.value))
+        return float(self.cumulated[-1])
+
+    def at(self, rank: float) -> float:
+        """The first value at which the running total reaches `rank`."""
+        if self.cumulated is None:
+            return float(self.value[max(math.ceil(rank) - 1, 0)])
+        return float(self.value[np.searchsorted(self.cumulated, rank)])
+
+    def quantile(self, p: float) -> float:
+        """See `quantile`."""
+        return quantile(self.value, p, self.cumulated)
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Values, request by request: `counts[k]` of request k. Value i counts `weight[i]` times."""
+
+    value: Floats
+    weight: NDArray[Any]
+    counts: Ints
 
     @classmethod
     def per_request(cls, values: Floats) -> Samples:
-        """One value a request, in the order of the requests; NaN is left out."""
-        order = np.argsort(values, kind="stable")[: len(values) - int(np.isnan(values).sum())]
-        return cls(values[order], np.ones(len(order), np.int32), order.astype(np.int32))
+        """One value a request; NaN is left out."""
+        known = ~np.isnan(values)
+        return cls(values[known], each_once(values[known]), known.astype(np.int64))
+
+    @cached_property
+    def ranked(self) -> Ranked:
+        return Ranked.of(self.value, self.weight)
+
+    def by_request(self, amount: NDArray[Any]) -> Floats:
+        """The sum of `amount`, one for each sample, of each request."""
+        some, sums = self.counts > 0, np.zeros(len(self.counts))
+        starts = (np.cumsum(self.counts) - self.counts)[some]
+        exact = np.float64 if amount.dtype.kind == "f" else np.int64
+        sums[some] = np.add.reduceat(amount, starts, dtype=exact)
+        return sums
+
+
+def each_once(values: Floats) -> NDArray[Any]:
+    """Weights of 1, which take no memory."""
+    return np.broadcast_to(np.int8(1), len(values))
 
 
 def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> float:
@@ -74,7 +117,8 @@ def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> floa
 
 def quantile_of(values: Floats, p: float) -> float:
     """The same of values in any order; NaN is left out, and NaN comes back where nothing is left."""
-    kept = np.sort(values[~np.isnan(values)])
+    kept = values[~np.isnan(values)]
+    kept.sort()
     return quantile(kept, p) if len(kept) else math.nan
 
 
@@ -83,8 +127,7 @@ def percentiles(samples: Samples, ps: Sequence[float], unit: str) -> dict[float,
 
     Below MLPerf's early-stopping floor a percentile is Absent, and where it lies among failures.
     """
-    cumulated = np.cumsum(samples.weight, dtype=np.float64)
-    return {p: _percentile(samples, cumulated, p, unit) for p in ps}
+    return {p: _percentile(samples, p, unit) for p in ps}
 
 
 def percentile(values: Floats, p: float, unit: str) -> Figure:
@@ -94,24 +137,26 @@ def percentile(values: Floats, p: float, unit: str) -> Figure:
 
 def mean(samples: Samples, unit: str) -> Figure:
     """The weighted mean as a plain reading; Absent where nothing is known or any failed."""
-    total = int(samples.weight.sum())
+    ranked = samples.ranked
+    total = int(ranked.total)
     if not total:
         return Absent("there is no value to average")
-    failed = np.isinf(samples.value)
-    if failed.any():
-        n_failed, n = len(np.unique(samples.owner[failed])), len(np.unique(samples.owner))
+    if math.isinf(ranked.value[-1]):
+        n_failed = np.count_nonzero(samples.by_request(np.isinf(samples.value)))
+        n = np.count_nonzero(samples.counts)
         return Absent(f"{n_failed:,} of {n:,} did not succeed and have no finite latency to average")
-    point = float((samples.value * samples.weight).sum() / total)
+    each = ranked.value if ranked.cumulated is None else samples.value * samples.weight
+    point = float(each.sum() / total)
     return Estimate(point, None, None, None, total, unit, ONE_RUN)
 
 
-def _percentile(samples: Samples, cumulated: Floats, p: float, unit: str) -> Figure:
-    n, floor = int(cumulated[-1]) if len(cumulated) else 0, early_stopping_floor(p)
+def _percentile(samples: Samples, p: float, unit: str) -> Figure:
+    n, floor = int(samples.ranked.total), early_stopping_floor(p)
     if n < floor:
         return Absent(f"{label(p)} needs {floor:,} samples, there are {n:,}")
-    point = quantile(samples.value, p, cumulated)
+    point = samples.ranked.quantile(p)
     if not math.isfinite(point):
         n_failed = float(samples.weight[np.isinf(samples.value)].sum())
-        of_tokens = n > len(np.unique(samples.owner))
+        of_tokens = n > int(np.count_nonzero(samples.counts))
         return Absent(among_failures(n_failed, n, p, of_tokens=of_tokens))
     return Estimate(point, None, None, None, n, unit, ONE_RUN)

@@ -10,8 +10,8 @@ Shorter blocks miss the rare long waits that make a queue's mean. Coverage is si
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from loadgen.stats.estimates import (
     Estimate,
     Figure,
     Floats,
-    Ints32,
+    Ints,
     early_stopping_bound,
     label,
     students_t,
@@ -39,24 +39,28 @@ which do not tell how often crowds come."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OrderedSamples:
-    """Samples, ascending by value, of requests numbered in time: 0 to `n_requests` - 1.
+    """Samples, +inf for a failure, of requests whose `order` in time is known; `weights` are theirs in it.
 
-    Sample i counts `weight[i]` times and is of request `owner[i]`; +inf is a failure. Requests closer than
-    `least_block` in that order always count as dependent (in a closed loop: as many as run at a time).
+    Requests closer than `least_block` in that order always count as dependent (in a closed loop: as many as
+    run at a time).
     """
 
-    value: Floats
-    weight: Ints32
-    owner: Ints32
-    n_requests: int
+    samples: Samples
+    order: Ints
+    weights: Floats
     least_block: int = 1
+    sizes: dict[float, float] = field(default_factory=dict)
+    """By percentile the effective sample size, once it is known."""
 
     @classmethod
     def of(cls, samples: Samples, at_s: Floats, least_block: int = 1) -> OrderedSamples:
-        """Number the requests of `samples` by `at_s`, one time a request."""
-        place = np.empty(len(at_s), dtype=np.int32)
-        place[np.argsort(at_s, kind="stable")] = np.arange(len(at_s))
-        return cls(samples.value, samples.weight, place[samples.owner], len(at_s), least_block)
+        """Order the requests of `samples` by `at_s`, one time a request."""
+        order = np.argsort(at_s, kind="stable")
+        return cls(samples, order, samples.by_request(samples.weight)[order], least_block)
+
+    def sums(self, amount: NDArray[Any]) -> Floats:
+        """What each request has of `amount`, one for each sample, in the order of time."""
+        return np.asarray(self.samples.by_request(amount * self.samples.weight)[self.order])
 
 
 def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
@@ -67,12 +71,11 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
     """
     if isinstance(mean, Absent):
         return mean
-    sums = np.bincount(samples.owner, samples.value * samples.weight, samples.n_requests)
-    weights = np.bincount(samples.owner, samples.weight, samples.n_requests)
-    residuals = np.asarray((sums - mean.point * weights) / weights.mean(), dtype=np.float64)
+    weights = samples.weights
+    residuals = (samples.sums(samples.samples.value) - mean.point * weights) / weights.mean()
     error, freedom = standard_error(residuals, samples.least_block)
     half = students_t(freedom) * error
-    note = _effective(samples.n_requests, float(residuals.var()) / error**2 if error else math.inf)
+    note = _effective(len(weights), float(residuals.var()) / error**2 if error else math.inf)
     mean = replace(mean, level=LEVEL, note=note)
     if mean.point <= 0:
         return replace(mean, low=mean.point - half, high=mean.point + half)
@@ -91,17 +94,15 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
         return percentile
     n_effective = effective_size(samples, p)
     low_share, high_share = _clopper_pearson(p * n_effective, n_effective)
-    cumulated = np.cumsum(samples.weight)
-    total = float(cumulated[-1])
+    ranked = samples.samples.ranked
+    total = ranked.total
 
     def at(rank: float) -> float | None:
-        if not 1 <= rank <= total:
-            return None
-        value = float(samples.value[np.searchsorted(cumulated, rank - 0.5)])
+        value = ranked.at(rank - 0.5) if 1 <= rank <= total else math.inf
         return value if math.isfinite(value) else None
 
     low, high = at(math.floor(low_share * total)), at(math.ceil(high_share * total) + 1)
-    note = _effective(samples.n_requests, n_effective)
+    note = _effective(len(samples.order), n_effective)
     if high is None:
         note = f"{note}: {label(p)} has no upper bound"
     return replace(percentile, low=low, high=high, level=LEVEL, note=note)
@@ -109,8 +110,8 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
 
 def bound_in_order(samples: OrderedSamples, p: float, unit: str) -> Figure:
     """A value the true quantile stays below with 99% confidence, from the effective sample size."""
-    n_effective = effective_size(samples, p) if len(samples.value) else 0.0
-    return early_stopping_bound(samples.value, p, unit, n_effective)
+    value = samples.samples.value
+    return early_stopping_bound(value, p, unit, effective_size(samples, p) if len(value) else 0.0)
 
 
 def share_in_order(met: NDArray[np.bool_], at_s: Floats, least_block: int = 1) -> Figure:
@@ -145,19 +146,17 @@ def rate_interval(sums: Floats, weights: Floats, least_block: int) -> tuple[floa
 
 def effective_size(samples: OrderedSamples, p: float) -> float:
     """How many independent samples would say as much of the percentile `p`."""
-    return min(_effective_size(samples, q) for q in (*(q for q in BELOW if q < p), p))
+    upto = (*(q for q in BELOW if q < p), p)
+    samples.sizes.update({q: _effective_size(samples, q) for q in upto if q not in samples.sizes})
+    return min(samples.sizes[q] for q in upto)
 
 
 def _effective_size(samples: OrderedSamples, p: float) -> float:
-    cumulated = np.cumsum(samples.weight)
-    total = float(cumulated[-1])
-    edge = samples.value[np.searchsorted(cumulated, p * total)]
-    n_below = int(np.searchsorted(samples.value, edge, side="right"))
-    below = np.bincount(samples.owner[:n_below], samples.weight[:n_below], samples.n_requests)
-    all_of = np.bincount(samples.owner, samples.weight, samples.n_requests)
-    share = float(below.sum() / total)
-    residuals = (below - share * all_of) / all_of.mean()
-    return _independent(share, *standard_error(residuals, samples.least_block), total)
+    ranked, weights = samples.samples.ranked, samples.weights
+    below = samples.sums(samples.samples.value <= ranked.at(p * ranked.total))
+    share = float(below.sum() / ranked.total)
+    residuals = (below - share * weights) / weights.mean()
+    return _independent(share, *standard_error(residuals, samples.least_block), ranked.total)
 
 
 def _independent(share: float, error: float, freedom: float, most: float) -> float:

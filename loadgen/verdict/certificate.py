@@ -195,7 +195,7 @@ def _errors(c: Columns, pairs: _Pairs, rows: Mapping[int, Served], t0_ns: int) -
 
 def _events(c: Columns, pairs: _Pairs) -> Any:
     """Which of all events of the records belong to matched requests."""
-    return np.isin(c.owner, pairs.row)
+    return c.per_event(np.isin(np.arange(len(c)), pairs.row))
 
 
 def _error(reported_s: Floats, true_s: Floats) -> MetricError:

@@ -7,17 +7,17 @@ What counts is the effect on that very percentile, never a percentile of the lag
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
 import numpy as np
 
-from loadgen.metrics.definitions import METRICS, Metric, gaps, latencies, samples_of
-from loadgen.record.columns import Columns, Floats
+from loadgen.metrics.definitions import METRICS, Metric, gap_samples, gaps, latencies, samples_of
+from loadgen.record.columns import Columns, Floats, seconds_or_nan
 from loadgen.stats.estimates import early_stopping_floor, label
-from loadgen.stats.quantiles import Samples, quantile, quantile_of
+from loadgen.stats.quantiles import Samples, quantile_of
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 FLOOR_S: Final = 1e-3
@@ -77,19 +77,19 @@ def grades(c: Columns) -> dict[str, dict[str, PercentileGrade]]:
 def _graded(
     name: str, metric: Metric, c: Columns, first_error_s: Floats, last_error_s: Floats
 ) -> dict[str, PercentileGrade]:
-    shown = samples_of(metric, c)
-    cumulated = np.cumsum(shown.weight, dtype=np.float64)
-    low, high = (
-        _gap_bounds(name, c) if metric.pooled else _bounds(name, metric, c, first_error_s, last_error_s)
-    )
+    ranked = samples_of(metric, c).ranked
+    values = {p: ranked.quantile(p) for p in QUANTILES if ranked.total >= early_stopping_floor(p)}
+    del ranked  # a large run's are let go before the next are made
+    if metric.pooled:  # one after the other: of a large run they are most of the memory
+        ends = [_quantiles(_gap_bound(name, c, least=least), values) for least in (True, False)]
+    else:
+        bounds = _bounds(name, metric, c, first_error_s, last_error_s)
+        ends = [_quantiles(samples, values) for samples in bounds]
     found = {}
-    for p in QUANTILES:
-        if not len(cumulated) or cumulated[-1] < early_stopping_floor(p):
-            continue
-        value = quantile(shown.value, p, cumulated)
+    for p, value in values.items():
         if not math.isfinite(value):
             continue
-        moved = [_apart(value, _quantile(samples, p)) for samples in (low, high)]
+        moved = [_apart(value, end[p]) for end in ends]
         read_s = None if None in moved else max(each for each in moved if each is not None)
         send_s, as_sent_s = _send_effect(name, metric, c, p)
         found[label(p)] = PercentileGrade(_grade(value, send_s, read_s), send_s, read_s, as_sent_s)
@@ -129,24 +129,18 @@ def _bounds(
     return Samples.per_request(values - early_s), Samples.per_request(values)
 
 
-def _gap_bounds(name: str, c: Columns) -> tuple[Samples, Samples]:
+def _gap_bound(name: str, c: Columns, *, least: bool) -> Samples:
     """The same of gaps, each between two events that may both have come earlier."""
-    counted = name != "icl"
-    gap_s, ends_one = gaps(c, counted=counted)
-    n = c.event_n[ends_one] if counted else np.ones(len(gap_s), np.int32)
-    error_s = c.event_error_s
-    before_s = error_s[np.flatnonzero(ends_one) - 1]
-    owner = c.owner[ends_one]
-    shown = samples_of(METRICS[name], c)
-    failed = np.isinf(shown.value)
-
-    def samples(values: Floats) -> Samples:
-        weight = np.r_[n, shown.weight[failed]].astype(np.int32)
-        return Samples.sorted(
-            np.r_[values / n, shown.value[failed]], weight, np.r_[owner, shown.owner[failed]]
-        )
-
-    return samples(np.maximum(gap_s - error_s[ends_one], 0)), samples(gap_s + before_s)
+    came = gaps(c, counted=name != "icl")
+    own = came.ends_one if least else np.append(came.ends_one[1:], False)
+    value = seconds_or_nan(c.event_error_ns[own])
+    if least:
+        np.subtract(came.value, value, out=value)
+        np.maximum(value, 0, out=value)
+    else:
+        value += came.value
+    value /= came.n
+    return gap_samples(c, value, came.n, came.counts)
 
 
 def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
@@ -157,11 +151,11 @@ def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
     return first_s, last_s
 
 
-def _quantile(samples: Samples, p: float) -> float:
-    """NaN where an error is unknown: what was not recorded bounds nothing."""
-    if not len(samples.value) or np.isnan(samples.value).any():
-        return math.nan
-    return quantile(samples.value, p, np.cumsum(samples.weight, dtype=np.float64))
+def _quantiles(samples: Samples, ps: Iterable[float]) -> dict[float, float]:
+    """NaN where an error is unknown, which sorts last: what was not recorded bounds nothing."""
+    ranked = samples.ranked
+    known = len(ranked.value) and not math.isnan(ranked.value[-1])
+    return {p: ranked.quantile(p) if known else math.nan for p in ps}
 
 
 def _apart(a: float, b: float) -> float | None:

@@ -12,6 +12,7 @@ from loadgen.metrics.summary_types import Instrument
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
+from loadgen.stats.quantiles import quantile
 
 NOT_SENT = "no request was sent"
 NO_STAMP = "the kernel stamped no read (TLS, or no Linux)"
@@ -32,21 +33,18 @@ def instrument(
     """
     sent_s = c.sent_s[~np.isnan(c.sent_s)]
     lag_s = c.sent_s - (c.dispatched_s if closed_loop else c.due_s)
-    read_lag_s = c.event_lag_s
-    stamped = ~np.isnan(read_lag_s)
+    n_events, n_stamped = len(c.event_s), int(np.count_nonzero(c.event_lag_ns >= 0))
     max_pass_s = max((report.max_pass_ns for report in reports), default=0) / 1e9 if reports else None
     n = len(sent_s)
-    peak = _most_in(PEAK_S, c.event_s) / PEAK_S if len(c.event_s) else None
+    peak = _most_in(PEAK_S, c.event_s) / PEAK_S if n_events else None
     return Instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
-        **_quantiles("read_lag", read_lag_s, NO_STAMP),
+        **_quantiles("read_lag", c.event_lag_s, NO_STAMP),
         **_quantiles("read_error", c.event_error_s, "no token arrived, or an older version made this run"),
-        kernel_stamps=measured(
-            float(stamped.mean()) if len(stamped) else None, "1", "no token arrived", len(stamped)
-        ),
+        kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
         max_pass_s=measured(max_pass_s, "s", NO_REPORT),
-        peak_events_per_s=measured(peak, "1/s", "no token arrived", len(c.event_s)),
+        peak_events_per_s=measured(peak, "1/s", "no token arrived", n_events),
         client_cpu_s=_sum(reports, lambda report: report.cpu_s, "s"),
         client_peak_bytes=_sum(reports, lambda report: report.peak_rss_bytes, "bytes"),
         involuntary_switches=_sum(reports, lambda report: report.n_involuntary_switches, "switches"),
@@ -119,16 +117,20 @@ def _cpu_wait(reports: Sequence[DriveReport]) -> Figure:
 def _most_in(window_s: float, at_s: Floats) -> int:
     """How many at most came within any window so long."""
     at_s = np.sort(at_s)
-    return int((np.searchsorted(at_s, at_s + window_s) - np.arange(len(at_s))).max())
+    most, many = 0, 1 << 20
+    for begin in range(0, len(at_s), many):
+        ends = np.searchsorted(at_s, at_s[begin : begin + many] + window_s)
+        most = max(most, int((ends - np.arange(begin, begin + len(ends))).max()))
+    return most
 
 
 def _quantiles(name: str, values: Floats, absent: str) -> dict[str, Figure]:
     known = values[np.isfinite(values)]
     if not len(known):
         return {f"{name}_{p}_s": Absent(absent) for p in ("p50", "p99", "max")}
-    p50, p99, largest = np.quantile(known, [0.5, 0.99, 1.0])
-    found = {"p50": p50, "p99": p99, "max": largest}
-    return {f"{name}_{p}_s": measured(float(value), "s", absent, len(known)) for p, value in found.items()}
+    known.sort()
+    found = {"p50": quantile(known, 0.5), "p99": quantile(known, 0.99), "max": float(known[-1])}
+    return {f"{name}_{p}_s": measured(value, "s", absent, len(known)) for p, value in found.items()}
 
 
 def _clock_error(reports: Sequence[DriveReport]) -> Figure | None:

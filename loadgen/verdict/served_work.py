@@ -58,7 +58,7 @@ class Work:
     @property
     def ended(self) -> NDArray[np.bool_]:
         """Per request, whether the server gave a whole reply."""
-        return np.isin(self.columns.table.column("outcome").to_pylist(), ENDED)
+        return self.columns.having("outcome", ENDED)
 
     @property
     def prompt_tok(self) -> float | None:

@@ -10,8 +10,10 @@ from itertools import cycle, pairwise
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from numpy.typing import NDArray
 
 from loadgen.record.columns import Columns, Floats, Ints
+from loadgen.stats.quantiles import quantile
 from reports.figures.drawing import (
     BAD,
     DASHES,
@@ -203,28 +205,31 @@ def split_bar(name: str, title: str, parts: Sequence[tuple[str, float]]) -> Plot
 
 
 GAP_LEVELS = 6
+_AT_ONCE = 1 << 20
 LONG_GAP = 5.0
 """A gap is long beyond so many times the median."""
 
 
-def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
+def gap_map(event_s: Floats, follows: NDArray[np.bool_], edges: Floats) -> Plot | None:
     """Gaps between the tokens of one reply, by time and length; None where there are too few to show.
 
-    `event_s` are arrivals, s, ascending within each `owner`.
+    `event_s` are arrivals, s, ascending within each reply; `follows` is false where a reply begins.
     """
-    same = owner[1:] == owner[:-1]
-    gaps_s, at_s = np.diff(event_s)[same], event_s[1:][same]
-    gaps_s, at_s = gaps_s[gaps_s > 0], at_s[gaps_s > 0]
+    gaps_s = np.diff(event_s)
+    kept = follows[1:] & (gaps_s > 0)
+    gaps_s, at_s = gaps_s[kept], event_s[1:][kept]
     if len(gaps_s) < 200:
         return None
-    scale = scale_for("s", [float(np.median(gaps_s))])
+    ascending = np.sort(gaps_s)
+    median_s, least_s = quantile(ascending, 0.5), quantile(ascending, 0.001)
+    scale = scale_for("s", [median_s])
     n_rows = 28
-    low, high = np.quantile(gaps_s, [0.001, 1.0]) / scale.divisor
+    low, high = least_s / scale.divisor, float(ascending[-1]) / scale.divisor
+    del ascending  # a large run has many millions
     heights = np.geomspace(low * 0.9, high * 1.1, n_rows + 1)
     times = np.linspace(edges[0], edges[-1], 121)
-    cells = np.histogram2d(at_s, gaps_s / scale.divisor, (times, heights))[0]
+    cells = _counted_cells(at_s, gaps_s, times, heights * scale.divisor)
     levels = np.ceil(GAP_LEVELS * np.log1p(cells) / np.log1p(cells.max())).astype(int)
-    median_s = float(np.median(gaps_s))
     is_long = gaps_s > LONG_GAP * median_s
     finding = f"Half of {len(gaps_s):,} gaps are within {duration(median_s)}"
     if is_long.any():
@@ -276,6 +281,17 @@ def gap_map(event_s: Floats, owner: Ints, edges: Floats) -> Plot | None:
         in_both_widths("gaps", draw),
         table("Gaps between tokens in twelfths of the run", columns, rows, text=()),
     )
+
+
+def _counted_cells(x: Floats, y: Floats, columns: Floats, rows: Floats) -> NDArray[np.int64]:
+    """How many points lie in each cell between ascending edges, none beyond the last; part by part."""
+    counts = np.zeros(len(columns) * len(rows), dtype=np.int64)
+    for begin in range(0, len(x), _AT_ONCE):
+        part = slice(begin, begin + _AT_ONCE)
+        cell = np.searchsorted(columns[:-1], x[part], "right") * len(rows)
+        cell += np.searchsorted(rows[:-1], y[part], "right")
+        counts += np.bincount(cell, minlength=len(counts))
+    return counts.reshape(len(columns), len(rows))[1:, 1:]
 
 
 def _concentrated(at_s: Floats, end_s: float) -> str:

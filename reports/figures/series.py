@@ -33,8 +33,7 @@ def step(c: Columns) -> float:
 
     Not the median gap: while prompts are taken in, steps are few and long. 0 where there are no gaps.
     """
-    same = c.owner[1:] == c.owner[:-1]
-    gaps = np.diff(c.event_s)[same]
+    gaps = np.diff(c.event_s)[c.follows[1:]]
     gaps = np.sort(gaps[gaps > 0][:: max(1, len(gaps) // MOST_GAPS)])
     if not len(gaps):
         return 0.0

@@ -235,7 +235,7 @@ def when(view: View) -> list[Block]:
         f"the last reply ends {duration(end_s)} after the start."
     )
     blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
-    gaps = run_figures.gap_map(c.event_s, c.owner.astype(np.int64), edges)
+    gaps = run_figures.gap_map(c.event_s, c.follows, edges)
     if gaps is not None:
         blocks.append(gaps)
     if missing:

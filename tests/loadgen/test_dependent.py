@@ -9,7 +9,7 @@ import pytest
 from loadgen.metrics.definitions import METRICS, samples_of
 from loadgen.record.columns import columns_of
 from loadgen.stats.estimates import Absent, Estimate, early_stopping_bound, order_statistic_ranks
-from loadgen.stats.quantiles import percentile
+from loadgen.stats.quantiles import Samples, percentile
 from loadgen.stats.serial_correlation import (
     OrderedSamples,
     block_length,
@@ -47,8 +47,7 @@ def by_ranks(values, p):
 
 def in_time(values):
     """Values in the order of time, one a request."""
-    order = np.argsort(values, kind="stable")
-    return OrderedSamples(values[order], np.ones(len(values)), order, len(values))
+    return OrderedSamples.of(Samples.per_request(values), np.arange(len(values)))
 
 
 def mm1(load, n, random):
@@ -172,9 +171,8 @@ def test_a_share_over_requests_that_fail_in_crowds_is_known_less_well():
 def test_samples_are_numbered_by_when_their_requests_were_due_and_those_of_a_token_count_as_often():
     c = columns_of(queued(0.7, 50, 0, tokens=4))
     samples = ordered(METRICS["itl"], c)
-    assert samples.n_requests == 50
-    assert (np.diff(samples.value) >= 0).all()
-    assert np.bincount(samples.owner, samples.weight).tolist() == [3.0] * 50
+    assert samples.order.tolist() == np.argsort(c.due_s, kind="stable").tolist()
+    assert samples.weights.tolist() == [3.0] * 50
 
 
 def test_intervals_of_a_queue_hold_the_truth_where_those_of_single_requests_do_not():

@@ -91,7 +91,7 @@ def test_without_token_counts_ttft_stands_and_what_needs_counts_is_undefined():
 def test_gaps_never_run_from_one_request_into_the_next():
     c = columns(ok(0, 0.1, [0.01]), ok(1, 5.0, [0.02]))
     assert icl(c).value == pytest.approx([0.01, 0.02])
-    assert icl(c).owner.tolist() == [0, 1]
+    assert icl(c).counts.tolist() == [1, 1]
 
 
 def test_a_failed_request_counts_its_planned_gaps_as_infinite():

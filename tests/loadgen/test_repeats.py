@@ -8,7 +8,7 @@ from loadgen.stats.quantiles import Samples, percentile
 
 def samples(values, weight=1):
     one = Samples.per_request(np.asarray(values, dtype=float))
-    return Samples(one.value, one.weight * np.int32(weight), one.owner)
+    return Samples(one.value, one.weight * np.int32(weight), one.counts)
 
 
 def repeats(k, n, between, random):

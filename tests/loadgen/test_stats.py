@@ -15,7 +15,7 @@ from loadgen.stats.estimates import (
     measured,
     order_statistic_ranks,
 )
-from loadgen.stats.quantiles import Samples, mean, percentile, percentiles, quantile_of
+from loadgen.stats.quantiles import Ranked, Samples, mean, percentile, percentiles, quantile_of
 
 FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
 
@@ -161,7 +161,7 @@ def test_what_is_undefined_is_no_fast_request_in_a_percentile_or_its_bound():
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 9)), min_size=12, max_size=60))
 def test_a_weighted_percentile_is_that_of_the_values_repeated(samples):
     values, weights = (np.array(column) for column in zip(*sorted(samples), strict=True))
-    pooled = Samples(values.astype(float), weights, np.arange(len(values)))
+    pooled = Samples(values.astype(float), weights, np.ones(len(values), np.int64))
     found = percentiles(pooled, [0.5], "s")[0.5]
     assert isinstance(found, Estimate)
     assert found.point == pytest.approx(np.quantile(np.repeat(values, weights), 0.5))
@@ -199,14 +199,21 @@ def test_ranks_and_bounds_of_independent_samples_cover_what_they_promise_over_20
     assert hits["bound"] / 2000 >= 0.985
 
 
-@pytest.mark.parametrize("weights", [(1, 1), (1, 2, 3)])
-def test_samples_are_sorted_as_by_a_stable_sort_whatever_their_weights(weights):
+@pytest.mark.parametrize("weights", [(1, 1), (2, 2), (1, 2, 3)])
+def test_ranks_are_those_of_the_values_repeated_whatever_their_weights(weights):
     rng = np.random.default_rng(0)
     value = rng.integers(0, 20, 1000).astype(float)  # mostly equal ones
-    weight, owner = rng.choice(weights, 1000).astype(np.int32), np.arange(1000, dtype=np.int32)
-    order = np.argsort(value, kind="stable")
-    samples = Samples.sorted(value, weight, owner)
-    assert samples.value.tolist() == value[order].tolist()
-    assert samples.weight.tolist() == weight[order].tolist()
-    assert weight[samples.owner].tolist() == samples.weight.tolist()
-    assert value[samples.owner].tolist() == samples.value.tolist()
+    weight = rng.choice(weights, 1000)
+    every = np.sort(np.repeat(value, weight))
+    ranked = Ranked.of(value, weight)
+    assert ranked.total == len(every)
+    assert [ranked.at(k - 0.5) for k in range(1, len(every) + 1)] == every.tolist()
+    assert [ranked.quantile(p) for p in (0.0, 0.3, 0.999, 1.0)] == np.quantile(
+        every, [0, 0.3, 0.999, 1]
+    ).tolist()
+
+
+def test_amounts_are_summed_by_request_also_where_a_request_has_no_sample():
+    samples = Samples(np.array([1.0, 2.0, 3.0]), np.array([1, 2, 1]), np.array([0, 2, 0, 1]))
+    assert samples.by_request(samples.value).tolist() == [0, 3, 0, 3]
+    assert samples.by_request(samples.value > 1).tolist() == [0, 1, 0, 1]

@@ -26,7 +26,8 @@ def test_records_load_straight_into_pandas():
 
 def test_columns_know_which_request_each_event_is_of():
     c = columns_of(record_table([ok(0, 0.1, [0.02]), failed(1), ok(2, 0.3, [])]))
-    assert c.owner.tolist() == [0, 0, 2]
+    assert c.per_event(np.arange(3)).tolist() == [0, 0, 2]
+    assert c.follows.tolist() == [False, True, False]
     assert c.event_s == pytest.approx([0.1, 0.12, 0.3])
     assert c.first_s == pytest.approx([0.1, np.nan, 0.3], nan_ok=True)
     assert c.last_s == pytest.approx([0.12, np.nan, 0.3], nan_ok=True)

@@ -60,7 +60,7 @@ def test_what_was_never_sent_comes_last_in_the_order_of_sending():
 
 def test_a_step_is_a_gap_such_that_half_of_the_time_between_tokens_is_in_longer_ones(burst):
     c = burst.columns
-    gaps = np.diff(c.event_s)[c.owner[1:] == c.owner[:-1]]
+    gaps = np.diff(c.event_s)[c.follows[1:]]
     step_s = series.step(c)
     assert 5 * np.median(gaps) < step_s < gaps.max(), "the long steps of prefill, not the short ones after it"
     assert gaps[gaps <= step_s].sum() == pytest.approx(gaps.sum() / 2, rel=0.02)
