@@ -45,7 +45,10 @@ WAVES = 10
 """Load tools send some ten requests for each stream, the first ones all at once."""
 _SIMULATED = 4  # waves: all are alike but the first and the last
 _TURNAROUND_S = 1e-3  # from a reply's end to the client's next request: any time within a step has one effect
-_BUDGET = 8192  # new tokens a step: the default of all three engines on these devices
+_BUDGET = 8192  # new tokens a step: the default of SGLang and vLLM on these devices
+LOST_SLOTS = 1
+"""Slots that TensorRT-LLM's loops go without: concluded from the points (docs/roofline-accuracy.md)."""
+_SPARE_TOK = 1500  # what aiconfigurator lets a step of TensorRT-LLM have beside one prompt and all decodes
 _REPEATED = 100  # prompts that AIPerf draws from by default (`--num-dataset-entries`)
 _WARM_UP = 2  # waves before the measured ones, as in aiconfigurator's scripts
 
@@ -113,11 +116,17 @@ def _int(text: str) -> int:
 
 
 def predicted_ms(
-    point: Point, host: HostFit | None, tier: str = "generic", *, computed: bool = False
+    point: Point,
+    host: HostFit | None,
+    tier: str = "generic",
+    *,
+    computed: bool = False,
+    n_lost: int = LOST_SLOTS,
 ) -> tuple[float, float]:
     """(TTFT, TPOT): means over the first wave and the later ones, as a load tool has them.
 
-    `computed`: as if no prompt were in vLLM's prefix cache. NaN where the model does not fit.
+    `computed`: as if no prompt were in vLLM's prefix cache. `n_lost`: as if so many of TensorRT-LLM's slots
+    were taken. NaN where the model does not fit.
     """
     device = load_device(point.device)
     known = generic() if tier == "generic" else load_calibration(device)
@@ -127,7 +136,11 @@ def predicted_ms(
         kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
         clock = Clock(deployment, _of_engine(replace(known, host=host), point.backend))
         result = simulate(
-            asked, _limits(point, kv_tok), clock, concurrency=point.streams, turnaround_s=_TURNAROUND_S
+            asked,
+            _limits(point, kv_tok, n_lost),
+            clock,
+            concurrency=point.streams,
+            turnaround_s=_TURNAROUND_S,
         )
     except RooflineError:
         return float("nan"), float("nan")
@@ -153,18 +166,16 @@ def _asked(point: Point, *, computed: bool) -> list[Asked]:
     return ([new] * n_new + [repeated] * n)[:n]
 
 
-def _limits(point: Point, kv_tok: int) -> Limits:
+def _limits(point: Point, kv_tok: int, n_lost: int) -> Limits:
     """TensorRT-LLM computes whole prompts; its scheduler and SGLang's work a step ahead, vLLM 0.12's not.
 
-    SGLang was started with `--enable-mixed-chunk`.
+    aiconfigurator starts SGLang with `--enable-mixed-chunk`, and TensorRT-LLM with as many slots as the loop
+    has streams and with a step's tokens set to the loop's lengths.
     """
-    return Limits(
-        point.streams,
-        max(_BUDGET, point.prompt_tok),
-        kv_tok,
-        chunked_prefill=point.backend != "trtllm",
-        ahead=point.backend != "vllm",
-    )
+    if point.backend == "trtllm":
+        budget = point.streams + point.prompt_tok + _SPARE_TOK
+        return Limits(max(1, point.streams - n_lost), budget, kv_tok, chunked_prefill=False, ahead=True)
+    return Limits(point.streams, max(_BUDGET, point.prompt_tok), kv_tok, ahead=point.backend != "vllm")
 
 
 def _of_engine(known: Calibration, backend: str) -> Calibration:
@@ -173,13 +184,15 @@ def _of_engine(known: Calibration, backend: str) -> Calibration:
 
 
 def ratios(
-    points: Sequence[Point], hosts: Sequence[HostFit | None], tier: str = "generic", *, computed: bool = False
+    points: Sequence[Point], hosts: Sequence[HostFit | None], tier: str = "generic", **how: bool | int
 ) -> tuple[Amounts, Amounts]:
-    """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second."""
+    """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second.
+
+    `how`: as in `predicted_ms`.
+    """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        both = np.array(
-            list(pool.map(partial(predicted_ms, tier=tier, computed=computed), points, hosts, chunksize=4))
-        )
+        predict = partial(predicted_ms, tier=tier, **how)  # type: ignore[arg-type]
+        both = np.array(list(pool.map(predict, points, hosts, chunksize=4)))
     return (
         both[:, 0] / np.array([point.ttft_ms for point in points]),
         both[:, 1] / np.array([point.tpot_ms for point in points]),
