@@ -24,8 +24,9 @@ pytestmark = [
     pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM"),
 ]
 N, PROMPT_TOK, OUTPUT_TOK, REPEATS = 100, 512, 32, 3
-FLOOR = 0.20
-"""Three runs cannot show less noise than this on two cores: six of them had TTFTs of 944 to 1,233 ms."""
+FLOORS = {"TTFT": 0.4, "TPOT": 0.2, "ITL": 0.2, "E2EL": 0.2}
+"""Three runs cannot show less noise on two cores, where each client takes its share of the server's: nine had
+TTFTs of 831 to 1,233 ms. What is the same by definition is compared on one run, in `test_as_vllm.py`."""
 
 
 def by_vllm(url: str, model: Path, seed: int) -> str:
@@ -74,9 +75,9 @@ def test_vllms_own_benchmark_and_ours_agree_within_the_noise_between_runs(tmp_pa
     for name in ("Successful requests", "Failed requests", "Total generated tokens"):
         assert {row[name] for row in first} == {row[name] for row in second}, name
     told = {}
-    for name in ("TTFT", "TPOT", "ITL", "E2EL"):
+    for name, floor in FLOORS.items():
         a, b = ([row[f"Median {name} (ms)"] for row in rows] for rows in (first, second))
-        noise = max(np.ptp(a), np.ptp(b), FLOOR * float(np.median(a)))
+        noise = max(np.ptp(a), np.ptp(b), floor * float(np.median(a)))
         gap = abs(float(np.median(a) - np.median(b)))
         told[name] = gap <= noise
         print(f"{name} medians, ms: vLLM {a}, Burstline {b}; apart {gap:.1f}, noise between runs {noise:.1f}")

@@ -135,15 +135,15 @@ MUTATIONS = (
     Mutation(
         "gaps are not weighted by their tokens",
         definitions.itl,
-        "gap_s / n, n,",
-        "gap_s / n, np.ones(len(n)),",
+        "came.value / came.n, came.n,",
+        "came.value / came.n, np.ones(len(came.n)),",
         CHAIN + "test_counting.test_03_a_gap_counts_as_often_as_tokens_came_at_its_end",
     ),
     Mutation(
         "a gap before four tokens is one gap",
         definitions.itl,
-        "gap_s / n, n,",
-        "gap_s, n,",
+        "came.value / came.n, came.n,",
+        "came.value, came.n,",
         LOADGEN + "test_metrics.test_four_tokens_a_chunk_every_80_ms_are_20_ms_a_token",
     ),
     Mutation(
@@ -156,8 +156,8 @@ MUTATIONS = (
     Mutation(
         "the mean of the survivors",
         quantiles.mean,
-        "failed = np.isinf(samples.value)",
-        "failed = np.zeros(0, bool)",
+        "if math.isinf(ranked.value[-1]):",
+        "if False:",
         LOADGEN + "test_stats.test_a_mean_is_absent_when_any_failed",
     ),
     Mutation(
@@ -205,7 +205,7 @@ MUTATIONS = (
     Mutation(
         "tokens of failed requests are throughput",
         throughput.tokens_in,
-        " & c.ok[c.owner]",
+        " & c.per_event(c.ok)",
         "",
         LOADGEN + "test_totals.test_tokens_of_a_failed_request_are_no_part_of_the_plateau",
     ),
@@ -260,7 +260,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a burst counts from when all were due",
-        columns.columns_of,
+        columns._columns,
         "if is_burst else due_s",
         "if False else due_s",
         LOADGEN + "test_grades.test_2_a_burst_counts_from_each_send_and_its_spread_condemns_nothing",
