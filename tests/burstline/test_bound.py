@@ -54,17 +54,17 @@ def test_several_devices_stand_side_by_side_and_one_that_cannot_says_why(capsys)
 
 
 @pytest.mark.parametrize(
-    ("model", "limit"),
+    ("model", "batch", "limit"),
     [
-        ("mixtral-8x7b", "memory"),
-        ("qwen3-30b-a3b", "memory"),
-        ("gemma-2-9b", "memory"),
-        ("opt-6.7b", "memory"),
-        ("gpt2", "host"),  # a quarter of a GB of weights: the host takes longer than reading them
+        ("mixtral-8x7b", 8, "memory"),
+        ("qwen3-30b-a3b", 8, "memory"),
+        ("gemma-2-9b", 8, "memory"),
+        ("opt-6.7b", 8, "memory"),
+        ("gpt2", 64, "host"),  # a quarter of a GB of weights: the host takes longer than reading them
     ],
 )
-def test_every_family_is_told(capsys, model, limit):
-    text = told(capsys, "--model", model, "--device", "b200", "--batch", "8", *ASKED)
+def test_every_family_is_told(capsys, model, batch, limit):
+    text = told(capsys, "--model", model, "--device", "b200", "--batch", str(batch), *ASKED)
     assert f"Decode is {limit}-bound" in text
 
 
