@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from loadgen.record.columns import Floats, Ints
 from loadgen.stats.quantiles import quantile
@@ -78,7 +78,6 @@ def tail_axis(panel: Axes, top: float) -> None:
     ticks = [s for s in shares if 0 <= nines(s) <= top]
     panel.set_ylim(0, top)
     panel.yaxis.set_major_locator(FixedLocator([float(nines(s)) for s in ticks]))
-    panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(FuncFormatter(lambda _, k: f"{ticks[k or 0] * 100:g}%"))
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, Drawing, Plot, canvas, drawn, margins
 from reports.figures.drawing import in_both_widths as both
@@ -76,7 +76,6 @@ def forest(name: str, pair: tuple[str, str], ratios: Sequence[Ratio], finding: s
                 upward.append(tick)
         kept = [*(1 / tick for tick in reversed(upward)), 1.0, *upward]
         panel.xaxis.set_major_locator(FixedLocator(kept))
-        panel.xaxis.set_minor_locator(NullLocator())
         panel.set_xticks(kept, [f"{max(tick, 1 / tick):.3g}×" for tick in kept])
         panel.set_yticks(range(len(ratios)), [r.title for r in ratios])
         panel.tick_params(axis="y", labelcolor=INK)

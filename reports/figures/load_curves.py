@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from reports.figures.drawing import (
     BAD,
@@ -66,7 +66,6 @@ def load_curves(name: str, width: float, panels: Sequence[LoadPanel], load_title
     if is_log:
         last.set_xscale("log")
     last.xaxis.set_major_locator(FixedLocator(_ticks(loads, is_log=is_log)))
-    last.xaxis.set_minor_locator(NullLocator())
     last.xaxis.set_major_formatter(LogTicks())
     edge = (loads[-1] - loads[0]) * 0.06 or 1.0
     last.set_xlim((loads[0] / 1.2, loads[-1] * 1.2) if is_log else (loads[0] - edge, loads[-1] + edge))
@@ -88,7 +87,6 @@ def _fit(axis: Axes, panel: LoadPanel) -> None:
     if least > 0 and most > LOG_FROM * least:
         axis.set_yscale("log")
         axis.set_ylim(least / 1.6, top * 1.3)
-        axis.yaxis.set_minor_locator(NullLocator())
         axis.yaxis.set_major_formatter(LogTicks())
     else:
         axis.set_ylim(0, top * 1.12 or 1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
 from reports.figures.drawing import (
     BAD,
@@ -194,14 +194,12 @@ def _label_rows(dots: Sequence[_Dot], ends: tuple[float, float], width: float) -
 
 def _log_axes(panel: Axes, low: float) -> None:
     panel.xaxis.set_major_locator(LogLocator(10))
-    panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     bottom, top = panel.get_ylim()
     first, last = math.ceil(math.log10(low) - 0.3), math.floor(math.log10(top))
     decades = [10.0**k for k in range(first, last + 1)]
     ticks = decades if len(decades) > 1 else [k * 10.0 ** (first - 1) for k in (1, 2, 5, 10, 20, 50, 100)]
     panel.yaxis.set_major_locator(FixedLocator([tick for tick in ticks if low / 2 < tick < top]))
-    panel.yaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     panel.set_ylim(bottom, top)
 

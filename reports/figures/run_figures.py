@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import cycle, pairwise
+from itertools import cycle
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
-from numpy.typing import NDArray
+from matplotlib.ticker import MaxNLocator
 
 from loadgen.record.columns import Columns, Floats, Ints
-from loadgen.stats.quantiles import quantile
 from reports.figures.drawing import (
     BAD,
     DASHES,
@@ -23,7 +21,6 @@ from reports.figures.drawing import (
     TEXT,
     WIDE,
     Drawing,
-    LogTicks,
     Plot,
     canvas,
     drawn,
@@ -204,109 +201,6 @@ def split_bar(name: str, title: str, parts: Sequence[tuple[str, float]]) -> Plot
     )
 
 
-GAP_LEVELS = 6
-_AT_ONCE = 1 << 20
-LONG_GAP = 5.0
-"""A gap is long beyond so many times the median."""
-
-
-def gap_map(event_s: Floats, follows: NDArray[np.bool_], edges: Floats) -> Plot | None:
-    """Gaps between the tokens of one reply, by time and length; None where there are too few to show.
-
-    `event_s` are arrivals, s, ascending within each reply; `follows` is false where a reply begins.
-    """
-    gaps_s = np.diff(event_s)
-    kept = follows[1:] & (gaps_s > 0)
-    gaps_s, at_s = gaps_s[kept], event_s[1:][kept]
-    if len(gaps_s) < 200:
-        return None
-    ascending = np.sort(gaps_s)
-    median_s, least_s = quantile(ascending, 0.5), quantile(ascending, 0.001)
-    scale = scale_for("s", [median_s])
-    n_rows = 28
-    low, high = least_s / scale.divisor, float(ascending[-1]) / scale.divisor
-    del ascending  # a large run has many millions
-    heights = np.geomspace(low * 0.9, high * 1.1, n_rows + 1)
-    times = np.linspace(edges[0], edges[-1], 121)
-    cells = _counted_cells(at_s, gaps_s, times, heights * scale.divisor)
-    levels = np.ceil(GAP_LEVELS * np.log1p(cells) / np.log1p(cells.max())).astype(int)
-    is_long = gaps_s > LONG_GAP * median_s
-    finding = f"Half of {len(gaps_s):,} gaps are within {duration(median_s)}"
-    if is_long.any():
-        share = number(float(is_long.mean()) * 100)
-        when = _concentrated(at_s[is_long], float(edges[-1]))
-        finding += f"; {share}% are longer than {LONG_GAP:g} times that, {when}"
-
-    def draw(name: str, width: float) -> Drawing:
-        height = 300.0
-        figure, (panel,) = canvas(width, height)
-        margins(figure, top=head_room(width), bottom=FOOT)
-        panel.set_yscale("log")
-        panel.set_ylim(heights[0], heights[-1])
-        panel.set_xlim(times[0], times[-1])
-        thick = (height - head_room(width) - FOOT) / n_rows * 1.04
-        middles = np.sqrt(heights[1:] * heights[:-1])
-        for level in range(1, GAP_LEVELS + 1):
-            column, row = np.nonzero(levels == level)
-            panel.plot(
-                *_segments(times[column], times[column + 1], middles[row]), color=SERIES[0], linewidth=thick,
-                alpha=level / GAP_LEVELS, solid_capstyle="butt",
-            )  # fmt: skip
-        locator = LogLocator(subs=(1, 2, 5))
-        ticks = locator.tick_values(*panel.get_ylim())
-        panel.yaxis.set_major_locator(locator)
-        panel.yaxis.set_major_formatter(LogTicks())
-        if ((heights[0] <= ticks) & (ticks <= heights[-1])).sum() < 3:  # less than a decade
-            panel.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
-        panel.yaxis.set_minor_locator(NullLocator())
-        panel.set_xlabel("time since the run's start (s)", loc="right")
-        head(panel, f"Gap between tokens ({scale.unit}, log scale)", named=False)
-        return replace(drawn(figure, name, panel), hover=None)
-
-    coarse = np.linspace(edges[0], edges[-1], 13)
-    rows = []
-    for start_s, end_s in pairwise(coarse):
-        inside = gaps_s[(at_s >= start_s) & (at_s < end_s)] / scale.divisor
-        if len(inside):
-            some = [number(float(q)) for q in np.quantile(inside, [0.5, 0.9, 0.99, 1.0])]
-            rows.append([f"{start_s:.3g}", count(len(inside)), *some])
-    columns = ["From (s)", "Gaps", *(f"{p} ({scale.unit})" for p in ("p50", "p90", "p99", "max"))]
-    return Plot(
-        "gaps",
-        "Gaps between tokens over time",
-        f"{finding}.",
-        "Each cell counts gaps that ended then and had that length; darker is more, on a logarithmic scale. "
-        "A dark band is the engine's step; what lies far above it, at the same time in many replies, is "
-        "mostly prefill of other requests, preemption or a pause of the server.",
-        in_both_widths("gaps", draw),
-        table("Gaps between tokens in twelfths of the run", columns, rows, text=()),
-    )
-
-
-def _counted_cells(x: Floats, y: Floats, columns: Floats, rows: Floats) -> NDArray[np.int64]:
-    """How many points lie in each cell between ascending edges, none beyond the last; part by part."""
-    counts = np.zeros(len(columns) * len(rows), dtype=np.int64)
-    for begin in range(0, len(x), _AT_ONCE):
-        part = slice(begin, begin + _AT_ONCE)
-        cell = np.searchsorted(columns[:-1], x[part], "right") * len(rows)
-        cell += np.searchsorted(rows[:-1], y[part], "right")
-        counts += np.bincount(cell, minlength=len(counts))
-    return counts.reshape(len(columns), len(rows))[1:, 1:]
-
-
-def _concentrated(at_s: Floats, end_s: float) -> str:
-    """When half of the long gaps came, where that is within a tenth of the run."""
-    at_s = np.sort(at_s)
-    half = math.ceil(len(at_s) / 2)
-    lasted_s = at_s[half - 1 :] - at_s[: len(at_s) - half + 1]
-    k = int(np.argmin(lasted_s))
-    if lasted_s[k] > 0.1 * end_s:
-        return "spread over the run"
-    start_s, last_s = duration(float(at_s[k])), duration(float(at_s[k + half - 1]))
-    when = start_s if start_s == last_s else f"{start_s} to {last_s}"
-    return f"half of them {when} after the start"
-
-
 def drain(
     ttft_s: Floats,
     index: Ints,
@@ -330,7 +224,7 @@ def drain(
     def draw(name: str, width: float) -> Drawing:
         figure, (panel,) = canvas(width, 345)
         # Very short strokes with round caps: a thousand points as one path.
-        dots = _segments(place[came] - dot, place[came] + dot, y[came])
+        dots = segments(place[came] - dot, place[came] + dot, y[came])
         panel.plot(*dots, color=SERIES[0], linewidth=4.4, alpha=0.5, solid_capstyle="round", label="request")
         if slope_s is not None:
             ends = np.array([1, len(place)])
@@ -446,7 +340,7 @@ def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, thickness: f
         (first, last, last > first, SERIES[0], 0.9, "decode"),
     )
     for start, end, where, color, alpha, label in phases:
-        panel.plot(*_segments(start[where], end[where], place[where]), color=color, alpha=alpha, label=label,
+        panel.plot(*segments(start[where], end[where], place[where]), color=color, alpha=alpha, label=label,
                    linewidth=thickness, solid_capstyle="butt")  # fmt: skip
     lost = ~c.ok[order] & np.isfinite(ended)
     if lost.any():
@@ -455,7 +349,7 @@ def _draw_rows(panel: Axes, c: Columns, order: Ints, ended: Floats, thickness: f
         )
 
 
-def _segments(start: Floats, end: Floats, y: Floats) -> tuple[Floats, Floats]:
+def segments(start: Floats, end: Floats, y: Floats) -> tuple[Floats, Floats]:
     """Horizontal strokes as one broken line, which is one path in the SVG."""
     gap = np.full(len(y), np.nan)
     return np.column_stack([start, end, gap]).ravel(), np.column_stack([y, y, gap]).ravel()

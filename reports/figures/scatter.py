@@ -10,7 +10,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.text import Annotation
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from reports.figures.drawing import (
     DASHES,
@@ -120,7 +120,6 @@ def _fit(panel: Axes, x: Sequence[Reach], y: Sequence[Reach], *, is_log: bool) -
         least = min(r.at for r in x)
         panel.set_xlim(max(min(_finite(r.low, r.at) for r in x), least / 1.5) / 1.25, right * 1.25)
         panel.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        panel.xaxis.set_minor_locator(NullLocator())
         panel.xaxis.set_major_formatter(LogTicks())
     else:
         panel.set_xlim(0, right * 1.06)

@@ -25,6 +25,7 @@ from reports.estimate_tables import (
 )
 from reports.figures import ecdf, run_figures, series
 from reports.figures.drawing import Plot
+from reports.figures.gaps import gap_map
 from reports.figures.run_figures import Panel, SeriesLine
 from reports.number_format import counted, duration, interval, number, point, scale_of
 from reports.run_view import View
@@ -235,7 +236,7 @@ def when(view: View) -> list[Block]:
         f"the last reply ends {duration(end_s)} after the start."
     )
     blocks: list[Block] = [run_figures.timeline(edges, shown, marks, finding, _left_out(view, end_s))]
-    gaps = run_figures.gap_map(c.event_s, c.follows, edges)
+    gaps = gap_map(c.event_s, c.follows, edges)
     if gaps is not None:
         blocks.append(gaps)
     if missing:

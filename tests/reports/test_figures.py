@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.stats.quantiles import quantile_of
-from reports.figures import ecdf, run_figures
+from reports.figures import ecdf, gaps, run_figures
 from reports.figures.run_figures import Panel, SeriesLine
 from reports.number_format import number
 
@@ -52,7 +52,7 @@ def gaps_of(at_s):
     event_s = np.arange(1000) / 100
     inside = np.any([(event_s > at - 0.195) & (event_s < at - 0.005) for at in at_s], axis=0)
     event_s = event_s[~inside]
-    return run_figures.gap_map(event_s, np.arange(len(event_s)) > 0, np.linspace(0, 10, 101))
+    return gaps.gap_map(event_s, np.arange(len(event_s)) > 0, np.linspace(0, 10, 101))
 
 
 def test_long_gaps_are_placed_only_where_they_crowd_together():
@@ -62,7 +62,7 @@ def test_long_gaps_are_placed_only_where_they_crowd_together():
 
 def test_a_narrow_range_of_gaps_still_has_several_ticks():
     event_s = np.cumsum(np.random.default_rng(0).uniform(0.0105, 0.0135, 400))
-    plot = run_figures.gap_map(event_s, np.arange(400) > 0, np.linspace(0, 5, 101))
+    plot = gaps.gap_map(event_s, np.arange(400) > 0, np.linspace(0, 5, 101))
     assert {"10", "12", "14"} <= set(re.findall(r">([\d.]+)</text>", plot.drawings[0].body))
 
 
