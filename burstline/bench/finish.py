@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from burstline.lean import import_lean, import_report
+from burstline.parallel import share
 from loadgen.driver.job import DriveReport
 from loadgen.record.decode import Decoders, Decoding, n_planned, stage_records, uncounted
 from loadgen.record.manifest import Status
@@ -60,7 +61,7 @@ def write_report(run: RunDir) -> Summary:
     import_lean()
     from burstline.machine.roofline_input import beside_others, reconciled, suspect
     from loadgen.metrics.summary import summarize_run
-    from reports.page.page import render
+    from reports.page.page import one_by_one, render
 
     opened = open_run(run.path)
     roofline = reconciled(opened)
@@ -69,10 +70,13 @@ def write_report(run: RunDir) -> Summary:
     run.save_summary(summary)
     page = open_run(run.path)  # with the summary that was just written
     page.columns = opened.columns
-    run.save_report(render(page))
+    is_small = len(opened.columns.event_s) <= MOST_EVENTS_SHARED
+    run.save_report(render(page, share if is_small else one_by_one))
     return summary
 
 
+MOST_EVENTS_SHARED = 1 << 24
+"""Figures of more events are drawn one by one: each process that draws needs memory for its sums."""
 ASKING_S = 60.0
 """The server is asked for so long: what is left then has a local tokenizer's word, or none."""
 ASK_TIMEOUT_S = 10.0

@@ -10,7 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -46,12 +47,13 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section with its blocks, as the page shows it."""
+    """A section with its blocks, as the page shows it, or with their `html`."""
 
     id: str
     short: str
     question: str
-    blocks: Sequence[Block]
+    blocks: Sequence[Block] = ()
+    html: str = ""
 
 
 def _served(view: View) -> bool:
@@ -128,23 +130,39 @@ FAILURES = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""
 
 
-def render(run: Run) -> str:
-    """The whole page as one HTML document; the same run gives the same bytes."""
+def one_by_one(jobs: Sequence[Callable[[], str]]) -> list[str]:
+    return [job() for job in jobs]
+
+
+def render(run: Run, each: Callable[[Sequence[Callable[[], str]]], Sequence[str]] = one_by_one) -> str:
+    """The whole page as one HTML document; the same run gives the same bytes.
+
+    `each` is how the sections, which are independent, are made.
+    """
     from reports.digest import pull_request  # which shows this page's banner
     from reports.formats.markdown import markdown
 
     view = view_of(run)
-    shown = [PageSection(s.id, s.short, s.question, s.blocks(view)) for s in SECTIONS if s.applies(view)]
+    shown = [section for section in SECTIONS if section.applies(view)]
+    html = each([partial(_html, section, view) for section in shown])
     return document(
         title(view),
         facts(view),
         answer(view.summary, view.manifest, lambda: view),
         banner(view.summary),
-        shown,
+        [
+            PageSection(s.id, s.short, s.question, html=Markup(h))  # noqa: S704
+            for s, h in zip(shown, html, strict=True)
+        ],
         view.summary.to_json(),
         "this run",
         markdown(pull_request(view)),
     )
+
+
+def _html(section: Section, view: View) -> str:
+    macros: Any = templates().get_template("blocks.html.j2").module
+    return str(macros.all(section.blocks(view)))
 
 
 def document(

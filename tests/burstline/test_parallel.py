@@ -1,0 +1,50 @@
+"""Work that two processes share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from burstline import parallel
+from burstline.parallel import share
+
+HERE = os.getpid()
+
+
+@pytest.fixture(autouse=True)
+def _may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_can_fork", lambda: True)
+
+
+def test_two_processes_work_at_the_same_time_and_results_keep_their_order() -> None:
+    pipes = [os.pipe() for _ in range(2)]
+
+    def meet(own: int, other: int) -> str:
+        os.write(pipes[own][1], b".")
+        os.read(pipes[other][0], 1)  # returns once the other job has begun
+        return f"{own}"
+
+    assert share([lambda: meet(0, 1), lambda: meet(1, 0), lambda: "2"]) == ["0", "1", "2"]
+
+
+def test_what_the_other_process_cannot_do_is_done_here() -> None:
+    def only_here() -> str:
+        assert os.getpid() == HERE
+        return "done"
+
+    assert share([only_here] * 20) == ["done"] * 20
+
+
+@pytest.mark.parametrize("end", [lambda: 1 / 0, lambda: os._exit(3) if os.getpid() != HERE else 1 / 0])
+def test_a_job_that_fails_raises_here_and_leaves_no_process(end: Callable[[], str]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        share([end, end, end])
+    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+
+
+def test_one_process_does_it_where_forking_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "_can_fork", lambda: False)
+    assert share([lambda: str(os.getpid())] * 3) == [str(HERE)] * 3
