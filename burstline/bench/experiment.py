@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
     from burstline.cluster.session import RayOptions
     from loadgen.metrics.summary_types import Summary
-    from loadgen.record.decode import Decoders
+    from loadgen.record.decode import Decoding
 
 
 LATE_S = 0.5
@@ -82,12 +82,12 @@ LATE_S = 0.5
 class RunOutcome:
     """What a load left behind besides its captures. `engine_error` is why the server ended under it.
 
-    `decoders` have been importing since its last token.
+    `decoding` began at its last token; None where replies are to be counted first.
     """
 
     done: Done
     engine_error: str | None
-    decoders: Decoders | None = None
+    decoding: Decoding | None = None
 
     @property
     def t0_ns(self) -> int:
@@ -134,13 +134,12 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
         _note_hardware(run, fired, settings.hints, progress)
         with finishing(_report_first):
             progress.phase("Decoding what was captured, and writing the report")
-            decoding = fired.decoders.begin(run.path, engine.decode) if fired.decoders else None
             from burstline.bench.repeats import known_for
 
             run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
             from burstline.bench.finish import conclude
 
-            summary = conclude(run, engine, fired.status, fired.done.reports, decoding)
+            summary = conclude(run, engine, fired.status, fired.done.reports, fired.decoding)
     return _told(run, summary, fired)
 
 
@@ -209,10 +208,11 @@ def _measured(
         ready = _made_ready(run, site, load, settings, progress.phase)
         with _drivers(settings.ray, site, progress, early) as drivers:
             fired = _watched(run, ready, progress, drivers, watcher, bird)
-        from burstline.bench.finish import recount
+        if fired.decoding is None:
+            from burstline.bench.finish import recount
 
-        whole = fired.status == "complete"
-        recount(run, ready.site, settings.tokenizer, where.model, progress.phase, ask=whole)
+            whole = fired.status == "complete"
+            recount(run, ready.site, settings.tokenizer, where.model, progress.phase, ask=whole)
         launch = site.launch
     _keep_steps(run, launch, fired.t0_ns)
     return fired
@@ -318,10 +318,10 @@ def _watched(
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
         done = fire(with_handover(plan, job), load.n_workers, while_drivers_prepare, on_tick, drivers)
-        from loadgen.record.decode import Decoders
+        from burstline.bench.finish import begin_early
 
-        decoders = Decoders(len(plan.requests))
-    fired = RunOutcome(done, signs.death(), decoders)
+        decoding = begin_early(run, site.engine)
+    fired = RunOutcome(done, signs.death(), decoding)
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))

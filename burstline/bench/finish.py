@@ -3,7 +3,8 @@
 The counts are taken while the server is still there and kept with the run, so that everything else can be
 made again from its files.
 
-What summary and page need is imported before, while drivers and watcher end and child processes decode.
+Where the server counted, child processes decode while the watcher ends, and what summary and page need is
+imported meanwhile.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from burstline.lean import import_lean, import_report
+from burstline.lean import import_lean, import_report, meanwhile
 from burstline.parallel import share
 from loadgen.driver.job import DriveReport
-from loadgen.record.decode import Decoders, Decoding, n_planned, stage_records, uncounted
+from loadgen.record.decode import Decoding, begin_decoding, stage_records, uncounted
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
 from loadgen.record.rundir import RunDir, open_run
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 
     from burstline.bench.server_session import Site
     from loadgen.metrics.summary_types import Summary
+
+
+def begin_early(run: RunDir, engine: Engine) -> Decoding | None:
+    """Begin to decode, and to import what the report needs; None where `recount` comes first."""
+    if any(True for _ in uncounted(run.captures, engine.decode)):
+        return None
+    decoding = begin_decoding(run.path, engine.decode)
+    meanwhile(import_report)
+    return decoding
 
 
 def conclude(
@@ -47,8 +57,8 @@ def conclude(
     In this order: how the load ended is known, and all that follows can be made again from the captures.
     """
     run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
-    decoding = decoding or Decoders(n_planned(run.path)).begin(run.path, engine.decode)
-    import_report()  # they decode meanwhile
+    decoding = decoding or begin_decoding(run.path, engine.decode)
+    import_report()  # meanwhile
     run.save_records(decoding.records())
     handover = stage_records(run.path, engine.decode)
     if handover is not None:

@@ -12,21 +12,23 @@ import os
 import pickle
 import subprocess
 import sys
+import traceback
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loadgen.record.capture import Capture, reply_limit_bytes
-from loadgen.record.capture_store import DamagedCapturesError, OnDamage, read_captures, refuse
+from loadgen.record.capture_store import OnDamage, read_captures, refuse
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
 from loadgen.wire import http1
@@ -38,35 +40,29 @@ from workloads.request import Request
 
 _N_AT_ONCE = 500
 _BYTES_PER_READ = 20
-_DAMAGED = 3
-"""A child's exit code: what it read is damaged, its standard error says how."""
+
+_Child = child.Forked | subprocess.Popen[bytes]
 
 
-class Decoders:
-    """Child processes that decode a run's captures: they import from now on, and wait until `begin`.
+def begin_decoding(directory: Path, decode: Decode, n_processes: int | None = None) -> Decoding:
+    """Decode the captures in a run's folder by child processes; `decode` is the engine's.
 
     As many as CPUs unless told, fewer for small runs. Each streams its share through a pipe, so that it holds
-    the raw bytes of one reply and the records of one batch.
+    the raw bytes of one reply and the records of one batch. What the server did not count is read from
+    `counts.parquet`, where it was counted afterwards.
     """
+    if n_processes is None:
+        n_processes = min(_n_cpus(), 1 + n_planned(directory) // 2000)
+    children = [_start(directory, decode, k, n_processes) for k in range(n_processes)]
+    threads = ThreadPoolExecutor(n_processes)
+    return Decoding(directory, children, threads, [threads.submit(_received, each) for each in children])
 
-    def __init__(self, n_requests: int, n_processes: int | None = None) -> None:
-        if n_processes is None:
-            n_processes = min(_n_cpus(), 1 + n_requests // 2000)
-        self._children = [
-            child.spawn("loadgen.record.decode", stderr=subprocess.PIPE) for _ in range(n_processes)
-        ]
-        self._threads = ThreadPoolExecutor(n_processes)
 
-    def begin(self, directory: Path, decode: Decode) -> Decoding:
-        """Decode the captures in a run's folder; `decode` is the engine's. Called once.
-
-        What the server did not count is read from `counts.parquet`, where it was counted afterwards.
-        """
-        task = {"directory": str(directory), "decode": base64.b64encode(pickle.dumps(decode)).decode()}
-        for k, process in enumerate(self._children):
-            child.tell(process, {**task, "share": k, "shares": len(self._children)})
-        tables = [self._threads.submit(_received, process) for process in self._children]
-        return Decoding(directory, self._children, self._threads, tables)
+def _start(directory: Path, decode: Decode, k: int, n: int) -> _Child:
+    if child.can_fork():
+        return child.Forked(partial(_write_share, directory, decode, k, n))
+    task = base64.b64encode(pickle.dumps((directory, decode, k, n))).decode()
+    return child.spawn("loadgen.record.decode", {"share": task})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ class Decoding:
     """Children that decode, and threads that receive what they have decoded."""
 
     directory: Path
-    children: list[subprocess.Popen[bytes]]
+    children: list[_Child]
     threads: ThreadPoolExecutor
     tables: list[Future[pa.Table]]
 
@@ -101,8 +97,8 @@ class Decoding:
 
 
 def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
-    """The records of a run's folder, by decoders that start now."""
-    return Decoders(n_planned(directory), n_processes).begin(directory, decode).records()
+    """The records of a run's folder."""
+    return begin_decoding(directory, decode, n_processes).records()
 
 
 def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
@@ -116,24 +112,19 @@ def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
     return record_table(sorted(rows, key=lambda record: record.index)) if rows else None
 
 
-def _received(process: subprocess.Popen[bytes]) -> pa.Table:
-    """All that one child has decoded."""
+def _received(process: _Child) -> pa.Table:
+    """All that one child has decoded; raises what it raised."""
     assert process.stdout is not None
-    assert process.stderr is not None
-    table = None
+    tables = [RECORDS.empty_table()]
     try:
-        # Buffered, for Arrow takes a short read for the end.
-        with io.BufferedReader(process.stdout) as pipe, pa.ipc.open_stream(pipe) as stream:  # type: ignore[type-var]
-            table = stream.read_all()
-    except (pa.ArrowException, OSError):
-        pass  # it ended before its stream did: its exit code says why
-    complaint = process.stderr.read().decode(errors="replace").strip()
-    code = process.wait()
-    if code == _DAMAGED:
-        raise DamagedCapturesError(complaint)
-    if code != 0 or table is None:
-        raise RuntimeError(f"a decoding process ended with exit code {code}: {complaint[-2000:]}")
-    return table
+        with io.BufferedReader(process.stdout) as pipe:  # type: ignore[type-var]
+            while (message := pickle.load(pipe)) is not None:  # noqa: S301 our own process
+                if isinstance(message, Exception):
+                    raise message
+                tables.append(message)
+    except (EOFError, pickle.UnpicklingError):
+        raise RuntimeError("a decoding process was lost; was it killed for want of memory?") from None
+    return pa.concat_tables(tables)
 
 
 def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
@@ -183,29 +174,33 @@ def capture_limit_bytes(requests: Iterable[Request]) -> int:
     return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
 
 
-def main() -> None:
-    """One child: decodes every n-th capture and writes its records to standard output, as an Arrow stream.
+def _write_share(directory: Path, decode: Decode, k: int, n: int, pipe: IO[bytes]) -> None:
+    """In a child: every n-th capture from the k-th on as pickled tables of records, then None, or the error.
 
     Each child walks the whole file: that costs a tenth of decoding, and only records cross a pipe.
     """
+    try:
+        requests, _ = _read_asked(directory)
+        captures = read_captures(directory / "captures", max_bytes=capture_limit_bytes(requests))
+        share = islice(captures, k, None, n)
+        for records in decoded_batches(share, requests, decode, _read_counts(directory)):
+            pickle.dump(record_table(records), pipe)
+        pickle.dump(None, pipe)
+    except Exception as error:
+        error.add_note(traceback.format_exc())  # the trace itself does not cross
+        pickle.dump(error, pipe)
+
+
+def main() -> None:
+    """One child that was started anew."""
     task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
     if not task:
         return
     child.end_with_parent()
     keep_pandas_out()
-    directory, decode = Path(task["directory"]), pickle.loads(base64.b64decode(task["decode"]))  # noqa: S301 the parent's own
-    requests, _ = _read_asked(directory)
-    captures = read_captures(directory / "captures", max_bytes=capture_limit_bytes(requests))
-    share = islice(captures, task["share"], None, task["shares"])
-    try:
-        with pa.ipc.new_stream(sys.stdout.buffer, RECORDS) as stream:
-            for records in decoded_batches(share, requests, decode, _read_counts(directory)):
-                stream.write_table(record_table(records))
-        child.end_now()
-    except DamagedCapturesError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        sys.stderr.flush()
-        os._exit(_DAMAGED)
+    directory, decode, k, n = pickle.loads(base64.b64decode(task["share"]))  # noqa: S301 the parent's own
+    _write_share(directory, decode, k, n, sys.stdout.buffer)
+    child.end_now()
 
 
 def _read_counts(directory: Path) -> dict[int, Counts]:

@@ -1,4 +1,4 @@
-"""Our own modules as processes beside us, on a leash: they end when we do, however we end.
+"""Our own processes beside us: modules on a leash, which end when we do, however we end, and forked helpers.
 
 The leash is the child's standard input: one line of JSON tells it what to do, further lines are commands,
 and its end means that the parent is gone, killed -9 included. A process that the parent forked may hold the
@@ -9,16 +9,20 @@ Every child is a session of its own, so that Ctrl-C in a terminal reaches only t
 """
 
 import contextlib
+import gc
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from servers.engine import EngineError
 
@@ -74,7 +78,50 @@ def tell(child: subprocess.Popen[bytes], what: Mapping[str, object]) -> None:
             unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
 
 
-def end(child: subprocess.Popen[bytes], grace_s: float) -> int:
+def can_fork() -> bool:
+    """Whether a copy of this process can work: no other thread holds a lock that the copy would wait for."""
+    return sys.platform == "linux" and threading.active_count() == 1
+
+
+class Forked:
+    """A copy of this process that writes to a pipe, which is read from `stdout`, and ends; see `can_fork`.
+
+    It imports nothing anew. Of open files it has standard ones and those to `keep`: others wait for the end
+    of the rest. Ctrl-C in a terminal does not reach it.
+    """
+
+    stdin = stderr = None
+
+    def __init__(self, work: Callable[[IO[bytes]], None], keep: Sequence[int] = ()) -> None:
+        receive, send = os.pipe()
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads. Those that are left belong to OpenBLAS and Arrow, are idle, and
+            # are replaced after a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                gc.freeze()  # what is not collected stays shared, and closes no file
+                for low, high in pairwise([2, *sorted((send, *keep)), os.sysconf("SC_OPEN_MAX")]):
+                    os.closerange(low + 1, high)
+                with os.fdopen(send, "wb") as pipe:
+                    work(pipe)
+            finally:
+                os._exit(0)
+        os.close(send)
+        self.stdout: IO[bytes] = os.fdopen(receive, "rb")
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. No timeout: it ends as soon as its pipe has been read or closed."""
+        del timeout
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def end(child: subprocess.Popen[bytes] | Forked, grace_s: float) -> int:
     """Let go of the leash, wait, kill after the grace; the exit code."""
     for pipe in (child.stdin, child.stdout, child.stderr):
         if pipe is not None:

@@ -27,7 +27,6 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("watcher", "load"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
     ("driver", "exit"): frozenset({"numpy", "orjson", "zstandard"}),
     ("watcher", "exit"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
-    ("decoder", "exit"): frozenset({"dateutil", "numpy", "orjson", "pyarrow", "zstandard"}),
     ("keeper", "exit"): frozenset({"psutil"}),
 }
 """By process and moment, the top names of all that is neither Burstline's nor the standard library's."""
@@ -37,7 +36,6 @@ MOST: Final[Mapping[tuple[str, str], int]] = {
     ("driver", "load"): 360,
     ("canary", "load"): 130,
     ("watcher", "load"): 380,
-    ("decoder", "exit"): 370,
     ("keeper", "exit"): 140,
     ("main", "exit"): 950,
 }

@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
-from burstline import parallel
 from burstline.parallel import share
+from servers.host import child
 
 HERE = os.getpid()
 
 
 @pytest.fixture(autouse=True)
 def _may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_can_fork", lambda: True)
+    monkeypatch.setattr(child, "can_fork", lambda: True)
 
 
-def test_two_processes_work_at_the_same_time_and_results_keep_their_order() -> None:
-    pipes = [os.pipe() for _ in range(2)]
-
-    def meet(own: int, other: int) -> str:
-        os.write(pipes[own][1], b".")
-        os.read(pipes[other][0], 1)  # returns once the other job has begun
+def test_two_processes_work_at_the_same_time_and_results_keep_their_order(tmp_path: Path) -> None:
+    def meet(own: int) -> str:
+        tmp_path.joinpath(f"{own}").touch()
+        while not tmp_path.joinpath(f"{1 - own}").exists():  # until the other job has begun
+            time.sleep(0.001)
         return f"{own}"
 
-    assert share([lambda: meet(0, 1), lambda: meet(1, 0), lambda: "2"]) == ["0", "1", "2"]
+    assert share([lambda: meet(0), lambda: meet(1), lambda: "2"]) == ["0", "1", "2"]
 
 
 def test_what_the_other_process_cannot_do_is_done_here() -> None:
@@ -42,9 +43,9 @@ def test_what_the_other_process_cannot_do_is_done_here() -> None:
 def test_a_job_that_fails_raises_here_and_leaves_no_process(end: Callable[[], str]) -> None:
     with pytest.raises(ZeroDivisionError):
         share([end, end, end])
-    assert not [child for child in psutil.Process().children() if child.status() == psutil.STATUS_ZOMBIE]
+    assert not [left for left in psutil.Process().children() if left.status() == psutil.STATUS_ZOMBIE]
 
 
 def test_one_process_does_it_where_forking_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_can_fork", lambda: False)
+    monkeypatch.setattr(child, "can_fork", lambda: False)
     assert share([lambda: str(os.getpid())] * 3) == [str(HERE)] * 3
