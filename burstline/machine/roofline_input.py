@@ -107,7 +107,8 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
     if calibration.host and calibration.host.engine != run.manifest.engine:
         calibration = replace(calibration, host=None)
-    calibration = with_host(calibration)
+    admission = _admission(run)
+    calibration = with_host(calibration, "default" if admission is None or admission.ahead else "synchronous")
     facts = _Facts(run, Stated.from_json(hardware.stated or {}))
     model = ModelShape.from_config(config, str(identity.model if identity else "") or None)
     quant, weights, kv = facts.quant(config)
@@ -280,7 +281,7 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
         assumed.append(
             f"the KV cache's size is not stated: {kv_tok:,} tokens, the most that were seen in use"
         )
-    admission = ENGINES[engine].admission_of(identity) if engine in ENGINES else None
+    admission = _admission(run)
     if admission is None:
         admission = Admission()
         assumed.append("requests are admitted by vLLM V1's rules")
@@ -296,6 +297,11 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
         mixed_steps=admission.mixed_steps,
         ahead=admission.ahead,
     )
+
+
+def _admission(run: Run) -> Admission | None:
+    engine = run.manifest.engine
+    return ENGINES[engine].admission_of(run.manifest.identity) if engine in ENGINES else None
 
 
 def _most_at_once(replies: Sequence[Streamed], block_tok: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from roofline.model.shapes import QUANTS, ModelShape
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, Simulation, simulate
 from roofline.validate.check import Check, errors, within
-from roofline.validate.serving_points import out_of_sample_hosts, ratios, read_points
+from roofline.validate.serving_points import out_of_sample_hosts, ratios, read_points, stack_of
 from roofline.validate.study import OTHERS, PublishedRun, mean_error, published_runs
 
 Row = Mapping[str, str]
@@ -61,12 +61,11 @@ def _operating_points(path: Path) -> Iterator[Check]:
     points = read_points(path)
     hosts = out_of_sample_hosts(points)
     ttft, tpot = ratios(points, hosts)
-    default = stack_host()
+    both = [stack_host(stack_of(point)) for point in points]
     shift_ms = np.array(
         [
-            1e3 * (default.step_s - host.step_s + (default.token_s - host.token_s) * point.streams)
-            for point, host in zip(points, hosts, strict=True)
-            if host is not None
+            1e3 * (known.step_s - host.step_s + (known.token_s - host.token_s) * point.streams)
+            for point, host, known in zip(points, hosts, both, strict=True)
         ]
     )
     measured_ms = np.array([point.tpot_ms for point in points])

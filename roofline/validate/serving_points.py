@@ -1,7 +1,9 @@
 """Published operating points of serving engines, predicted: a closed loop of streams, simulated step by step.
 
-The file's columns are those of aiconfigurator's `silicon_sample.csv`; other models, devices and engines than
-the shipped ones are predicted too. Constants of the serving stack are set here, on one half of the devices.
+The file's columns are those of aiconfigurator's `silicon_sample.csv`; the whole of that file can be read, and
+points whose model, device or layout is not known are left out. Constants of the serving stack are set here, on
+one half of the devices. `python -m roofline.validate.serving_points FILE.csv` prints both: the constants that the
+file's points ask for, and the errors of the shipped ones.
 """
 
 import csv
@@ -22,11 +24,12 @@ from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import load_model
 from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
+from roofline.model.shapes import QUANTS, Quant
 from roofline.predict.capacity import room
 from roofline.predict.kernels import Amounts
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
+from roofline.validate.check import errors
 
 Row = Mapping[str, str]
 
@@ -45,36 +48,61 @@ WAVES = 10
 """Load tools send some ten requests for each stream, the first ones all at once."""
 _SIMULATED = 4  # waves: all are alike but the first and the last
 _TURNAROUND_S = 1e-3  # from a reply's end to the client's next request: any time within a step has one effect
-_BUDGET = 8192  # new tokens a step: the default of SGLang and vLLM on these devices
+_BUDGET = 8192  # new tokens a step: SGLang's default on these devices
 LOST_SLOTS = 1
 """Slots that TensorRT-LLM's loops go without: concluded from the points (docs/roofline-accuracy.md)."""
-_SPARE_TOK = 1500  # what aiconfigurator lets a step of TensorRT-LLM have beside one prompt and all decodes
+_SPARE_TOK = 1500  # what aiconfigurator lets a step have beside one prompt and all decodes
+_SCRIPTED = "gap-analysis"
+"""Where the points of aiconfigurator's own scripts come from, by the file's column of sources."""
 _REPEATED = 100  # prompts that AIPerf draws from by default (`--num-dataset-entries`)
+_SET_ON = {"default": ("llama-3.1-8b",), "synchronous": ("llama-3.1-8b", "qwen3-32b")}
+"""The models whose points set the constants of a stack; the others' test them."""
 _WARM_UP = 2  # waves before the measured ones, as in aiconfigurator's scripts
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A closed loop of `streams` requests, and what was measured: means, in milliseconds."""
+    """A closed loop of `streams` requests, and what was measured: means, in milliseconds.
+
+    `version` has the first numbers of the engine's. `scripted`: aiconfigurator's scripts ran it.
+    """
 
     device: str
     backend: str
+    version: tuple[int, ...]
     model: str
     quant: str
     tp: int
+    ep: int
     streams: int
     prompt_tok: int
     output_tok: int
     ttft_ms: float
     tpot_ms: float
+    scripted: bool
 
     @property
     def group(self) -> str:
         return f"{self.device} {self.backend}"
 
+    @property
+    def ahead(self) -> bool:
+        """Whether a step is scheduled while the one before it runs: vLLM does so by default since 0.14."""
+        return self.backend != "vllm" or self.version >= (0, 14)
+
+    @property
+    def repeats_prompts(self) -> bool:
+        """Whether prompts came from vLLM's prefix cache: in loops of whole thousands of tokens (see the docs)."""
+        return self.scripted and self.backend == "vllm" and self.prompt_tok % 1000 == 0
+
+    @property
+    def mixes_steps(self) -> bool:
+        """Whether prompts share steps with decodes: at SGLang since the scripts ask for it (January 2026)."""
+        return self.backend != "sglang" or self.scripted and self.version >= (0, 5, 6)
+
 
 def read_points(path: Path) -> list[Point]:
-    """The points of aggregated serving whose model and device are known; others are left out."""
+    """The points of aggregated serving whose model, device and layout are known; others are left out."""
     with path.open(newline="") as file:
         return [point for row in csv.DictReader(file) if (point := _point(row)) is not None]
 
@@ -84,28 +112,40 @@ def _point(row: Row) -> Point | None:
     model = next((ours for pattern, ours in MODELS.items() if re.search(pattern, name)), None)
     if model is None or row["system"] not in DEVICES or row.get("mode", "agg") != "agg":
         return None
-    quant = _quant(row, name)
+    tp, pp, dp, ep = (
+        _int(row.get(f"{kind}_size") or "1") for kind in ("tp", "pp", "attention_dp", "moe_ep")
+    )
+    if pp > 1 or dp > 1 or tp > 8:  # several pools of streams, or a number of GPUs that no such server has
+        return None
     return Point(
         DEVICES[row["system"]],
         row["backend"],
+        tuple(map(int, re.findall(r"\d+", row.get("backend_version") or "")[:3])),
         model,
-        quant,
-        _int(row["tp_size"]),
+        _quant(row, name, load_model(model)[1]),
+        tp,
+        max(1, ep),
         _int(row["batch_size"]),
         _int(row["isl"]),
         _int(row["osl"]),
         float(row["silicon_ttft_ms"]),
         float(row["silicon_tpot_ms"]),
+        _SCRIPTED in row.get("silicon_data_source", ""),
     )
 
 
-def _quant(row: Row, name: str) -> str:
-    """What the file states; checkpoints of NVIDIA's in 8 and 4 bits have static scales and an fp8 cache."""
+def _quant(row: Row, name: str, stored: Quant) -> str:
+    """What the file states; checkpoints of NVIDIA's in 8 and 4 bits have static scales and an fp8 cache.
+
+    `stored`: the precision of the model's own checkpoint, which tells the kinds of 4 and 8 bits apart.
+    """
     mode = (row.get("gemm_quant_mode") or row.get("precision") or "").lower()
-    if "block" in mode:
-        return "fp8-block"
     if "fp4" in mode or "fp4" in name:
-        return "nvfp4-kv8"
+        return "mxfp4" if stored.weights == "fp4" else "nvfp4-kv8"
+    if "block" in mode or ("fp8" in mode and stored.scales == "block"):
+        return "fp8-block"
+    if "int4" in mode:
+        return "int4"
     if "fp8" in mode or "fp8" in name:
         return "fp8" if "dynamic" in name else "fp8-static-kv8"
     return "bf16"
@@ -130,7 +170,9 @@ def predicted_ms(
     """
     device = load_device(point.device)
     known = generic() if tier == "generic" else load_calibration(device)
-    deployment = Deployment(load_model(point.model)[0], QUANTS[point.quant], Parallel(tp=point.tp), device)
+    deployment = Deployment(
+        load_model(point.model)[0], QUANTS[point.quant], Parallel(tp=point.tp, ep=point.ep), device
+    )
     asked = _asked(point, computed=computed)
     try:
         kv_tok = room(deployment.model, deployment.quant, deployment.parallel, device).kv_tok
@@ -158,7 +200,7 @@ def _asked(point: Point, *, computed: bool) -> list[Asked]:
     without their cache.
     """
     new, some = Asked(0.0, point.prompt_tok, point.output_tok), _SIMULATED * point.streams
-    if point.backend != "vllm" or computed:
+    if computed or not point.repeats_prompts:
         return [new] * some
     repeated = replace(new, cached_tok=(point.prompt_tok - 1) // 16 * 16)
     n_new = max(0, _REPEATED - _WARM_UP * point.streams)
@@ -167,15 +209,20 @@ def _asked(point: Point, *, computed: bool) -> list[Asked]:
 
 
 def _limits(point: Point, kv_tok: int, n_lost: int) -> Limits:
-    """TensorRT-LLM computes whole prompts; its scheduler and SGLang's work a step ahead, vLLM 0.12's not.
+    """aiconfigurator's scripts set a step's tokens of TensorRT-LLM and vLLM to the loop's lengths.
 
-    aiconfigurator starts SGLang with `--enable-mixed-chunk`, and TensorRT-LLM with as many slots as the loop
-    has streams and with a step's tokens set to the loop's lengths.
+    TensorRT-LLM computes whole prompts, and has as many slots as the loop has streams.
     """
-    if point.backend == "trtllm":
-        budget = point.streams + point.prompt_tok + _SPARE_TOK
-        return Limits(max(1, point.streams - n_lost), budget, kv_tok, chunked_prefill=False, ahead=True)
-    return Limits(point.streams, max(_BUDGET, point.prompt_tok), kv_tok, ahead=point.backend != "vllm")
+    whole = point.backend == "trtllm"
+    budget = point.streams + point.prompt_tok + _SPARE_TOK
+    return Limits(
+        max(1, point.streams - n_lost * whole * point.scripted),
+        max(_BUDGET, point.prompt_tok) if point.backend == "sglang" or not point.scripted else budget,
+        kv_tok,
+        chunked_prefill=not whole,
+        mixed_steps=point.mixes_steps,
+        ahead=point.ahead,
+    )
 
 
 def _of_engine(known: Calibration, backend: str) -> Calibration:
@@ -184,14 +231,19 @@ def _of_engine(known: Calibration, backend: str) -> Calibration:
 
 
 def ratios(
-    points: Sequence[Point], hosts: Sequence[HostFit | None], tier: str = "generic", **how: bool | int
+    points: Sequence[Point],
+    hosts: Sequence[HostFit | None],
+    tier: str = "generic",
+    *,
+    computed: bool = False,
+    n_lost: int = LOST_SLOTS,
 ) -> tuple[Amounts, Amounts]:
     """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second.
 
-    `how`: as in `predicted_ms`.
+    `computed`, `n_lost`: as in `predicted_ms`.
     """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        predict = partial(predicted_ms, tier=tier, **how)  # type: ignore[arg-type]
+        predict = partial(predicted_ms, tier=tier, computed=computed, n_lost=n_lost)
         both = np.array(list(pool.map(predict, points, hosts, chunksize=4)))
     return (
         both[:, 0] / np.array([point.ttft_ms for point in points]),
@@ -199,17 +251,25 @@ def ratios(
     )
 
 
-def set_on(point: Point) -> str:
-    """The stack whose constants were set without this point's half: the H100 is one, all others the other."""
-    return "set-on-h200" if point.device == "h100-sxm5-80g" else "set-on-h100"
+_HALVES = {"h100-sxm5-80g": "h100", "h200-sxm-141g": "h200"}
 
 
-def out_of_sample_hosts(points: Sequence[Point]) -> list[HostFit | None]:
-    return [stack_host(set_on(point)) for point in points]
+def out_of_sample_hosts(points: Sequence[Point]) -> list[HostFit]:
+    """Constants that were set without each point's half: the H100 is one, all others the other."""
+    return [stack_host(f"{stack_of(p)}-set-on-{_other_half(p)}") for p in points]
 
 
-_STEPS_MS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0, 1.5, 2.0)
-_TOKENS_MS = (0.0, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05)
+def stack_of(point: Point) -> str:
+    """Whose constants a point's predictions use: those of engines that schedule ahead, or that do not."""
+    return "default" if point.ahead else "synchronous"
+
+
+def _other_half(point: Point) -> str:
+    return "h200" if point.device == "h100-sxm5-80g" else "h100"
+
+
+_STEPS_MS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, *np.arange(1.0, 4.01, 0.25).tolist())
+_TOKENS_MS = tuple(np.arange(0.0, 0.071, 0.005).round(3).tolist())
 
 
 def fit_host(points: Sequence[Point]) -> tuple[float, float]:
@@ -232,13 +292,34 @@ def fit_host(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def constants(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
-    """The constants of each half and of all, by the stack's name."""
-    points = [p for p in points if p.backend != "vllm"]  # what it computed is inferred, not stated
-    halves = {"set-on-h100": "h100-sxm5-80g", "set-on-h200": "h200-sxm-141g"}
-    found = {name: fit_host([p for p in points if p.device == device]) for name, device in halves.items()}
-    return {"default": fit_host(points)} | found
+    """The constants of each half and of both, by the stack's name.
+
+    The default's are set on Llama-3.1-8B, the synchronous ones on all dense models: more than one has neither half.
+    """
+    found = {}
+    for stack in ("default", "synchronous"):
+        chosen = [p for p in points if p.scripted and stack_of(p) == stack and p.model in _SET_ON[stack]]
+        halves = {
+            f"{stack}-set-on-{half}": [p for p in chosen if p.device == device]
+            for device, half in _HALVES.items()
+        }
+        both = {stack: [p for half in halves.values() for p in half]}
+        found |= {name: fit_host(some) for name, some in (both | halves).items() if some}
+    return found
+
+
+def _print(path: Path) -> None:
+    points = read_points(path)
+    for stack, (step_s, token_s) in constants(points).items():
+        sys.stdout.write(f"[{stack}]\nstep_s = {step_s:g}\ntoken_s = {token_s:g}\n")
+    ttft, tpot = ratios(points, [stack_host(stack_of(p)) for p in points])
+    sys.stdout.write("\nErrors of the shipped constants, in percent: median / 90th percentile, signed median\n")
+    kinds = [f"{p.device} {p.backend} {'.'.join(map(str, p.version)) or '?'} {p.model} {p.quant}" for p in points]
+    for kind in sorted(set(kinds)):
+        chosen = [i for i, each in enumerate(kinds) if each == kind and np.isfinite(tpot[i])]
+        if chosen:
+            sys.stdout.write(f"{kind}: TPOT {errors(tpot[chosen])}, TTFT {errors(ttft[chosen])}\n")
 
 
 if __name__ == "__main__":
-    for stack, (step_s, token_s) in constants(read_points(Path(sys.argv[1]))).items():
-        sys.stdout.write(f"[{stack}]\nstep_s = {step_s:g}\ntoken_s = {token_s:g}\n")
+    _print(Path(sys.argv[1]))

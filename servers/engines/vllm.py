@@ -4,6 +4,7 @@ import os
 import re
 from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Final
@@ -181,6 +182,7 @@ class Vllm(Engine):
             kv_tok = block_tok * blocks
         dtype = logged(log, r"dtype=torch\.(\w+)")
         kv_dtype = cache.get("cache_dtype")
+        ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # among the flags that it was given
         return Identity(
             engine=self.name,
             version=version.get("version"),
@@ -205,8 +207,16 @@ class Vllm(Engine):
             memory_fraction=_share(cache.get("gpu_memory_utilization")),
             prefix_caching=_BOOLS.get(cache.get("enable_prefix_caching", "")),
             tensor_parallel=number(logged(log, r"tensor_parallel_size=(\d+)")),
-            raw={"version": version, "models": models, "cache_config": cache},
+            raw={"version": version, "models": models, "cache_config": cache}
+            | ({} if ahead is None else {"async_scheduling": ahead}),
         )
+
+    def admission_of(self, identity: Identity | None) -> Admission:
+        """It schedules a step ahead by default since 0.14, but not on a CPU (VllmConfig, CpuPlatform)."""
+        if identity is None or identity.system == "cpu":
+            return self.admission
+        by_default = _numbers(identity.version) >= _AHEAD_SINCE
+        return replace(self.admission, ahead=identity.raw.get("async_scheduling", by_default))
 
     def gauges(self, metrics: str) -> Gauges:
         return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
@@ -239,10 +249,15 @@ class Vllm(Engine):
 
 
 _BOOLS = {"True": True, "False": False}
+_AHEAD_SINCE = (0, 14)
 
 
 def _lower(word: str | None) -> str | None:
     return None if word is None else word.lower()
+
+
+def _numbers(version: str | None) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version or "")[:2]))
 
 
 def _share(text: str | None) -> float | None:
