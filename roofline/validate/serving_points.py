@@ -57,6 +57,7 @@ _SCRIPTED = "gap-analysis"
 _REPEATED = 100  # prompts that AIPerf draws from by default (`--num-dataset-entries`)
 _SET_ON = {"default": ("llama-3.1-8b",), "synchronous": ("llama-3.1-8b", "qwen3-32b")}
 """The models whose points set the constants of a stack; the others' test them."""
+_SHORTEST = 0.8  # of the stated length, where lengths are drawn: InferenceX's `random_range_ratio`
 _WARM_UP = 2  # waves before the measured ones, as in aiconfigurator's scripts
 
 
@@ -197,9 +198,13 @@ def _asked(point: Point, *, computed: bool) -> list[Asked]:
 
     vLLM caches prefixes by default, and the load tool repeats its prompts: what is left to compute is a
     prompt's last block, but for prompts that the warm-up did not reach. The other engines were started
-    without their cache.
+    without their cache. InferenceX, whose points the file has too, draws lengths.
     """
     new, some = Asked(0.0, point.prompt_tok, point.output_tok), _SIMULATED * point.streams
+    if not point.scripted:
+        shares = np.random.default_rng(0).uniform(_SHORTEST, 1, (some, 2))
+        lengths = np.ceil(shares * (point.prompt_tok, point.output_tok)).astype(int).tolist()
+        return [Asked(0.0, prompt_tok, output_tok) for prompt_tok, output_tok in lengths]
     if computed or not point.repeats_prompts:
         return [new] * some
     repeated = replace(new, cached_tok=(point.prompt_tok - 1) // 16 * 16)
@@ -217,7 +222,7 @@ def _limits(point: Point, kv_tok: int, n_lost: int) -> Limits:
     budget = point.streams + point.prompt_tok + _SPARE_TOK
     return Limits(
         max(1, point.streams - n_lost * whole * point.scripted),
-        max(_BUDGET, point.prompt_tok) if point.backend == "sglang" or not point.scripted else budget,
+        budget if point.scripted and point.backend != "sglang" else max(_BUDGET, budget),
         kv_tok,
         chunked_prefill=not whole,
         mixed_steps=point.mixes_steps,
