@@ -1,9 +1,9 @@
 """Published operating points of serving engines, predicted: a closed loop of streams, simulated step by step.
 
-The file's columns are those of aiconfigurator's `silicon_sample.csv`; the whole of that file can be read, and
-points whose model, device or layout is not known are left out. Constants of the serving stack are set here, on
-one half of the devices. `python -m roofline.validate.serving_points FILE.csv` prints both: the constants that the
-file's points ask for, and the errors of the shipped ones.
+The file's columns are those of aiconfigurator's `silicon_sample.csv`, which can be read as a whole: points whose
+model, device or layout is not known are left out. `python -m roofline.validate.serving_points FILE.csv` prints
+the constants of the serving stack that the file's points ask for, set on one half of the devices each, and the
+errors of the shipped ones.
 """
 
 import csv
@@ -93,13 +93,13 @@ class Point:
 
     @property
     def repeats_prompts(self) -> bool:
-        """Whether prompts came from vLLM's prefix cache: in loops of whole thousands of tokens (see the docs)."""
+        """Whether vLLM cached prompts: in loops of whole thousands of tokens (docs/roofline-accuracy.md)."""
         return self.scripted and self.backend == "vllm" and self.prompt_tok % 1000 == 0
 
     @property
     def mixes_steps(self) -> bool:
         """Whether prompts share steps with decodes: at SGLang since the scripts ask for it (January 2026)."""
-        return self.backend != "sglang" or self.scripted and self.version >= (0, 5, 6)
+        return self.backend != "sglang" or (self.scripted and self.version >= (0, 5, 6))
 
 
 def read_points(path: Path) -> list[Point]:
@@ -113,9 +113,7 @@ def _point(row: Row) -> Point | None:
     model = next((ours for pattern, ours in MODELS.items() if re.search(pattern, name)), None)
     if model is None or row["system"] not in DEVICES or row.get("mode", "agg") != "agg":
         return None
-    tp, pp, dp, ep = (
-        _int(row.get(f"{kind}_size") or "1") for kind in ("tp", "pp", "attention_dp", "moe_ep")
-    )
+    tp, pp, dp, ep = (_int(row.get(f"{kind}_size") or "1") for kind in ("tp", "pp", "attention_dp", "moe_ep"))
     if pp > 1 or dp > 1 or tp > 8:  # several pools of streams, or a number of GPUs that no such server has
         return None
     return Point(
@@ -299,9 +297,9 @@ def fit_host(points: Sequence[Point]) -> tuple[float, float]:
 def constants(points: Sequence[Point]) -> dict[str, tuple[float, float]]:
     """The constants of each half and of both, by the stack's name.
 
-    The default's are set on Llama-3.1-8B, the synchronous ones on all dense models: more than one has neither half.
+    The default's are set on Llama-3.1-8B; the halves of the synchronous ones share no model.
     """
-    found = {}
+    found: dict[str, tuple[float, float]] = {}
     for stack in ("default", "synchronous"):
         chosen = [p for p in points if p.scripted and stack_of(p) == stack and p.model in _SET_ON[stack]]
         halves = {
@@ -318,8 +316,8 @@ def _print(path: Path) -> None:
     for stack, (step_s, token_s) in constants(points).items():
         sys.stdout.write(f"[{stack}]\nstep_s = {step_s:g}\ntoken_s = {token_s:g}\n")
     ttft, tpot = ratios(points, [stack_host(stack_of(p)) for p in points])
-    sys.stdout.write("\nErrors of the shipped constants, in percent: median / 90th percentile, signed median\n")
-    kinds = [f"{p.device} {p.backend} {'.'.join(map(str, p.version)) or '?'} {p.model} {p.quant}" for p in points]
+    sys.stdout.write("\nErrors of the shipped constants, percent: median / 90th percentile, signed median\n")
+    kinds = [f"{p.group} {'.'.join(map(str, p.version))} {p.model} {p.quant}" for p in points]
     for kind in sorted(set(kinds)):
         chosen = [i for i, each in enumerate(kinds) if each == kind and np.isfinite(tpot[i])]
         if chosen:

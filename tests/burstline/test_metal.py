@@ -252,6 +252,14 @@ def test_only_the_engine_whose_host_was_measured_is_charged_for_it(run, tmp_path
     assert "15 µs a token" in " ".join(found["vllm"]["assumed"])
 
 
+def test_an_engine_that_schedules_after_each_step_is_charged_a_host_of_its_kind(run):
+    hosts = {
+        version: noted(run, identity=Identity("vllm", version=version, model="llama-2-7b"))["device"]["host"]
+        for version in ("0.12.0", "0.33.0")
+    }
+    assert [host["engine"] for host in hosts.values()] == ["synchronous", "default"]
+
+
 def test_a_step_lasts_until_the_next_unless_the_engine_had_nothing_to_do(run):
     gemms = [f"{name}_proj_ns" for name in ("qkv", "o", "gate_up", "down")] + ["lm_head_ns", "attention_ns"]
     rows = [  # start, end, prefill_tok, decode_tok, n_waiting

@@ -119,6 +119,23 @@ def test_memory_and_limits_come_from_the_log_of_every_worker() -> None:
     assert (identity.max_num_seqs, identity.max_batched_tok) == (256, 8192)
 
 
+@pytest.mark.parametrize(
+    ("version", "lines", "ahead"),
+    [
+        ("0.33.0", "", True),
+        ("0.12.0", "", False),
+        ("0.12.0", "non-default args: {'model_tag': 'm', 'async_scheduling': True}", True),
+        ("0.33.0", "non-default args: {'async_scheduling': False, 'dtype': 'half'}", False),
+        ("0.33.0", "Initializing a V1 LLM engine with config: device_config=cpu, seed=0", False),
+    ],
+)
+def test_steps_are_scheduled_ahead_by_version_flag_and_device(version: str, lines: str, ahead: bool) -> None:
+    def get(path: str) -> HttpReply:
+        return HttpReply(200, {}, f'{{"version": "{version}"}}'.encode() if path == "/version" else b"{}")
+
+    assert ENGINE.admission_of(ENGINE.identify(get, lines)).ahead == ahead
+
+
 def test_an_attached_server_that_tells_nothing_is_identified_as_unknown_not_as_zero() -> None:
     identity = ENGINE.identify(lambda path: HttpReply(404, {}, b""), "")
     assert {value for name, value in asdict(identity).items() if name not in ("engine", "raw")} == {None}
