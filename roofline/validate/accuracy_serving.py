@@ -37,10 +37,7 @@ def bundled_model(name: str) -> ModelShape:
 
 
 _BLIS = "BLIS: ITL 7.1, TTFT 17.6"
-_FEWER = (
-    "vLLM 0.12 does not schedule ahead: its host adds to each step what the constants, set on engines that"
-    " do, leave out; and the generic fit of decodes with an 8-bit cache is 20% too fast on the H200"
-)
+_FEWER = "the generic fit of decodes with an 8-bit cache is 20% too fast on the H200"
 _COMPUTED = (
     "at 100 output tokens prompts alone would need up to 83% of the dense fp8 peak, of which measured"
     " kernels reach 60%"
@@ -85,17 +82,18 @@ def _operating_points(path: Path) -> Iterator[Check]:
         "G7", "TTFT in closed loops, all", "20", path.name, "", errors(ttft[known]), _BLIS, met=met,
         known="" if met else _QUEUED,
     )  # fmt: skip
-    again = ratios(points, hosts, n_lost=0)[0]
+    whole, cached = (np.flatnonzero([p.backend == backend for p in points]) for backend in ("trtllm", "vllm"))
+    again = ttft.copy()
+    again[whole] = ratios([points[i] for i in whole], [hosts[i] for i in whole], n_lost=0)[0]
     yield Check(
         "G7", "TTFT, had TensorRT-LLM all its slots", "", path.name,
         out_of_sample=errors(again[np.isfinite(again)]), note=_LOST,
     )  # fmt: skip
-    repeated = [i for i, point in enumerate(points) if point.backend == "vllm"]
-    if repeated:
-        again = ratios([points[i] for i in repeated], [hosts[i] for i in repeated], computed=True)[1]
+    if len(cached):
+        computed = ratios([points[i] for i in cached], [hosts[i] for i in cached], computed=True)[1]
         yield Check(
             "G7", "TPOT, vllm, had its prompts been computed", "", path.name,
-            out_of_sample=errors(again), note=_COMPUTED,
+            out_of_sample=errors(computed), note=_COMPUTED,
         )  # fmt: skip
 
 

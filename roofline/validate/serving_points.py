@@ -1,9 +1,9 @@
 """Published operating points of serving engines, predicted: a closed loop of streams, simulated step by step.
 
-The file's columns are those of aiconfigurator's `silicon_sample.csv`, which can be read as a whole: points whose
-model, device or layout is not known are left out. `python -m roofline.validate.serving_points FILE.csv` prints
-the constants of the serving stack that the file's points ask for, set on one half of the devices each, and the
-errors of the shipped ones.
+The file's columns are those of aiconfigurator's `silicon_sample.csv`, which can be read as a whole: points
+whose model, device or layout is not known are left out. `python -m roofline.validate.serving_points FILE.csv`
+prints the constants of the serving stack that the file's points ask for, set on one half of the devices each,
+and the errors of the shipped ones.
 """
 
 import csv
@@ -49,8 +49,6 @@ WAVES = 10
 _SIMULATED = 4  # waves: all are alike but the first and the last
 _TURNAROUND_S = 1e-3  # from a reply's end to the client's next request: any time within a step has one effect
 _BUDGET = 8192  # new tokens a step: SGLang's default on these devices
-LOST_SLOTS = 1
-"""Slots that TensorRT-LLM's loops go without: concluded from the points (docs/roofline-accuracy.md)."""
 _SPARE_TOK = 1500  # what aiconfigurator lets a step have beside one prompt and all decodes
 _SCRIPTED = "gap-analysis"
 """Where the points of aiconfigurator's own scripts come from, by the file's column of sources."""
@@ -97,6 +95,11 @@ class Point:
         return self.scripted and self.backend == "vllm" and self.prompt_tok % 1000 == 0
 
     @property
+    def lost_slots(self) -> int:
+        """Slots that the loops of TensorRT-LLM with Llama-3.1-8B went without (docs/roofline-accuracy.md)."""
+        return int(self.scripted and self.backend == "trtllm" and self.model == "llama-3.1-8b")
+
+    @property
     def mixes_steps(self) -> bool:
         """Whether prompts share steps with decodes: at SGLang since the scripts ask for it (January 2026)."""
         return self.backend != "sglang" or (self.scripted and self.version >= (0, 5, 6))
@@ -134,14 +137,16 @@ def _point(row: Row) -> Point | None:
 
 
 def _quant(row: Row, name: str, stored: Quant) -> str:
-    """What the file states; checkpoints of NVIDIA's in 8 and 4 bits have static scales and an fp8 cache.
+    """What the file states, unless experts alone are `stored` in 4 bits (gpt-oss).
 
-    `stored`: the precision of the model's own checkpoint, which tells the kinds of 4 and 8 bits apart.
+    Checkpoints of NVIDIA's in 8 and 4 bits have static scales and an fp8 cache, DeepSeek's scales by block.
     """
     mode = (row.get("gemm_quant_mode") or row.get("precision") or "").lower()
+    if stored.experts_only:
+        return "mxfp4"
     if "fp4" in mode or "fp4" in name:
-        return "mxfp4" if stored.weights == "fp4" else "nvfp4-kv8"
-    if "block" in mode or ("fp8" in mode and stored.scales == "block"):
+        return "nvfp4-kv8"
+    if "block" in mode or ("fp8" in mode and "deepseek" in name):
         return "fp8-block"
     if "int4" in mode:
         return "int4"
@@ -160,12 +165,12 @@ def predicted_ms(
     tier: str = "generic",
     *,
     computed: bool = False,
-    n_lost: int = LOST_SLOTS,
+    n_lost: int | None = None,
 ) -> tuple[float, float]:
     """(TTFT, TPOT): means over the first wave and the later ones, as a load tool has them.
 
-    `computed`: as if no prompt were in vLLM's prefix cache. `n_lost`: as if so many of TensorRT-LLM's slots
-    were taken. NaN where the model does not fit.
+    `computed`: as if no prompt were in vLLM's prefix cache. `n_lost`: as if so many
+    slots were taken. NaN where the model does not fit.
     """
     device = load_device(point.device)
     known = generic() if tier == "generic" else load_calibration(device)
@@ -178,7 +183,7 @@ def predicted_ms(
         clock = Clock(deployment, _of_engine(replace(known, host=host), point.backend))
         result = simulate(
             asked,
-            _limits(point, kv_tok, n_lost),
+            _limits(point, kv_tok, point.lost_slots if n_lost is None else n_lost),
             clock,
             concurrency=point.streams,
             turnaround_s=_TURNAROUND_S,
@@ -219,7 +224,7 @@ def _limits(point: Point, kv_tok: int, n_lost: int) -> Limits:
     whole = point.backend == "trtllm"
     budget = point.streams + point.prompt_tok + _SPARE_TOK
     return Limits(
-        max(1, point.streams - n_lost * whole * point.scripted),
+        max(1, point.streams - n_lost),
         budget if point.scripted and point.backend != "sglang" else max(_BUDGET, budget),
         kv_tok,
         chunked_prefill=not whole,
@@ -239,7 +244,7 @@ def ratios(
     tier: str = "generic",
     *,
     computed: bool = False,
-    n_lost: int = LOST_SLOTS,
+    n_lost: int | None = None,
 ) -> tuple[Amounts, Amounts]:
     """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second.
 
