@@ -37,7 +37,9 @@ def import_report() -> None:
     """What summary and page need."""
     import_lean()
     for name in (
+        "burstline.machine.efficiency",
         "burstline.machine.roofline_input",
+        "roofline.reconcile.reconcile",
         "loadgen.metrics.summary",
         "matplotlib.backends.backend_svg",
         "pyarrow.compute",

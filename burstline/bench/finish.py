@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from burstline.lean import import_lean, import_report, meanwhile
-from burstline.parallel import share
+from burstline.bench.report import write_report
+from burstline.lean import import_report, meanwhile
 from loadgen.driver.job import DriveReport
 from loadgen.record.decode import Decoding, begin_decoding, stage_records, uncounted
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
-from loadgen.record.rundir import RunDir, open_run
+from loadgen.record.rundir import RunDir
 from loadgen.record.tables import COUNTS
 from servers.engine import Engine, HttpReply
 
@@ -66,27 +66,6 @@ def conclude(
     return write_report(run)
 
 
-def write_report(run: RunDir) -> Summary:
-    """The summary, and the page, from the run's own files; the same files give the same bytes."""
-    import_lean()
-    from burstline.machine.roofline_input import beside_others, reconciled, suspect
-    from loadgen.metrics.summary import summarize_run
-    from reports.page.page import one_by_one, render
-
-    opened = open_run(run.path)
-    roofline = reconciled(opened)
-    summary = summarize_run(opened, not_comparable=suspect(roofline))
-    summary = replace(summary, roofline=beside_others(roofline, summary.instrument))
-    run.save_summary(summary)
-    page = open_run(run.path)  # with the summary that was just written
-    page.columns = opened.columns
-    is_small = len(opened.columns.event_s) <= MOST_EVENTS_SHARED
-    run.save_report(render(page, share if is_small else one_by_one))
-    return summary
-
-
-MOST_EVENTS_SHARED = 1 << 24
-"""Figures of more events are drawn one by one: each process that draws needs memory for its sums."""
 ASKING_S = 60.0
 """The server is asked for so long: what is left then has a local tokenizer's word, or none."""
 ASK_TIMEOUT_S = 10.0

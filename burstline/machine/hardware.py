@@ -10,14 +10,14 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
-from burstline.machine.hints import Hints
+from burstline.machine.hints import DEVICE_FILE, Hints
 from loadgen.record.files import write_bytes
 from loadgen.record.manifest import LOOPBACK, HardwareFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir
@@ -30,8 +30,6 @@ from roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from servers.engine import Identity
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
-
-DEVICE_FILE: Final = "device.toml"
 
 
 class UnknownHardwareError(Exception):

@@ -1,10 +1,19 @@
-"""What a person says about the hardware, beside what is found out. Imports nothing: every run holds it."""
+"""What a person says about the hardware, beside what is found out, and the flags to say it by.
+
+Imports nothing: every run holds it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import argparse
+
+DEVICE_FILE: Final = "device.toml"
+"""In a run's folder: the device that it is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +58,55 @@ class Hints:
     model_config: str | None = None
     calibrate: bool = True
     stated: Stated = field(default_factory=Stated)
+
+
+def add_hints(group: argparse._ActionsContainer) -> None:
+    """What the roofline needs to know and cannot read from the server."""
+    group.add_argument(
+        "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
+    )
+    group.add_argument("--model-config", metavar="NAME|PATH", help="a bundled model, or where config.json is")
+    group.add_argument(
+        "--no-calibrate",
+        action="store_true",
+        help="do not measure this CPU when it is met for the first time",
+    )
+    for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("ep", "expert")):
+        group.add_argument(
+            f"--{ranks}", type=int, metavar="N", help=f"{meaning}-parallel ranks of the server"
+        )
+    group.add_argument(
+        "--quant", metavar="NAME", help="how its weights are stored: bf16, fp8, awq, nvfp4, ..."
+    )
+    group.add_argument("--kv-dtype", metavar="DTYPE", help="of its KV cache: bf16, fp16, fp8, fp4")
+    group.add_argument("--token-budget", type=int, metavar="N", help="new tokens that it computes in a step")
+    group.add_argument("--draft-tokens", type=int, metavar="N", help="speculative decoding; 0: none")
+    group.add_argument(
+        "--expert-share", type=float, metavar="X", help="experts a batch touches, of uniform routing's (1)"
+    )
+
+
+def hints_of(args: argparse.Namespace) -> Hints:
+    """What these flags say."""
+    stated = Stated(
+        args.tp,
+        args.pp,
+        args.dp,
+        args.ep,
+        args.quant,
+        args.kv_dtype,
+        args.token_budget,
+        args.draft_tokens,
+        args.expert_share,
+    )
+    return Hints(args.device, args.model_config, not args.no_calibrate, stated)
+
+
+def add_cost(group: argparse._ActionsContainer) -> None:
+    """What the hardware costs."""
+    group.add_argument(
+        "--usd-per-hour",
+        type=float,
+        metavar="USD",
+        help="what the server's hardware costs: the report then shows the cost of a million output tokens",
+    )

@@ -9,28 +9,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.machine.cpu_calibration import DTYPES, MOST_OTHERS
-from burstline.machine.hardware import DEVICE_FILE
-from burstline.machine.hints import Stated
-from loadgen.metrics.summary_types import Instrument
+from burstline.machine.cpu_calibration import DTYPES
+from burstline.machine.hints import DEVICE_FILE, Stated
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import HardwareFacts
 from loadgen.record.rundir import Run
-from loadgen.stats.figure import Absent
-from loadgen.verdict.verdict import Reason
 from roofline.device.calibration import read_calibration, with_host
 from roofline.device.device import Device, read_device
-from roofline.errors import RooflineError
 from roofline.model.families import quant_of
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, ModelShape, Quant
 from roofline.model.step import Step
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits
-from roofline.reconcile import reconciliation
+from roofline.reconcile import inputs
 from roofline.reconcile.inferred_steps import Streamed, steps_seen
-from roofline.reconcile.reconcile import reconcile
-from roofline.reconcile.reconciliation import Known, NotReconciled, Reconciliation, Setup, StepSeen
+from roofline.reconcile.inputs import Known, Setup, StepSeen
 from servers.engine import Admission
 from servers.registry import ENGINES
 
@@ -48,62 +42,17 @@ _TIMED_WITH_ATTENTION: Final = "rope+kv_write+attention"
 """What the embedded engine's step log books as attention."""
 
 
-class _LackingError(Exception):
+class LackingError(Exception):
     """Why a run cannot be compared with its hardware."""
 
 
-def reconciled(run: Run) -> Reconciliation | NotReconciled:
-    """The summary's `roofline`, from the run's own files alone: the same files give the same answer."""
-    try:
-        setup, assumed = setup_of(run)
-        found = reconcile(seen_in(run, assumed), setup)
-    except (_LackingError, RooflineError) as why:
-        return NotReconciled(str(why))
-    hardware = run.manifest.hardware or HardwareFacts()
-    model = replace(found.model, config_from=hardware.model_from, device_from=hardware.device_from)
-    return replace(found, model=model)
-
-
-def beside_others(
-    found: Reconciliation | NotReconciled, instrument: Instrument
-) -> Reconciliation | NotReconciled:
-    """The same, with a word on who else used the CPU it ran on: their share is no gap of the engine's."""
-    others = instrument.others_cpu_fraction
-    if isinstance(found, NotReconciled) or found.device.measured_spread is None:
-        return found
-    if isinstance(others, Absent) or others.point <= MOST_OTHERS:
-        return found
-    warning = f"Other processes used {others.point:.0%} of this machine meanwhile, which is part of the gap."
-    return replace(found, sentence=f"{found.sentence} {warning}")
-
-
-def suspect(found: Reconciliation | NotReconciled) -> tuple[Reason, ...]:
-    """Reasons not to believe a run: rates above what the hardware can do under every possible set-up."""
-    if isinstance(found, NotReconciled):
-        return ()
-    return tuple(
-        Reason(
-            "beats-the-ceiling",
-            f"Impossible rate: {each.what} exceeds the ceiling of {found.device.name} by {each.excess:.0%}"
-            f" (tolerance {each.tolerance:.0%}).",
-            f"Look for the cause: {'; or '.join(each.causes)}.",
-        )
-        for each in found.suspicions
-    )
-
-
 def setup_of(run: Run) -> tuple[Setup, list[str]]:
-    """What ran on what, which of it is certain, and what had to be assumed about the rest."""
+    """What ran on what, which of it is certain, and what had to be assumed, where the hardware is known."""
     hardware = run.manifest.hardware
-    if hardware is None:
-        raise _LackingError(
-            "the run does not say what it ran on; `burstline report RUN --device NAME` adds it"
-        )
-    path = run.path / DEVICE_FILE
+    assert hardware is not None
+    assert hardware.model_config is not None
     config, identity = hardware.model_config, run.manifest.identity
-    if hardware.absent or config is None or not path.exists():
-        raise _LackingError(hardware.absent or f"{DEVICE_FILE} is gone from the run's folder")
-    table = tomllib.loads(path.read_text("utf-8"))
+    table = tomllib.loads((run.path / DEVICE_FILE).read_text("utf-8"))
     device, calibration = read_device(table["id"], table), read_calibration(table["calibration"])
     if calibration.host and calibration.host.engine != run.manifest.engine:
         calibration = replace(calibration, host=None)
@@ -204,14 +153,14 @@ class _Facts:
         return Parallel(tp=tp or 1), Known(devices=False, at_most=None, one_request=joined)
 
 
-def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
+def seen_in(run: Run, assumed: list[str]) -> inputs.Run:
     """What was measured; what had to be guessed for it is added to `assumed`."""
     c = run.columns
     n_replies = int(np.count_nonzero(np.diff(c.starts)))
     if not n_replies:
-        raise _LackingError("no request got a token")
+        raise LackingError("no request got a token")
     if n_replies > MOST_REQUESTS:
-        raise _LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
+        raise LackingError(f"{n_replies:,} requests are too many to simulate; at most {MOST_REQUESTS:,}")
     replies = list(_replies(c))
     limits = _limits(run, replies, assumed)
     logged = _logged(run, replies)
@@ -222,7 +171,7 @@ def seen_in(run: Run, assumed: list[str]) -> reconciliation.Run:
     due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))
     makespan_s = max(float(reply.token_s[-1]) for reply in replies) - due_s
     open_loop = run.manifest.concurrency is None
-    return reconciliation.Run(
+    return inputs.Run(
         requests=[
             Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s), reply.cached_tok) for reply in replies
         ],

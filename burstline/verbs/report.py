@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import exit_codes
-from burstline.verbs.run import add_cost, add_hints, hints_of
+from burstline.machine.hints import add_cost, add_hints, hints_of
 from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from burstline.bench.finish import write_report
+    from burstline.bench.report import write_report
     from burstline.lean import import_lean
     from loadgen.record.rundir import RunDir, open_run
 

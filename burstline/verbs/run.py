@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from burstline.engine_flags import add_engine, share_replicas, where_of
+from burstline.machine.hints import add_cost, add_hints, hints_of
 
 if TYPE_CHECKING:
     from burstline.bench.driver_processes import DriverProcesses
     from burstline.bench.wish import Wish
     from burstline.cluster.session import RayOptions
-    from burstline.machine.hints import Hints
 
 MOST_EARLY: Final = 16
 """More drivers than these are started when the rest of the command is known to be right."""
@@ -76,49 +76,6 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--worker-resources", metavar="NAME=N,...", help="what each worker takes of its node (CPU=1)"
     )
-
-
-def add_hints(group: argparse._ActionsContainer) -> None:
-    """What the roofline needs to know and cannot read from the server."""
-    group.add_argument(
-        "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
-    )
-    group.add_argument("--model-config", metavar="NAME|PATH", help="a bundled model, or where config.json is")
-    group.add_argument(
-        "--no-calibrate",
-        action="store_true",
-        help="do not measure this CPU when it is met for the first time",
-    )
-    for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("ep", "expert")):
-        group.add_argument(
-            f"--{ranks}", type=int, metavar="N", help=f"{meaning}-parallel ranks of the server"
-        )
-    group.add_argument(
-        "--quant", metavar="NAME", help="how its weights are stored: bf16, fp8, awq, nvfp4, ..."
-    )
-    group.add_argument("--kv-dtype", metavar="DTYPE", help="of its KV cache: bf16, fp16, fp8, fp4")
-    group.add_argument("--token-budget", type=int, metavar="N", help="new tokens that it computes in a step")
-    group.add_argument("--draft-tokens", type=int, metavar="N", help="speculative decoding; 0: none")
-    group.add_argument(
-        "--expert-share", type=float, metavar="X", help="experts a batch touches, of uniform routing's (1)"
-    )
-
-
-def hints_of(args: argparse.Namespace) -> "Hints":
-    from burstline.machine.hints import Hints, Stated
-
-    stated = Stated(
-        args.tp,
-        args.pp,
-        args.dp,
-        args.ep,
-        args.quant,
-        args.kv_dtype,
-        args.token_budget,
-        args.draft_tokens,
-        args.expert_share,
-    )
-    return Hints(args.device, args.model_config, not args.no_calibrate, stated)
 
 
 def add_load(group: argparse._ArgumentGroup) -> None:
@@ -235,16 +192,6 @@ def add_targets(group: argparse._ArgumentGroup) -> None:
         default=0.01,
         metavar="SHARE",
         help="the share of requests that may fail, e.g. 0.05 or 5%%; above it the run is not VALID (1%%)",
-    )
-
-
-def add_cost(group: argparse._ActionsContainer) -> None:
-    """What the hardware costs."""
-    group.add_argument(
-        "--usd-per-hour",
-        type=float,
-        metavar="USD",
-        help="what the server's hardware costs: the report then shows the cost of a million output tokens",
     )
 
 

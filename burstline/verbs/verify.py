@@ -136,7 +136,7 @@ def _records(run: Run, records: pa.Table) -> PartCheck:
 
 def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck]:
     """Summary and page, made in a folder of the same name that has links to all else."""
-    from burstline.bench.finish import write_report
+    from burstline.bench.report import write_report
     from loadgen.record.rundir import RunDir
 
     beside.mkdir()

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roofline.device.collectives import collective_s
-from roofline.device.device import Device
+from roofline.device.device import Device, Limit
 from roofline.model.ops import Op
 
-Limit = Literal["compute", "memory", "latency", "communication"]
 StepLimit = Literal["compute", "memory", "latency", "communication", "host", "KV admission"]
 
 # A working set past this many times a cache's size gets no credit for what the cache might keep: on measured

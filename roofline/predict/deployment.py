@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roofline.device.calibration import Calibration, generic, load_calibration, with_host
-from roofline.device.device import Device
+from roofline.device.device import Device, Limit
 from roofline.errors import RooflineError
 from roofline.model.shapes import ELEMENT_BYTES, Quant
 from roofline.model.step import Step
-from roofline.predict.bound import Bound, Limit, StepLimit, ceiling, ceilings, classify, classify_step
+from roofline.predict.bound import Bound, StepLimit, ceiling, ceilings, classify, classify_step
 from roofline.predict.predict import Clock, Deployment, Prediction, host_seconds, step_seconds
 
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from roofline.device.calibration import Calibration, GemmFit, ShapeTimes, Spread
 from roofline.device.collectives import collective_s
-from roofline.device.device import Device
+from roofline.device.device import Device, Limit
 from roofline.model.ops import Op, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from roofline.model.step import Step
-from roofline.predict.bound import Bound, Limit, ceiling, classify, working_set_bytes
+from roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
 from roofline.predict.kernels import (
     Amounts,
     Decodes,

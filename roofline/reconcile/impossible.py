@@ -23,7 +23,8 @@ from roofline.model.parallel import Parallel
 from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from roofline.model.step import Step
 from roofline.predict.bound import ceiling, ceilings, working_set_bytes
-from roofline.reconcile.reconciliation import Explained, Known, Run, Setup, StepSeen, Suspicion
+from roofline.reconcile.inputs import Known, Run, Setup, StepSeen
+from roofline.reconcile.reconciliation import Explained, Suspicion
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

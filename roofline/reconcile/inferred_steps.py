@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roofline.model.step import Step
-from roofline.reconcile.reconciliation import StepSeen
+from roofline.reconcile.inputs import StepSeen
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -15,6 +15,7 @@ from roofline.predict.deployment import host_sentence, unmeasured
 from roofline.predict.predict import Clock, Prediction, host_seconds
 from roofline.predict.simulate import Limits, simulate
 from roofline.reconcile.impossible import judged
+from roofline.reconcile.inputs import Run, Setup, StepSeen
 from roofline.reconcile.reconciliation import (
     WAITING,
     Bar,
@@ -24,10 +25,7 @@ from roofline.reconcile.reconciliation import (
     OpRow,
     PhaseRow,
     Reconciliation,
-    Run,
-    Setup,
     StepPhase,
-    StepSeen,
     Utilisation,
     largest_gap,
 )

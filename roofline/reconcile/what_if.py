@@ -7,7 +7,8 @@ from typing import Any
 from roofline.errors import RooflineError
 from roofline.predict.capacity import kv_bytes, weight_bytes
 from roofline.predict.simulate import Limits, simulate
-from roofline.reconcile.reconciliation import Run, Setup, WhatIf
+from roofline.reconcile.inputs import Run, Setup
+from roofline.reconcile.reconciliation import WhatIf
 
 
 def sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from burstline.bench.finish import write_report
+from burstline.bench.report import write_report
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.verbs.compare import comparison_of, comparison_of_suite

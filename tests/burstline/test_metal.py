@@ -10,12 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from burstline.bench.finish import write_report
+from burstline.bench.report import write_report
 from burstline.cli import main
 from burstline.machine import cpu_calibration, hardware, host_overhead
-from burstline.machine.hardware import DEVICE_FILE, check_hints, note_hardware
-from burstline.machine.hints import Hints, Stated
-from burstline.machine.roofline_input import _logged, reconciled, seen_in
+from burstline.machine.efficiency import reconciled
+from burstline.machine.hardware import check_hints, note_hardware
+from burstline.machine.hints import DEVICE_FILE, Hints, Stated
+from burstline.machine.roofline_input import _logged, seen_in
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run

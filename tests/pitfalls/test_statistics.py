@@ -12,7 +12,7 @@ import numpy as np
 import orjson
 import pytest
 
-from burstline.bench.finish import write_report
+from burstline.bench.report import write_report
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import telemetry_table
 from loadgen.record.telemetry import Telemetry

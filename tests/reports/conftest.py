@@ -2,7 +2,7 @@
 
 import pytest
 
-from burstline.bench.finish import write_report
+from burstline.bench.report import write_report
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from loadgen.record.rundir import Run, RunDir, open_run

@@ -14,7 +14,7 @@ from roofline.predict.bound import ceilings
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
 from roofline.reconcile.impossible import judged
-from roofline.reconcile.reconciliation import Known, Run, Setup, StepSeen
+from roofline.reconcile.inputs import Known, Run, Setup, StepSeen
 
 H100 = load_device("h100")
 LIMITS = Limits(64, 2048, 400_000)

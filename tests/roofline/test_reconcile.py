@@ -15,8 +15,9 @@ from roofline.model.shapes import QUANTS
 from roofline.model.step import Step
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
+from roofline.reconcile.inputs import Run, Setup, StepSeen
 from roofline.reconcile.reconcile import reconcile
-from roofline.reconcile.reconciliation import Reconciliation, Run, Setup, StepSeen
+from roofline.reconcile.reconciliation import Reconciliation
 from roofline.validate.accuracy_serving import bundled_model
 
 H100 = load_device("h100")
