@@ -223,9 +223,11 @@ def _limits(point: Point, kv_tok: int, n_lost: int) -> Limits:
     """
     whole = point.backend == "trtllm"
     budget = point.streams + point.prompt_tok + _SPARE_TOK
+    if point.backend == "sglang" or not point.scripted:
+        budget = max(_BUDGET, point.prompt_tok if point.backend == "sglang" else budget)
     return Limits(
         max(1, point.streams - n_lost),
-        budget if point.scripted and point.backend != "sglang" else max(_BUDGET, budget),
+        budget,
         kv_tok,
         chunked_prefill=not whole,
         mixed_steps=point.mixes_steps,
