@@ -220,7 +220,7 @@ class VitalSigns:
         self.silences: list[str] = []
         self._site, self._say = site, say
         self._n_bytes, self._since_s = -1, 0.0
-        self._lost = self._n_failed = 0
+        self._n_lost = self._n_failed = 0
         self._failing: tuple[float, int] | None = None
 
     def look(self, now: Snapshot) -> None:
@@ -236,7 +236,7 @@ class VitalSigns:
         if is_dead:
             # What failed since it was last seen to serve, it took with it.
             n_failed_before = self._failing[1] if self._failing else now.failed
-            self.died_s, self._lost = now.elapsed_s, max(n_open, 0) + now.failed - n_failed_before
+            self.died_s, self._n_lost = now.elapsed_s, max(n_open, 0) + now.failed - n_failed_before
             self._say(self.death() or "")
         if now.n_bytes != self._n_bytes or n_open <= 0:
             self._n_bytes, self._since_s = now.n_bytes, now.elapsed_s
@@ -267,12 +267,13 @@ class VitalSigns:
             cause = engine.dead(server.log()) or engine.root_cause(server.log())
             cause = cause or f"its log ends: {log_message(server.last_line()) or '(empty)'}"
             how = how_it_ended(server.exit_code).removeprefix("was ")
-            if self.died_s is None and self._failing is not None:
-                # The last requests failed while its process was still ending.
-                self.died_s, n_failed_before = self._failing
-                self._lost = self._n_failed - n_failed_before
-        when = "during the load" if self.died_s is None else f"{self.died_s:.1f} s into the load"
-        lost = f", with {self._lost:,} open requests" if self._lost else ""
+        died_s, n_lost = self.died_s, self._n_lost
+        if died_s is None and not server.alive() and self._failing is not None:
+            # The last requests failed while its process was still ending.
+            died_s, n_failed_before = self._failing
+            n_lost = self._n_failed - n_failed_before
+        when = "during the load" if died_s is None else f"{died_s:.1f} s into the load"
+        lost = f", with {n_lost:,} open requests" if n_lost else ""
         return f"{engine.title} died {when} ({how}{lost}); {cause}"
 
     def _silence(self, n_open: int) -> str:

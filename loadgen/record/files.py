@@ -35,15 +35,16 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 @contextmanager
 def renamed(path: Path) -> Iterator[Path]:
-    """A `*.partial` to write to, given its name when the block ends well and removed otherwise.
+    """A file or folder `*.partial` to make, given its name when the block ends well and removed otherwise.
 
-    One that is already there is removed first: in a folder of others it may be a link to a file of ours.
+    A file that is already there is removed first: in a folder of others it may be a link to a file of ours.
     """
     partial = path.with_name(path.name + PARTIAL)
     partial.unlink(missing_ok=True)
     try:
         yield partial
     except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
         with suppress(OSError):
             partial.unlink(missing_ok=True)
         raise

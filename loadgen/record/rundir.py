@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import psutil
 
-from loadgen.record.files import PARTIAL, disk_errors, renamed, write_bytes, write_json
+from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
 from loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
 from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
@@ -65,15 +64,9 @@ class RunDir:
         run = cls(parent / f"{utc:%Y%m%dT%H%M%SZ}-{words}-{secrets.token_hex(4)}")
         clock = RunClock(wall_ns, monotonic_ns, utc.isoformat())
         begun = replace(manifest, status="running", pid=os.getpid(), clock=clock)
-        partial = run.path.with_name(run.path.name + PARTIAL)
-        try:
-            with disk_errors(partial):
-                partial.mkdir(parents=True)
+        with disk_errors(run.path), renamed(run.path) as partial:
+            partial.mkdir(parents=True)
             write_json(partial / _MANIFEST, without_secrets(begun.to_json()))
-            partial.rename(run.path)
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
         return run
 
     @property

@@ -71,8 +71,9 @@ class Samples:
     @classmethod
     def per_request(cls, values: Floats) -> Samples:
         """One value a request; NaN is left out."""
-        known = ~np.isnan(values)
-        return cls(values[known], each_once(values[known]), known.astype(np.int64))
+        is_known = ~np.isnan(values)
+        known = values[is_known]
+        return cls(known, each_once(known), is_known.astype(np.int64))
 
     @cached_property
     def ranked(self) -> Ranked:

@@ -145,7 +145,7 @@ def _gap_bound(name: str, c: Columns, *, least: bool) -> Samples:
 
 def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
     """By how much each request's first and last token may have come earlier; 0 where it has none."""
-    error_s, some = c.event_error_s, np.diff(c.starts) > 0
+    error_s, some = c.event_error_s, c.n_events > 0
     first_s, last_s = np.zeros(len(c)), np.zeros(len(c))
     first_s[some], last_s[some] = error_s[c.starts[:-1][some]], error_s[c.starts[1:][some] - 1]
     return first_s, last_s

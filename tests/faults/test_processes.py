@@ -425,7 +425,7 @@ def test_planted_secrets_are_in_no_file_of_a_run_that_failed(tmp_path: Path) -> 
     )  # fmt: skip
     ended = burstline(tmp_path / "out", "--engine", "truth", *SMALL, "--", *arguments)
     texts = ended.out
-    for run in (path for path in ended.out_dir.iterdir()):
+    for run in runs_in(ended.out_dir):
         texts += exported(run, tmp_path / "export")
     leaks = files_with(tmp_path / "out", needles())
     leaks += [f"terminal: {n!r}" for n in needles() if n.decode() in texts]
@@ -485,7 +485,7 @@ def test_credentials_that_the_server_quotes_are_in_no_file(name: str, tmp_path: 
             tmp_path / "out", "--engine", "vllm", "--vocab-size", "1000", "--url", url, "--model", "m", *SMALL,
             *(() if name == "a login alone" else header),
         )  # fmt: skip
-    runs = [path for path in (tmp_path / "out").iterdir() if path.is_dir()]
+    runs = runs_in(tmp_path / "out")
     texts = ended.out + "".join(exported(run, tmp_path / "export") for run in runs)
     leaks = files_with(tmp_path, needles()) + [f"terminal: {n!r}" for n in needles() if n.decode() in texts]
     noted(f"secrets quoted by the server: {name}", "none written", leaks or "none", ended.time_s)
