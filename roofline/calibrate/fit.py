@@ -2,10 +2,10 @@
 
     python -m roofline.calibrate.fit tests/data/measured
 
-makes every file of `roofline/calibrations` again. The objective is the mean absolute log error plus 0.3 of
-its root mean square; the search is Nelder-Mead from fixed starts, so the same tables give the same files.
-Spreads come from a two-fold split by a row's key (n and k of a product, heads of an attention), seeded; what
-is shipped is fitted to all rows.
+makes the files of `roofline/device/calibrations` again, of those devices whose tables are there. The
+objective is the mean absolute log error plus 0.3 of its root mean square; the search is Nelder-Mead from
+fixed starts, so the same tables give the same files. Spreads come from a two-fold split by a row's key (n and
+k of a product, heads of an attention), seeded; what is shipped is fitted to all rows.
 """
 
 import sys
@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from roofline.calibrate.kernel_tables import (
-    FOLDERS,
     POOLED,
     GemmTable,
     Rows,
@@ -27,9 +26,11 @@ from roofline.calibrate.kernel_tables import (
     device_of,
     gemm_tables,
     large,
+    measured_folders,
     mixed_ratios,
     pass_rows,
     prefill_rows,
+    versions,
 )
 from roofline.device.calibration import (
     Calibration,
@@ -40,6 +41,7 @@ from roofline.device.calibration import (
     PrefillFit,
     Spread,
     calibration_toml,
+    shipped_calibration,
 )
 from roofline.device.device import Device
 from roofline.predict.kernels import (
@@ -87,7 +89,7 @@ def kernel_family(device: Device) -> GemmFit:
 
 
 def gemm_start(device: Device, dtype: str) -> GemmFit:
-    if dtype.startswith("fp8"):  # 8-bit kernels pad rows whatever the generation
+    if dtype != "bf16":  # kernels of 8 and 4 bits pad rows whatever the generation
         return replace(_PERSISTENT, eta_c=0.6, t0_s=_LAUNCH_S, pad=0.5, quantise_s=3e-6)
     return kernel_family(device)
 
@@ -96,21 +98,26 @@ _LAUNCH_S = 4e-6  # of an 8-bit product: its launch is a 16-bit one's; what it t
 
 
 def fit_gemm(tables: Sequence[tuple[Rates, Rows[Products]]], start: GemmFit) -> GemmFit:
-    """eta_c, eta_m, t0 and pad that fit all tables together; the rest stays as in `start`.
+    """eta_c, eta_m, pad and t0 that fit all tables together; the rest stays as in `start`.
 
-    Where a kernel quantises the inputs its launch is fitted, and t0 stays as in `start`.
+    Where a kernel quantises the inputs its launch and rate and the chain of a tile are fitted, not t0.
     """
 
     def at(x: Sequence[float]) -> GemmFit:
         fit = replace(start, eta_c=x[0], eta_m=x[1], pad=x[3])
-        return replace(fit, quantise_s=x[2] * 1e-6) if start.quantise_s else replace(fit, t0_s=x[2] * 1e-6)
+        if not start.quantise_s:
+            return replace(fit, t0_s=x[2] * 1e-6)
+        return replace(fit, quantise_s=x[2] * 1e-6, chain_s=x[4] * 1e-9, quantise_byte_s=x[5] * 1e-9)
 
     def errors(x: Sequence[float]) -> Amounts:
         fit = at(x)
         return log_errors([(gemm_s(fit, rates, rows.work), rows.seconds) for rates, rows in tables])
 
     start_at = [start.eta_c, start.eta_m, (start.quantise_s or start.t0_s) * 1e6, start.pad]
-    return at(search(errors, start_at, upper=[1.3, 30, 1000, 4]))
+    upper = [1.3, 30.0, 1000.0, 4.0]
+    if start.quantise_s:
+        start_at, upper = [*start_at, 0.6, 0.06], [*upper, 10, 3]
+    return at(search(errors, start_at, upper))
 
 
 def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeFit:
@@ -132,13 +139,15 @@ def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeF
 
 
 def fit_prefill(rates: Rates, rows: Rows[Prefills]) -> PrefillFit:
+    """`eta_c` is a share of the bf16 peak; kernels that multiply in 8 bits over a cache of 8 may pass 1."""
+
     def at(x: Sequence[float]) -> PrefillFit:
         return PrefillFit(x[0] * 1e-6, x[1], x[2] * 100, x[3], x[4])
 
     def errors(x: Sequence[float]) -> Amounts:
         return log_errors([(prefill_s(at(x), rates, rows.work), rows.seconds)])
 
-    return at(search(errors, [10, 0.6, 1, 0.3, 0.5], upper=[60, 1.1, 20, 2, 1.5]))
+    return at(search(errors, [10, 0.6, 1, 0.3, 0.5], upper=[60, 2, 20, 2, 1.5]))
 
 
 def fit_links(device: Device, by_ranks: Mapping[int, tuple[Amounts, Amounts]]) -> tuple[LinkFit, ...]:
@@ -238,8 +247,7 @@ def prefill_held_out(folder: Path, kv: str = "bfloat16") -> Amounts:
 def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
     """One device's calibration from its folder of tables."""
     device = device_of(folder)
-    # Block-scaled kernels differ more between libraries than between devices: the generic fit holds for them.
-    tables = [t for t in gemm_tables(folder) if t.library == "vllm" and t.dtype != "fp8_block"]
+    tables = [t for t in gemm_tables(folder) if t.library == ("sglang" if t.dtype == "fp8_block" else "vllm")]
     decode, decode_ratio = decode_held_out(folder)
     spread = {f"gemm {table.dtype}": spread_of(gemm_held_out(table)) for table in tables}
     spread["decode"] = spread_of(decode_ratio[decode.swept_bytes > 3 * device.cache_bytes])
@@ -265,8 +273,9 @@ def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
         sustained=1.0 if folder.name == "rtx4090" else SUSTAINED,
         spread=spread,
         source=SOURCE_4090 if folder.name == "rtx4090" else SOURCE,
-        fitted_on=f"vLLM's kernels on {device.name}: "
-        + ", ".join(f"{k} {s.n} rows" for k, s in spread.items()),
+        fitted_on=f"kernels on {device.name}: "
+        + ", ".join(f"{k} {s.n} rows" for k, s in spread.items())
+        + (f"; tables: {known}" if (known := versions(folder)) else ""),
     )
 
 
@@ -293,8 +302,8 @@ def pooled_gemm(tables: Sequence[GemmTable], start: GemmFit, most: int = 2000) -
 def fit_generic(measured: Path, fits: Sequence[Calibration], elementwise: PassFit) -> Calibration:
     """Tier 1: products fitted to all tables together, the rest the devices' median."""
     tables = [table for name in POOLED for table in gemm_tables(measured / name)]
-    # TensorRT-LLM's 8-bit tables hold another quantising kernel, of 9 us.
-    tables = [t for t in tables if t.dtype != "fp8" or t.library == "vllm"]
+    # TensorRT-LLM's tables of 8 bits hold other quantising kernels, of 9 us and of 3.
+    tables = [t for t in tables if t.dtype == "bf16" or t.library != "trtllm"]
     by_dtype = {dtype: [t for t in tables if t.dtype == dtype] for dtype in sorted({t.dtype for t in tables})}
     gemm = {
         dtype: pooled_gemm(of, _PERSISTENT if dtype == "bf16" else gemm_start(of[0].device, dtype))
@@ -354,9 +363,15 @@ def fit_all(measured: Path) -> list[Calibration]:
     passes = fit_passes(Rates.of(device_of(folder)), *pass_rows(folder))
     mixed = float(np.median(mixed_ratios(folder)))
     fits = {
-        name: fit_device(measured / name, passes, mixed if name == "rtx4090" else MIXED) for name in FOLDERS
+        name: fit_device(measured / name, passes, mixed if name == "rtx4090" else MIXED)
+        for name in measured_folders(measured)
     }
     return [*fits.values(), fit_generic(measured, [fits[name] for name in POOLED], passes)]
+
+
+def keep_unmeasured(fit: Calibration, before: Calibration) -> Calibration:
+    """`fit`, with those kinds of products of the fit before that no table at hand covers."""
+    return replace(fit, gemm={**before.gemm, **fit.gemm}, spread={**before.spread, **fit.spread})
 
 
 def write_fits(measured: Path) -> list[Path]:
@@ -366,7 +381,10 @@ def write_fits(measured: Path) -> list[Path]:
     paths = []
     for fit in fit_all(measured):
         paths.append(folder / f"{fit.name}.toml")
+        if paths[-1].is_file():
+            fit = keep_unmeasured(fit, shipped_calibration(fit.name))
         paths[-1].write_text(head + calibration_toml(fit), "utf-8")
+    shipped_calibration.cache_clear()
     return paths
 
 

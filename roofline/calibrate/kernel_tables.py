@@ -1,6 +1,7 @@
 """Published kernel measurements as arrays: what each row did, and the seconds it took.
 
-Tables: `tests/data/measured`, with their sources in `tests/data/SOURCES.md`. Needs pandas.
+Tables: `tests/data/measured`, with their sources in `tests/data/SOURCES.md`; docs/roofline-accuracy.md says
+where to get those of Blackwell, which are not in the repository. Needs pandas.
 """
 
 from collections.abc import Sequence
@@ -22,13 +23,23 @@ if TYPE_CHECKING:
 X = TypeVar("X")
 
 # Folder of the tables -> device id. The generic calibration is pooled from the first four; the H200's tables
-# came later and test it.
+# came later and test it. Blackwell's alone have products of 4 bits.
 POOLED = {"a100_sxm": "a100-sxm4-80g", "h100_sxm": "h100-sxm5-80g", "l40s": "l40s", "rtx4090": "rtx4090"}
-FOLDERS = {**POOLED, "h200_sxm": "h200-sxm-141g"}
-# Stored dtype -> ours, and how many copies of the weights rotate while a product is timed.
-DTYPES = {"bfloat16": ("bf16", 6), "fp8": ("fp8", 6), "fp8_block": ("fp8_block", 1)}
-BLOCK_WEIGHT_BYTES = 32e6
-"""Block-scaled products are timed with one copy of the weights, which caches may hold: large ones count."""
+BLACKWELL = {
+    "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "gb200": "gb200", "gb300": "gb300",
+    "rtx_pro_6000_server": "rtx-pro-6000-server",
+}  # fmt: skip
+FOLDERS = {**POOLED, "h200_sxm": "h200-sxm-141g", **BLACKWELL}
+# Stored dtype -> ours, how many copies of the weights rotate while a product is timed, and the bytes of a
+# weight and of an input: 4-bit ones have a scale of one byte for each 16.
+DTYPES = {
+    "bfloat16": ("bf16", 6, 2.0),
+    "fp8": ("fp8", 6, 1.0),
+    "fp8_block": ("fp8_block", 1, 1.0),
+    "nvfp4": ("fp4", 1, 0.5 + 1 / 16),
+}
+ONE_COPY_BYTES = 32e6
+"""Products timed with one copy of the weights, which caches may hold: only larger ones count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +80,47 @@ def device_of(folder: Path) -> Device:
     return load_device(FOLDERS[folder.name])
 
 
+def measured_folders(measured: Path) -> list[str]:
+    """The devices of `FOLDERS` whose tables are there."""
+    return [name for name in FOLDERS if (measured / name).is_dir()]
+
+
 def gemm_tables(folder: Path) -> list[GemmTable]:
-    """Every GEMM table of one device's folder, large and small products alike."""
+    """Every GEMM table of one device's folder, large and small products alike.
+
+    vLLM's tables time block-scaled products launch by launch, so that small ones take what Python takes:
+    55 us or more on an H100, 240 on a GB200. SGLang's time them in CUDA graphs and are read for them alone.
+    """
     device = device_of(folder)
     if (folder / "dense.csv").is_file():
         return [GemmTable(device, "vllm", "bf16", _layers(folder))]
     found = []
     for path in sorted(folder.glob("gemm_perf_*.parquet")):
-        frame = _frame(path)
-        for stored, (dtype, copies) in DTYPES.items():
+        frame, library = _frame(path), path.stem.removeprefix("gemm_perf_")
+        for stored, (dtype, copies, size) in DTYPES.items():
+            if library == ("vllm" if dtype == "fp8_block" else "sglang"):
+                continue
             rows = frame[frame.gemm_dtype == stored]
-            if "kernel_source" in rows and dtype == "fp8_block":  # engines choose the fastest
-                rows = rows.loc[rows.groupby(["m", "n", "k"]).latency.idxmin()]
             if len(rows):
-                library = path.stem.removeprefix("gemm_perf_")
-                found.append(GemmTable(device, library, dtype, _products(rows, dtype, copies)))
+                found.append(GemmTable(device, library, dtype, _products(rows, size, copies)))
     return found
 
 
-def _products(frame: "pd.DataFrame", dtype: str, copies: int) -> Rows[Products]:
+def versions(folder: Path) -> str:
+    """Which versions of which libraries were measured, by kind of table."""
+    found = []
+    for path in sorted(folder.glob("*_perf_*.parquet")):
+        kind, library = path.stem.split("_perf_")
+        numbers = sorted(set(_frame(path)["version"].astype(str)))
+        found.append(f"{kind} {library} {'/'.join(numbers)}")
+    return ", ".join(found)
+
+
+def _products(frame: "pd.DataFrame", size: float, copies: int) -> Rows[Products]:
+    """`size`: bytes of a weight and of an input."""
     m, n, k = (frame[name].to_numpy(float) for name in ("m", "n", "k"))
-    size = 2.0 if dtype == "bf16" else 1.0  # bytes
-    # 8-bit rows hold the kernel that quantises the input: bf16 read, fp8 written.
-    quantised = (0.0 if dtype == "bf16" else 2 + 1) * m * k
+    # Rows of 8 and 4 bits hold the kernel that quantises the input: bf16 read, fewer bits written.
+    quantised = (0.0 if size == 2 else 2 + size) * m * k
     work = Products(m, n, k, np.ones_like(m), size * n * k, size * m * k, 2.0 * m * n, quantised)
     key = (n * 1_000_000 + k).astype(np.int64)
     return Rows(work, frame["latency"].to_numpy(float) * 1e-3, copies * size * n * k, key)
@@ -112,7 +141,7 @@ def _layers(folder: Path) -> Rows[Products]:
     frame["n"] = frame.layer.map(lambda layer: shapes[layer][0])
     frame["k"] = frame.layer.map(lambda layer: shapes[layer][1])
     frame["latency"] = frame.time_us * 1e-3
-    rows = _products(frame, "bf16", 1)
+    rows = _products(frame, 2.0, 1)
     return Rows(rows.work, rows.seconds, np.full(len(rows), np.inf), rows.key)  # other layers run between
 
 
@@ -120,7 +149,7 @@ def large(rows: Rows[Products], device: Device) -> Rows[Products]:
     """Products whose rotating weights no cache can keep, of the sizes that models have."""
     x = rows.work
     one_copy = rows.swept_bytes == x.weight_bytes
-    cold = rows.swept_bytes > np.where(one_copy, BLOCK_WEIGHT_BYTES, CACHE_REACH * device.cache_bytes)
+    cold = rows.swept_bytes > np.where(one_copy, ONE_COPY_BYTES, CACHE_REACH * device.cache_bytes)
     return rows.where(cold & (x.n >= 1024) & (x.k >= 1024))
 
 

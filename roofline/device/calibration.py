@@ -23,7 +23,8 @@ class GemmFit:
     """Dense products in one dtype. `eta_c`, `eta_m`: the share of peak and of bandwidth that big ones reach.
 
     `t0_s` is the launch floor; `quantise_s` that of the kernel that quantises the inputs of a product of 8 or
-    4 bits, where no kernel before it does so (static scales are fused). `pad` weighs
+    4 bits, where no kernel before it does so (static scales are fused), and `quantise_byte_s` what one unit
+    of the device takes for a byte of them. `chain_s` is what a tile takes for a column of k. `pad` weighs
     the idle part of tiles. With `operand_rows` = 0 kernels fill the device at any shape and only rows are
     padded, to `row_tile`; above 0 a tile of a x b costs ab + operand_rows (a + b) and tiles run in waves over
     the device's units. `reread` is the side of a wave's square of tiles in shares of its ideal, from which on
@@ -40,6 +41,8 @@ class GemmFit:
     reread: float = 0.0
     k_fill: float = 100.0
     quantise_s: float = 0.0
+    quantise_byte_s: float = 0.0
+    chain_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +222,8 @@ class Calibration:
         return (reach[0] if reach else own[-1]), self.tier if mine else 1
 
 
-# Where a kind of kernel was not measured: fp16 runs as bf16 and int8 as fp8, vendors state equal peaks;
-# 4-bit products are quantised and padded as 8-bit ones are.
+# Where a kind of kernel was not measured: fp16 runs as bf16 and int8 as fp8, vendors state equal peaks. Of
+# what can stand for 4-bit products of an unmeasured device, 8-bit ones at their peak missed least.
 _NEAREST_KERNELS: Mapping[str, tuple[str, ...]] = {
     "fp16": ("bf16",),
     "int8": ("fp8",),
@@ -239,13 +242,16 @@ def load_calibration(device: Device | str) -> Calibration:
     for id_ in (device.id, _GENERATIONS.get(device.arch)):
         path = Path(__file__).parent / "calibrations" / f"{id_}.toml"
         if id_ is not None and path.is_file():
-            known = _shipped(path.name)
+            known = shipped_calibration(id_)
             return known if id_ == device.id else replace(known, tier=1, host=None)
     return generic()
 
 
-# Whose fit stands for an architecture: kernels transfer within one (H100 to H200: bf16 5%, fp8 10%).
-_GENERATIONS = {"sm80": "a100-sxm4-80g", "sm89": "l40s", "sm90": "h100-sxm5-80g"}
+# Whose fit stands for an architecture: kernels transfer within one (H100 to H200: bf16 5%, fp8 8%).
+_GENERATIONS = {
+    "sm80": "a100-sxm4-80g", "sm89": "l40s", "sm90": "h100-sxm5-80g",
+    "sm100": "b200-sxm", "sm103": "b300-sxm", "sm120": "rtx-pro-6000-server",
+}  # fmt: skip
 
 
 @cache
@@ -266,12 +272,13 @@ def with_host(calibration: Calibration, stack: str = "default") -> Calibration:
 
 def generic() -> Calibration:
     """Tier 1: defaults pooled over the measured devices."""
-    return _shipped("generic.toml")
+    return shipped_calibration("generic")
 
 
 @cache
-def _shipped(name: str) -> Calibration:
-    path = Path(__file__).parent / "calibrations" / name
+def shipped_calibration(name: str) -> Calibration:
+    """The shipped file of that device id, or "generic"."""
+    path = Path(__file__).parent / "calibrations" / f"{name}.toml"
     return _read(path, tomllib.loads(path.read_text("utf-8")))
 
 

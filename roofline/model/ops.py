@@ -38,10 +38,10 @@ class Op:
     `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
     device, and the longest context among its requests. `avoidable_bytes` are the weights of experts that a
     batch is expected to touch but need not. `kernel` tells products of one dtype apart where their kernels
-    differ ("fp8_block", "nccl"); `kv_element_bytes` is how wide the cache is that an attention reads. A
-    collective moves `link_bytes` (the whole buffer, as NCCL counts
-    a message; for all_to_all what one rank sends) among `n_ranks`; a send's `n_ranks` is how many devices its
-    two stages span.
+    differ ("fp8_block", "nccl"); for a pass that quantises it is the product that follows.
+    `kv_element_bytes` is how wide the cache is that an attention reads. A collective moves `link_bytes` (the
+    whole buffer, as NCCL counts a message; for all_to_all what one rank sends) among `n_ranks`; a send's
+    `n_ranks` is how many devices its two stages span.
     """
 
     name: str
@@ -214,6 +214,7 @@ def _quantise(run: _Pass, rows: float, width: int, count: int) -> Op:
         m=rows,
         n=width,
         activation_bytes=per * rows * width,
+        kernel=run.quant.kernel,
     )
 
 

@@ -132,7 +132,8 @@ def unmeasured(quant: Quant, calibration: Calibration) -> list[str]:
     """What no table of measured kernels covers of products in `quant`, and what is taken instead."""
     kernel, said = quant.kernel, []
     taken = calibration.measured_kernel(kernel) or "bf16"
-    if taken != kernel and kernel != "fp16":  # vendors state equal peaks for fp16 and bf16
+    # Vendors state equal peaks for fp16 and bf16; fp8's parameters were tested on fp4.
+    if taken != kernel and kernel not in ("fp16", "fp4"):
         said.append(
             f"no table of {kernel} products: predicted with {taken}'s parameters at {kernel}'s peak, untested"
         )

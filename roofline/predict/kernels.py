@@ -56,10 +56,12 @@ class Products:
     quantised_bytes: Amounts
 
 
-def gemm_parts(fit: GemmFit, rates: Rates, x: Products) -> tuple[Amounts, Amounts]:
-    """Compute and memory time, each at its own share of the ceiling, before they are joined.
+def product_s(fit: GemmFit, rates: Rates, x: Products) -> Amounts:
+    """Seconds of the products alone, launches and the quantising of their inputs apart.
 
-    `k_fill` stands for what every tile pays to fill and drain its pipeline, in columns of k.
+    Compute and memory each at their own share of the ceiling. `k_fill` stands for what every tile pays to
+    fill and drain its pipeline, in columns of k. `chain_s` is what a tile takes for a column of k when it
+    has a unit to itself: with few columns of outputs most units idle, and no kernel of 8 or 4 bits splits k.
     """
     columns = _tiled(fit, rates, x) if fit.operand_rows else x.groups * x.n * _padded_rows(fit, x.m)
     compute = 2 * columns * (x.k + fit.k_fill) / (fit.eta_c * rates.flops_per_s)
@@ -67,15 +69,21 @@ def gemm_parts(fit: GemmFit, rates: Rates, x: Products) -> tuple[Amounts, Amount
     moved = x.weight_bytes + x.in_bytes
     if side:
         moved = x.weight_bytes * np.maximum(1, x.m / side) + x.in_bytes * np.maximum(1, x.n / side)
-    return compute, (moved + x.out_bytes) / (fit.eta_m * rates.bytes_per_s)
+    memory = (moved + x.out_bytes) / (fit.eta_m * rates.bytes_per_s)
+    both = p_norm(compute, memory, fit.p)
+    return p_norm(both, fit.chain_s * x.k, 2.0) if fit.chain_s else both
+
+
+def quantise_s(fit: GemmFit, rates: Rates, moved_bytes: Amounts) -> Amounts:
+    """A kernel that quantises inputs: a launch, their bytes through memory and, one after the other, through
+    the units, whose own rate limits it on fast memory."""
+    a_byte = 1 / (fit.eta_m * rates.bytes_per_s) + fit.quantise_byte_s / rates.n_units
+    return fit.quantise_s + moved_bytes * a_byte
 
 
 def gemm_s(fit: GemmFit, rates: Rates, x: Products) -> Amounts:
-    compute, memory = gemm_parts(fit, rates, x)
-    quantising = np.where(
-        x.quantised_bytes > 0, fit.quantise_s + x.quantised_bytes / (fit.eta_m * rates.bytes_per_s), 0.0
-    )
-    return fit.t0_s + quantising + p_norm(compute, memory, fit.p)
+    quantising = np.where(x.quantised_bytes > 0, quantise_s(fit, rates, x.quantised_bytes), 0.0)
+    return fit.t0_s + quantising + product_s(fit, rates, x)
 
 
 def p_norm(a: Amounts, b: Amounts, p: float) -> Amounts:

@@ -25,10 +25,10 @@ from roofline.predict.kernels import (
     Rates,
     all_reduce_s,
     decode_s,
-    gemm_parts,
-    p_norm,
     pass_s,
     prefill_s,
+    product_s,
+    quantise_s,
 )
 
 _UNKNOWN = Spread(0.75, 1.0, 1.35, 0)  # of kinds no table holds: the generic defaults' own spread
@@ -124,19 +124,14 @@ def _one(op: Op, device: Device, calibration: Calibration) -> tuple[float, float
         return _collective(op, device, calibration)
     fit, rates = calibration.pass_fit(op.name), Rates.of(device)
     if op.name == "quantise":  # measured together with the product that follows it
-        gemm = calibration.gemm_fit("fp8")[0]
-        return (
-            gemm.quantise_s + op.bytes / (gemm.eta_m * rates.bytes_per_s),
-            gemm.quantise_s,
-            calibration.tier,
-        )
+        gemm, tier = calibration.gemm_fit(op.kernel)
+        return float(quantise_s(gemm, rates, *_amounts(op.bytes))), gemm.quantise_s, tier
     return float(pass_s(fit, rates, *_amounts(op.bytes))), fit.t0_s, calibration.tier
 
 
 @lru_cache(maxsize=4096)
 def _gemm_s(fit: GemmFit, rates: Rates, sizes: tuple[float, ...]) -> float:
-    compute, memory = gemm_parts(fit, rates, Products(*(np.array([size], dtype=float) for size in sizes)))
-    return float(p_norm(compute, memory, fit.p)[0])
+    return float(product_s(fit, rates, Products(*(np.array([size], dtype=float) for size in sizes)))[0])
 
 
 def _matmul(op: Op, device: Device, calibration: Calibration) -> tuple[float, float, int]:

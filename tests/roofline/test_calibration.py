@@ -24,7 +24,8 @@ from roofline.predict.deployment import calibrations_of
 from roofline.predict.predict import Clock, Deployment, host_seconds, predict, predict_step, step_seconds
 from roofline.validate.accuracy_serving import bundled_model
 
-SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "l40s", "rtx4090")
+BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300", "rtx-pro-6000-server")
+SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "l40s", "rtx4090", *BLACKWELL)
 LLAMA = bundled_model("llama-3.1-8b")
 
 
@@ -34,6 +35,18 @@ def test_a_measured_device_has_its_own_fit_with_its_source_and_spread(name):
     assert calibration.tier == 2
     assert "github.com" in calibration.source
     assert calibration.spread["gemm bf16"].low < 1 < calibration.spread["gemm bf16"].high
+    for fit in calibration.gemm.values():  # above 1 a peak would be wrong
+        assert max(fit.eta_c, fit.eta_m) < 1
+
+
+@pytest.mark.parametrize("name", BLACKWELL)
+def test_blackwell_has_its_own_products_of_four_bits(name):
+    calibration = load_calibration(load_device(name))
+    assert calibration.gemm_fit("fp4") == (calibration.gemm["fp4"], 2)
+    assert calibration.gemm["fp4"] != calibration.gemm["fp8"]
+    assert calibration.spread["gemm fp4"].n > 5000
+    assert calibration.decode_kv8
+    assert calibration.all_reduce
 
 
 def test_any_other_device_gets_the_generic_defaults_and_says_so():
@@ -48,6 +61,7 @@ def test_a_device_without_tables_takes_the_fit_of_its_generation_one_tier_down()
     near = load_calibration(load_device("h20"))
     assert near.gemm == load_calibration(load_device("h100")).gemm
     assert near.tier == 1
+    assert load_calibration(load_device("rtx5090")).name == "rtx-pro-6000-server"
 
 
 def test_every_tier_pays_for_the_same_host():

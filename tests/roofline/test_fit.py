@@ -4,13 +4,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from roofline.calibrate.fit import fit_device, fit_gemm, fit_passes, held_out, spread_of
-from roofline.calibrate.kernel_tables import Rows
-from roofline.device.calibration import GemmFit, PassFit, load_calibration
+from roofline.calibrate.fit import (
+    fit_device,
+    fit_gemm,
+    fit_passes,
+    gemm_start,
+    held_out,
+    keep_unmeasured,
+    spread_of,
+)
+from roofline.calibrate.kernel_tables import Rows, gemm_tables, measured_folders
+from roofline.device.calibration import GemmFit, PassFit, generic, load_calibration
 from roofline.device.device import load_device
+from roofline.model.ops import Step, ops
+from roofline.model.parallel import Parallel
+from roofline.model.shapes import QUANTS
 from roofline.predict.kernels import Products, Rates, gemm_s, p_norm, pass_s
+from roofline.predict.predict import predict_step
+from roofline.validate.accuracy_serving import bundled_model
 
 MEASURED = Path(__file__).parents[1] / "data" / "measured"
 RATES = Rates(1e15, 3e12, 132, 50e6)
@@ -80,3 +94,61 @@ def test_the_shipped_fit_comes_out_of_the_tables_again():
     assert again.gemm["bf16"].eta_c == pytest.approx(shipped.gemm["bf16"].eta_c, rel=1e-2)
     assert again.decode.eta_m == pytest.approx(shipped.decode.eta_m, rel=1e-2)
     assert again.spread["gemm bf16"].n == shipped.spread["gemm bf16"].n
+
+
+# Products of four bits: inputs quantised first, a chain for each tile.
+FOUR_BITS = GemmFit(0.5, 0.7, 4e-6, pad=0.8, quantise_s=2e-6, quantise_byte_s=6e-11, chain_s=7e-10)
+
+
+def table(tmp_path, library, dtype, truth, size):
+    """A table as published: milliseconds by m, n and k, with the kernel that quantises."""
+    b200 = load_device("b200")
+    m, n, k = (
+        axis.ravel().astype(float)
+        for axis in np.meshgrid(
+            [1, 16, 100, 128, 512, 4096], [1024, 4096, 16384, 32768], [8192, 16384, 65536]
+        )
+    )
+    x = Products(m, n, k, np.ones_like(m), size * n * k, size * m * k, 2 * m * n, (2 + size) * m * k)
+    ms = 1e3 * gemm_s(truth, Rates.of(b200, "fp4" if dtype == "nvfp4" else "fp8"), x)
+    folder = tmp_path / "b200_sxm"
+    folder.mkdir(exist_ok=True)
+    frame = pd.DataFrame({"gemm_dtype": dtype, "m": m, "n": n, "k": k, "latency": ms, "version": "1"})
+    frame.to_parquet(folder / f"gemm_perf_{library}.parquet")
+    return folder
+
+
+def test_a_table_of_four_bits_gives_its_parameters_back(tmp_path):
+    (found,) = gemm_tables(table(tmp_path, "vllm", "nvfp4", FOUR_BITS, 0.5625))
+    assert (found.dtype, found.device.id, measured_folders(tmp_path)) == ("fp4", "b200-sxm", ["b200_sxm"])
+    assert found.rows.work.weight_bytes[0] == found.rows.work.n[0] * found.rows.work.k[0] * (0.5 + 1 / 16)
+    fit = fit_gemm([(found.rates, found.rows)], gemm_start(found.device, "fp4"))
+    for name in ("eta_c", "eta_m", "chain_s", "quantise_s"):
+        assert getattr(fit, name) == pytest.approx(getattr(FOUR_BITS, name), rel=0.05), name
+
+
+def test_a_product_of_four_bits_pays_for_its_quantising_once():
+    device, llama = load_device("b200"), bundled_model("llama-3.1-8b")
+    known = replace(load_calibration(device), gemm={"fp4": FOUR_BITS}, sustained=1.0)
+    step = ops(llama, QUANTS["nvfp4"], Parallel(), Step.prefill(1, 4096))
+    took = {p.op.name: p.seconds / p.op.count for p in predict_step(step, device, known)}
+    down = next(op for op in step if op.name == "down")
+    quantise = next(op for op in step if op.name == "quantise" and op.n == down.k)
+    quantising_s = next(p.seconds / p.op.count for p in predict_step(step, device, known) if p.op is quantise)
+    m, n, k = down.m, down.n, down.k
+    sizes = (m, n, k, 1.0, down.weight_bytes, 0.5 * m * k, 2.0 * m * n, quantise.bytes)
+    together = gemm_s(FOUR_BITS, Rates.of(device, "fp4"), Products(*(np.array([size]) for size in sizes)))
+    assert took["down"] + quantising_s == pytest.approx(float(together[0]))
+
+
+def test_block_scaled_products_are_read_where_they_were_timed_in_graphs(tmp_path):
+    table(tmp_path, "vllm", "fp8_block", FOUR_BITS, 1.0)
+    folder = table(tmp_path, "sglang", "fp8_block", FOUR_BITS, 1.0)
+    assert [(t.library, t.dtype) for t in gemm_tables(folder)] == [("sglang", "fp8_block")]
+
+
+def test_a_fit_keeps_the_kinds_that_its_tables_lack():
+    shipped = generic()
+    again = keep_unmeasured(replace(shipped, gemm={"bf16": FOUR_BITS}, spread={}), shipped)
+    assert again.gemm == {**shipped.gemm, "bf16": FOUR_BITS}
+    assert again.spread == shipped.spread
