@@ -17,21 +17,31 @@ def share(jobs: Sequence[Job]) -> list[str]:
 
     A job may only compute. What the other process could not do is done here, and raises here.
     """
-    if not child.can_fork() or len(os.sched_getaffinity(0)) == 1:
-        return [job() for job in jobs]
-    places, give = os.pipe()
-    os.write(give, bytes(range(len(jobs))))  # who reads a job's place does the job
-    os.close(give)
-    helper = child.Forked(lambda pipe: pickle.dump(_take(jobs, places), pipe), keep=(places,))
+    results: dict[int, str] = {}
+    if child.can_fork() and len(os.sched_getaffinity(0)) > 1:
+        places, give = os.pipe()
+        os.write(give, bytes(range(len(jobs))))  # who reads a job's place does the job
+        os.close(give)
+        try:
+            results = _shared(jobs, places)
+        finally:
+            os.close(places)
+    return [results[k] if k in results else job() for k, job in enumerate(jobs)]
+
+
+def _shared(jobs: Sequence[Job], places: int) -> dict[int, str]:
+    try:
+        helper = child.Forked(lambda pipe: pickle.dump(_take(jobs, places), pipe), keep=(places,))
+    except OSError:  # no memory for it, or too many processes
+        return {}
     try:
         results = _take(jobs, places)
         with suppress(EOFError, pickle.UnpicklingError):
             results |= pickle.load(helper.stdout)  # noqa: S301 from our own process
+        return results
     finally:
         helper.kill()
         child.end(helper, 0.0)
-        os.close(places)
-    return [results[k] if k in results else job() for k, job in enumerate(jobs)]
 
 
 def _take(jobs: Sequence[Job], places: int) -> dict[int, str]:

@@ -16,6 +16,7 @@ import traceback
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -60,7 +61,8 @@ def begin_decoding(directory: Path, decode: Decode, n_processes: int | None = No
 
 def _start(directory: Path, decode: Decode, k: int, n: int) -> _Child:
     if child.can_fork():
-        return child.Forked(partial(_write_share, directory, decode, k, n))
+        with suppress(OSError):  # no memory for a copy of this process
+            return child.Forked(partial(_write_share, directory, decode, k, n))
     task = base64.b64encode(pickle.dumps((directory, decode, k, n))).decode()
     return child.spawn("loadgen.record.decode", {"share": task})
 

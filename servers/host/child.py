@@ -98,7 +98,12 @@ class Forked:
             # Python 3.12 warns of threads. Those that are left belong to OpenBLAS and Arrow, are idle, and
             # are replaced after a fork.
             warnings.simplefilter("ignore", DeprecationWarning)
-            self.pid = os.fork()
+            try:
+                self.pid = os.fork()
+            except OSError:
+                os.close(receive)
+                os.close(send)
+                raise
         if self.pid == 0:
             try:
                 os.setsid()

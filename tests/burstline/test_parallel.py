@@ -46,6 +46,15 @@ def test_a_job_that_fails_raises_here_and_leaves_no_process(end: Callable[[], st
     assert not [left for left in psutil.Process().children() if left.status() == psutil.STATUS_ZOMBIE]
 
 
-def test_one_process_does_it_where_forking_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "can_fork", lambda: False)
+def _fail() -> int:
+    raise OSError("out of memory")
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "instead"), [(child, "can_fork", lambda: False), (os, "fork", _fail)]
+)
+def test_one_process_does_it_where_there_can_be_no_other(
+    monkeypatch: pytest.MonkeyPatch, where: object, name: str, instead: Callable[[], object]
+) -> None:
+    monkeypatch.setattr(where, name, instead)
     assert share([lambda: str(os.getpid())] * 3) == [str(HERE)] * 3
