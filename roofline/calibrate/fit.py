@@ -120,14 +120,21 @@ def fit_gemm(tables: Sequence[tuple[Rates, Rows[Products]]], start: GemmFit) -> 
     return at(search(errors, start_at, upper))
 
 
-def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeFit:
-    """Rows that a cache holds inform the floor; how much faster it is than memory is fitted and dropped."""
+def fit_decode(
+    rates: Rates, rows: Rows[Decodes], cache_bytes: float, eta_m: float | None = None
+) -> DecodeFit:
+    """Rows that a cache holds inform the floor; how much faster it is than memory is fitted and dropped.
+
+    With `eta_m` the memory's share is that, and the units' time for a byte is fitted in its place.
+    """
     cached = rows.swept_bytes < 0.7 * cache_bytes
     rows, cached = rows.where(keep := cached | (rows.swept_bytes > 3 * cache_bytes)), cached[keep]
     weight = np.where(cached, 0.3 / max(1, cached.sum()), 1 / max(1, (~cached).sum()))
 
     def at(x: Sequence[float]) -> DecodeFit:
-        return DecodeFit(x[0] * 1e-6, x[1], x[2] * 100, x[3])
+        if eta_m is None:
+            return DecodeFit(x[0] * 1e-6, x[1], x[2] * 100, x[3])
+        return DecodeFit(x[0] * 1e-6, eta_m, x[2] * 100, x[3], x[1] * 1e-9)
 
     def errors(x: Sequence[float]) -> Amounts:
         near = replace(
@@ -135,7 +142,23 @@ def fit_decode(rates: Rates, rows: Rows[Decodes], cache_bytes: float) -> DecodeF
         )
         return log_errors([(decode_s(at(x), rates, near), rows.seconds)])
 
-    return at(search(errors, [12, 0.8, 0.4, 0.1, 2.0], upper=[60, 1.1, 10, 1, 20], weight=weight))
+    # A start at which the units do not limit would stay there, and one of these does limit on any device.
+    starts = (0.8,) if eta_m is None else (0.02, 0.04, 0.06)
+    upper = [60, 1.1, 10, 1, 20]
+    found = [search(errors, [12, start, 0.4, 0.1, 2.0], upper, weight) for start in starts]
+    return at(min(found, key=lambda x: float((weight * abs(errors(x))).sum())))
+
+
+def fit_decode_over(folder: Path, kv: str, rows: Rows[Decodes]) -> DecodeFit:
+    """The fit to `rows` of a device's decode attention over a cache of `kv`.
+
+    Hopper's kernel over 8 bits is limited by the units where memory is faster (docs/roofline-accuracy.md).
+    """
+    device = device_of(folder)
+    eta_m = None
+    if kv == "fp8" and device.arch == "sm90":
+        eta_m = fit_decode(Rates.of(device), decode_rows(folder), device.cache_bytes).eta_m
+    return fit_decode(Rates.of(device), rows, device.cache_bytes, eta_m)
 
 
 def fit_prefill(rates: Rates, rows: Rows[Prefills]) -> PrefillFit:
@@ -225,11 +248,10 @@ def gemm_held_out(table: GemmTable) -> Amounts:
 
 def decode_held_out(folder: Path, kv: str = "bfloat16") -> tuple[Rows[Decodes], Amounts]:
     """Decode rows, and predicted over measured of each."""
-    device = device_of(folder)
-    rows, rates = decode_rows(folder, kv=kv), Rates.of(device)
+    rows, rates = decode_rows(folder, kv=kv), Rates.of(device_of(folder))
     ratio = held_out(
         rows,
-        lambda part: fit_decode(rates, part, device.cache_bytes),
+        lambda part: fit_decode_over(folder, kv, part),
         lambda fit, part: decode_s(fit, rates, part.work),
     )
     return rows, ratio
@@ -262,7 +284,7 @@ def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
             )
             for table in tables
         },
-        decode_kv8=_decode_kv8(folder, device),
+        decode_kv8=_decode_kv8(folder),
         prefill_kv8=_prefill_kv8(folder, device),
         nccl=fit_links(device, all_reduce_rows(folder, nccl=True)),
         decode=fit_decode(Rates.of(device), decode, device.cache_bytes),
@@ -279,9 +301,9 @@ def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
     )
 
 
-def _decode_kv8(folder: Path, device: Device) -> DecodeFit | None:
+def _decode_kv8(folder: Path) -> DecodeFit | None:
     rows = decode_rows(folder, kv="fp8")
-    return fit_decode(Rates.of(device), rows, device.cache_bytes) if len(rows) else None
+    return fit_decode_over(folder, "fp8", rows) if len(rows) else None
 
 
 def _prefill_kv8(folder: Path, device: Device) -> PrefillFit | None:
@@ -316,6 +338,12 @@ def fit_generic(measured: Path, fits: Sequence[Calibration], elementwise: PassFi
             for t in of
         ]
         spread[f"gemm {dtype}"] = spread_of(np.concatenate(ratios))
+    # By memory alone: units are no measure of devices that are not GPUs, and Blackwell's do not limit.
+    over_8_bits = [
+        fit_decode(Rates.of(device_of(folder)), rows, device_of(folder).cache_bytes)
+        for folder in (measured / name for name in POOLED)
+        if len(rows := decode_rows(folder, kv="fp8"))
+    ]
     return Calibration(
         name="generic",
         tier=1,
@@ -324,7 +352,7 @@ def fit_generic(measured: Path, fits: Sequence[Calibration], elementwise: PassFi
         prefill=_median_of(PrefillFit, [fit.prefill for fit in fits]),
         elementwise=elementwise,
         all_reduce=_pooled_links([fit.all_reduce for fit in fits if fit.all_reduce]),
-        decode_kv8=_median_of(DecodeFit, [fit.decode_kv8 for fit in fits if fit.decode_kv8]),
+        decode_kv8=_median_of(DecodeFit, over_8_bits),
         prefill_kv8=_median_of(PrefillFit, [fit.prefill_kv8 for fit in fits if fit.prefill_kv8]),
         nccl=_pooled_links([fit.nccl for fit in fits if fit.nccl]),
         mixed=MIXED,

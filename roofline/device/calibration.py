@@ -50,13 +50,15 @@ class DecodeFit:
     """Attention of one new token a request: a floor, and the cache at a share of the bandwidth.
 
     Each request is charged `extra_tok` keys more than it has, and never fewer than a tile; `wave` weighs the
-    idle part of the last wave of (request, KV head) pairs over the device's units.
+    idle part of the last wave of (request, KV head) pairs over the device's units. `unit_byte_s` is what one
+    unit takes for a byte of the cache, 0 where only the memory limits.
     """
 
     t0_s: float
     eta_m: float
     extra_tok: float = 0.0
     wave: float = 0.0
+    unit_byte_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

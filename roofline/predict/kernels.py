@@ -21,6 +21,9 @@ _TILES = np.array(
 _TILE = 128.0  # rows of a usual tile, of queries, and of keys in attention
 _SMALL_TILE = 64.0  # row tile up to 128 rows
 _BLOCKS_PER_UNIT = 2  # attention blocks that one unit holds at once
+_UNIT_BYTES_PER_S = (
+    60e9  # a GPU has at most so much bandwidth for each unit; a TPU's one unit is many of those
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ def product_s(fit: GemmFit, rates: Rates, x: Products) -> Amounts:
 def quantise_s(fit: GemmFit, rates: Rates, moved_bytes: Amounts) -> Amounts:
     """A kernel that quantises inputs: a launch, their bytes through memory and, one after the other, through
     the units, whose own rate limits it on fast memory."""
-    a_byte = 1 / (fit.eta_m * rates.bytes_per_s) + fit.quantise_byte_s / rates.n_units
+    units = max(rates.n_units, rates.bytes_per_s / _UNIT_BYTES_PER_S)
+    a_byte = 1 / (fit.eta_m * rates.bytes_per_s) + fit.quantise_byte_s / units
     return fit.quantise_s + moved_bytes * a_byte
 
 
@@ -125,7 +129,9 @@ def decode_s(fit: DecodeFit, rates: Rates, x: Decodes) -> Amounts:
     # Fewer pairs than places: the keys are split, and every unit works.
     idle = np.where(share < 0.8, 0, np.ceil(share) / np.maximum(share, 0.8) - 1)
     moved = (x.kv_bytes * reads + x.activation_bytes) * (1 + fit.wave * idle)
-    return np.asarray(fit.t0_s + moved / (fit.eta_m * rates.bytes_per_s))
+    memory = moved / (fit.eta_m * rates.bytes_per_s)
+    units = moved * fit.unit_byte_s / rates.n_units
+    return np.asarray(fit.t0_s + p_norm(memory, units, 16.0))  # whichever is slower, all but exactly
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from roofline.calibrate.fit import (
+    fit_decode,
     fit_device,
     fit_gemm,
     fit_passes,
@@ -17,12 +18,12 @@ from roofline.calibrate.fit import (
     spread_of,
 )
 from roofline.calibrate.kernel_tables import Rows, gemm_tables, measured_folders
-from roofline.device.calibration import GemmFit, PassFit, generic, load_calibration
+from roofline.device.calibration import DecodeFit, GemmFit, PassFit, generic, load_calibration
 from roofline.device.device import load_device
 from roofline.model.ops import Step, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
-from roofline.predict.kernels import Products, Rates, gemm_s, p_norm, pass_s
+from roofline.predict.kernels import Decodes, Products, Rates, decode_s, gemm_s, p_norm, pass_s
 from roofline.predict.predict import predict_step
 from roofline.validate.accuracy_serving import bundled_model
 
@@ -75,6 +76,22 @@ def test_no_row_is_predicted_by_a_fit_that_saw_its_key():
     held_out(rows, lambda part: set(part.key.tolist()), predict)
     assert all(not fitted & scored for fitted, scored in seen)
     assert set.union(*(scored for _, scored in seen)) == set(rows.key.tolist())
+
+
+def test_units_that_limit_a_cache_of_eight_bits_are_told_from_the_memory():
+    """Hopper's kernel: the same units read no faster where the memory is."""
+    pairs, context = (
+        axis.ravel().astype(float) for axis in np.meshgrid([8, 32, 64, 128, 512], [1024, 4096, 16384])
+    )
+    kv_bytes = 2 * pairs * context * 8 * 128
+    x = Decodes(pairs, context, np.full_like(pairs, 8), kv_bytes, 4 * pairs * 64 * 128)
+    truth = DecodeFit(1.4e-5, 0.9, 200.0, 0.0, 4.2e-11)
+    rates = Rates(0, 4.8e12, 132, 50e6)
+    rows = Rows(x, decode_s(truth, rates, x), kv_bytes, pairs.astype(np.int64))
+    found = fit_decode(rates, rows, 50e6, eta_m=0.9)
+    assert (found.eta_m, found.unit_byte_s) == (0.9, pytest.approx(truth.unit_byte_s, rel=0.05))
+    slower = replace(rates, bytes_per_s=2e12)
+    assert decode_s(found, slower, x)[-1] > 1.3 * decode_s(found, rates, x)[-1]
 
 
 def test_a_spread_turns_predicted_over_measured_round():
