@@ -399,7 +399,10 @@ def fit_all(measured: Path) -> list[Calibration]:
 
 def keep_unmeasured(fit: Calibration, before: Calibration) -> Calibration:
     """`fit`, with those kinds of products of the fit before that no table at hand covers."""
-    return replace(fit, gemm={**before.gemm, **fit.gemm}, spread={**before.spread, **fit.spread})
+    if set(before.gemm) <= set(fit.gemm):
+        return fit
+    kept = {**before.gemm, **fit.gemm}
+    return replace(fit, gemm=kept, spread={**before.spread, **fit.spread}, fitted_on=before.fitted_on)
 
 
 def write_fits(measured: Path) -> list[Path]:

@@ -194,13 +194,16 @@ def _shares(folder: Path) -> Iterator[tuple[str, Amounts]]:
             yield f"{_title(table)} GEMM {x.m[i]:.0f} x {x.n[i]:.0f} x {x.k[i]:.0f}", share[i : i + 1]
         yield _title(table), share[share <= 1 + TOLERANCE]
     dims = (64, 128, 192, 256)
-    decodes = decode_rows(folder, dims)
-    cold = decodes.where(decodes.swept_bytes > CACHE_REACH * device.cache_bytes)
-    moved = cold.work.kv_bytes + cold.work.activation_bytes
-    yield f"{device.name} decode attention", moved / device.bytes_per_s / cold.seconds
-    prefills = prefill_rows(folder, dims)
-    flops_per_s = device.peak_flops_per_s("bf16")
-    yield f"{device.name} prefill attention", prefills.work.flops / flops_per_s / prefills.seconds
+    for kv, dtype in (("bfloat16", "bf16"), ("fp8", "fp8")):
+        decodes = decode_rows(folder, dims, kv)
+        cold = decodes.where(decodes.swept_bytes > CACHE_REACH * device.cache_bytes)
+        moved = cold.work.kv_bytes + cold.work.activation_bytes
+        yield f"{device.name} decode attention, {kv} KV", moved / device.bytes_per_s / cold.seconds
+        prefills = prefill_rows(folder, dims, kv)
+        if len(prefills):
+            flops_per_s = device.peak_flops_per_s(dtype)
+            share = prefills.work.flops / flops_per_s / prefills.seconds
+            yield f"{device.name} prefill attention, {kv} KV", share
     for ranks, (message, seconds) in all_reduce_rows(folder).items():
         least = np.array([collective_s("all_reduce", size, ranks, device.links)[0] for size in message])
         yield f"{device.name} all-reduce of {ranks}", least / seconds

@@ -56,6 +56,18 @@ def test_prefill_is_bound_by_compute_and_decode_by_memory(device):
     assert set(limits("llama-2-7b", device, Step.decode(64, 513)).values()) == {"memory"}
 
 
+def test_prompts_over_an_eight_bit_cache_may_reach_the_eight_bit_peak():
+    """Blackwell's kernels do: they quantise the queries, too, and reach 105% of the bf16 peak."""
+    step = Step.prefill(1, 8192)
+    for device, faster in (("b200", 2), ("a100", 1)):
+        seconds = []
+        for kv in ("bf16", "fp8"):
+            found = ops(model("llama-3.1-8b"), Quant(kv=kv), Parallel(), step)
+            attention = next(op for op in found if op.kind == "attention")
+            seconds.append(ceiling(attention, load_device(device)).compute_s)
+        assert seconds[0] == pytest.approx(faster * seconds[1])
+
+
 def test_attention_is_most_of_a_large_batchs_decode_where_every_head_has_its_own_cache():
     def share(name: str) -> float:
         found = products(ops(model(name), BF16, Parallel(), Step.decode(64, 513)))
