@@ -1,7 +1,7 @@
 """Put before a command's import path: every Python process of it says what it has imported.
 
 At SIGUSR1 and when it ends, a process writes `<role>-<pid>-<moment>.json` into BURSTLINE_MODULES_TO: the
-names in `sys.modules` and its memory. Its role is the module that it runs.
+names in `sys.modules` and its memory. Its role is the module that it runs, or "forked".
 """
 
 import atexit
@@ -20,7 +20,12 @@ ROLES = {
 }
 
 
+STARTED_AS = os.getpid()
+
+
 def role() -> str:
+    if os.getpid() != STARTED_AS:
+        return "forked"
     argv = sys.orig_argv
     return ROLES.get(argv[argv.index("-m") + 1] if "-m" in argv else "", "other")
 
