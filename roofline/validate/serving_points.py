@@ -40,9 +40,9 @@ DEVICES = {
 }  # fmt: skip
 MODELS = {
     "llama-?3[._]?1-8b": "llama-3.1-8b", "llama-?3[._]?[13]-70b": "llama-3.1-70b", "qwen3-32b": "qwen3-32b",
-    "qwen3-8b": "qwen3-8b", "qwen3-30b-a3b": "qwen3-30b-a3b", "llama-2-7b": "llama-2-7b",
-    "llama-2-13b": "llama-2-13b", "llama-2-70b": "llama-2-70b", "mixtral-8x7b": "mixtral-8x7b",
-    "deepseek-v3": "deepseek-v3", "gpt-oss-120b": "gpt-oss-120b",
+    "qwen3-8b": "qwen3-8b", "qwen3-30b-a3b": "qwen3-30b-a3b", "qwen3-235b-a22b": "qwen3-235b-a22b",
+    "llama-2-7b": "llama-2-7b", "llama-2-13b": "llama-2-13b", "llama-2-70b": "llama-2-70b", "mixtral-8x7b": "mixtral-8x7b",
+    "deepseek-(v3|r1)": "deepseek-v3", "gpt-oss-120b": "gpt-oss-120b",
 }  # fmt: skip
 WAVES = 10
 """Load tools send some ten requests for each stream, the first ones all at once."""
@@ -139,14 +139,15 @@ def _point(row: Row) -> Point | None:
 def _quant(row: Row, name: str, stored: Quant) -> str:
     """What the file states, unless experts alone are `stored` in 4 bits (gpt-oss).
 
-    Checkpoints of NVIDIA's in 8 and 4 bits have static scales and an fp8 cache, DeepSeek's scales by block.
+    NVIDIA's checkpoints in 8 and 4 bits have static scales and an fp8 cache, DeepSeek's and Qwen's scales by
+    block.
     """
     mode = (row.get("gemm_quant_mode") or row.get("precision") or "").lower()
     if stored.experts_only:
         return "mxfp4"
     if "fp4" in mode or "fp4" in name:
         return "nvfp4-kv8"
-    if "block" in mode or ("fp8" in mode and "deepseek" in name):
+    if "block" in mode or ("fp8" in mode and re.search("deepseek|qwen/qwen3.*-fp8", name)):
         return "fp8-block"
     if "int4" in mode:
         return "int4"

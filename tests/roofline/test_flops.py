@@ -182,7 +182,15 @@ def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *("mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3", "deepseek-v3.2", "gpt-oss-120b", "gpt-oss-20b"),
+        *(
+            "mixtral-8x7b",
+            "qwen3-30b-a3b",
+            "qwen3-235b-a22b",
+            "deepseek-v3",
+            "deepseek-v3.2",
+            "gpt-oss-120b",
+            "gpt-oss-20b",
+        ),
         *("llama-4-scout", "llama-4-maverick", "glm-4.5", "glm-4.5-air", "qwen3-next-80b-a3b", "qwen3-32b"),
     ],
 )
