@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
+from roofline.calibrate.experts import expert_fits
 from roofline.calibrate.kernel_tables import (
     POOLED,
     GemmTable,
@@ -32,6 +32,7 @@ from roofline.calibrate.kernel_tables import (
     prefill_rows,
     versions,
 )
+from roofline.calibrate.search import held_out, log_errors, search, spread_of
 from roofline.device.calibration import (
     Calibration,
     DecodeFit,
@@ -39,7 +40,6 @@ from roofline.device.calibration import (
     LinkFit,
     PassFit,
     PrefillFit,
-    Spread,
     calibration_toml,
     shipped_calibration,
 )
@@ -199,43 +199,6 @@ def fit_passes(rates: Rates, moved_bytes: Amounts, seconds: Amounts) -> PassFit:
     return at(search(errors, [2, 0.8, 2], upper=[20, 1.1, 20]))
 
 
-def search(
-    errors: Callable[[Sequence[float]], Amounts],
-    start: Sequence[float],
-    upper: Sequence[float],
-    weight: Amounts | None = None,
-) -> list[float]:
-    """The parameters, each within 0 and `upper` and the first two above 0, of the least log errors."""
-    from scipy.optimize import minimize
-
-    def cost(x: npt.NDArray[np.float64]) -> float:
-        if (x < 0).any() or (x[:2] <= 0).any() or (x > np.array(upper)).any():
-            return 9.0
-        e = errors(x.tolist())
-        w = np.full(len(e), 1 / len(e)) if weight is None else weight
-        return float((w * abs(e)).sum() + 0.3 * np.sqrt((w * e * e).sum()))
-
-    options = {"maxfev": 800, "xatol": 1e-4, "fatol": 1e-6, "adaptive": True}
-    found = minimize(cost, np.array(start, dtype=float), method="Nelder-Mead", options=options)  # type: ignore[call-overload]
-    return [float(value) for value in found.x]
-
-
-def log_errors(pairs: Sequence[tuple[Amounts, Amounts]]) -> Amounts:
-    return np.concatenate([np.log(predicted / measured) for predicted, measured in pairs])
-
-
-def held_out(
-    rows: Rows[X], fit: Callable[[Rows[X]], F], predict: Callable[[F, Rows[X]], Amounts], seed: int = 0
-) -> Amounts:
-    """Predicted over measured time of every row, from a fit to the half of the keys that it is not among."""
-    keys = np.unique(rows.key)
-    first = np.isin(rows.key, np.random.default_rng(seed).permutation(keys)[: len(keys) // 2])
-    ratio = np.empty(len(rows))
-    for half in (first, ~first):
-        ratio[half] = predict(fit(rows.where(~half)), rows.where(half)) / rows.where(half).seconds
-    return ratio
-
-
 def gemm_held_out(table: GemmTable) -> Amounts:
     """Predicted over measured of the table's large products, each from a fit without its (n, k)."""
     rates, start = table.rates, gemm_start(table.device, table.dtype)
@@ -274,7 +237,8 @@ def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
     spread = {f"gemm {table.dtype}": spread_of(gemm_held_out(table)) for table in tables}
     spread["decode"] = spread_of(decode_ratio[decode.swept_bytes > 3 * device.cache_bytes])
     spread["prefill"] = spread_of(prefill_held_out(folder))
-    return Calibration(
+    known = versions(folder)
+    dense = Calibration(
         name=device.id,
         tier=2,
         gemm={
@@ -297,8 +261,9 @@ def fit_device(folder: Path, elementwise: PassFit, mixed: float) -> Calibration:
         source=SOURCE_4090 if folder.name == "rtx4090" else SOURCE,
         fitted_on=f"kernels on {device.name}: "
         + ", ".join(f"{k} {s.n} rows" for k, s in spread.items())
-        + (f"; tables: {known}" if (known := versions(folder)) else ""),
+        + (f"; tables: {known}" if known else ""),
     )
+    return with_experts(dense, [folder])
 
 
 def _decode_kv8(folder: Path) -> DecodeFit | None:
@@ -344,7 +309,7 @@ def fit_generic(measured: Path, fits: Sequence[Calibration], elementwise: PassFi
         for folder in (measured / name for name in POOLED)
         if len(rows := decode_rows(folder, kv="fp8"))
     ]
-    return Calibration(
+    dense = Calibration(
         name="generic",
         tier=1,
         gemm=gemm,
@@ -360,6 +325,13 @@ def fit_generic(measured: Path, fits: Sequence[Calibration], elementwise: PassFi
         source="pooled from the fits of " + ", ".join(fit.name for fit in fits),
         fitted_on=f"{len(tables)} GEMM tables of {len(fits)} devices",
     )
+    return with_experts(dense, [measured / name for name in POOLED])
+
+
+def with_experts(dense: Calibration, folders: Sequence[Path]) -> Calibration:
+    """The calibration, with products of experts fitted to the tables of these folders that have any."""
+    fits, around = expert_fits(folders, dense)
+    return replace(dense, gemm={**dense.gemm, **fits}, spread={**dense.spread, **around})
 
 
 def _median_of(kind: Callable[..., F], fits: Sequence[F]) -> F:
@@ -376,12 +348,6 @@ def _pooled_links(fits: Sequence[tuple[LinkFit, ...]]) -> tuple[LinkFit, ...]:
         )
         for same in zip(*fits, strict=True)
     )
-
-
-def spread_of(ratio: Amounts) -> Spread:
-    """Of predicted over measured, turned round: by what to multiply a prediction."""
-    low, mid, high = np.quantile(1 / ratio, [0.1, 0.5, 0.9])
-    return Spread(float(low), float(mid), float(high), len(ratio))
 
 
 def fit_all(measured: Path) -> list[Calibration]:

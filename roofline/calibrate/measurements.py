@@ -11,8 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from roofline.calibrate.fit import fit_gemm, log_errors, search, spread_of
+from roofline.calibrate.fit import fit_gemm
 from roofline.calibrate.kernel_tables import Rows
+from roofline.calibrate.search import log_errors, search, spread_of
 from roofline.calibrate.timer import Kernel, Probe, Timed, Timer
 from roofline.device.calibration import (
     Calibration,

@@ -210,6 +210,8 @@ class Calibration:
 
     def measured_kernel(self, kernel: str) -> str | None:
         """The kind of kernel whose fit is taken for `kernel`: itself or the nearest; None: no near one."""
+        if self.measured_spread is not None:  # its own products say more than other devices' experts
+            kernel = kernel.removeprefix("experts_")
         pooled: Mapping[str, GemmFit] = generic().gemm if self.tier > 1 else {}
         for kind in (kernel, *_NEAREST_KERNELS.get(kernel, ())):
             if kind in self.gemm or kind in pooled:
@@ -231,6 +233,14 @@ _NEAREST_KERNELS: Mapping[str, tuple[str, ...]] = {
     "int8": ("fp8",),
     "fp8_block": ("fp8",),
     "fp4": ("fp8",),
+    "experts_bf16": ("bf16",),
+    "experts_fp16": ("experts_bf16", "bf16"),
+    "experts_fp8": ("experts_fp8_block", "fp8"),
+    "experts_fp8_block": ("fp8_block", "fp8"),
+    "experts_int8": ("experts_fp8", "experts_fp8_block", "fp8"),
+    "experts_fp4": ("fp4", "fp8"),
+    "experts_int4": ("bf16",),
+    "experts_mxfp4": ("bf16",),
 }
 
 

@@ -38,7 +38,7 @@ class Op:
     `groups` requests of on average m new tokens against n keys of head size k, its `phase`, its heads on this
     device, and the longest context among its requests. `avoidable_bytes` are the weights of experts that a
     batch is expected to touch but need not. `kernel` tells products of one dtype apart where their kernels
-    differ ("fp8_block", "nccl"); for a pass that quantises it is the product that follows.
+    differ ("fp8_block", "experts_fp8", "nccl"), and names the product that inputs are quantised for;
     `kv_element_bytes` is how wide the cache is that an attention reads. A collective moves `link_bytes` (the
     whole buffer, as NCCL counts a message; for all_to_all what one rank sends) among `n_ranks`; a send's
     `n_ranks` is how many devices its two stages span.
@@ -363,11 +363,11 @@ def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterato
     if quant.quantises:
         yield _quantise(run, run.step.n_tok, run.model.d, count)
     up, down = by_name["experts_gate_up"], by_name["experts_down"]
-    yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), least)
+    yield _experts(matmul(up.name, rows, up.n, up.k, quant, count=count, groups=hit), quant, least)
     yield _elementwise(run, "experts_act", count, down.k, 3, rows)
     if quant.quantises:
         yield _quantise(run, rows, down.k, count)
-    yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), least)
+    yield _experts(matmul(down.name, rows, down.n, down.k, quant, count=count, groups=hit), quant, least)
     yield from _all_to_all(run, moe, "combine", ELEMENT_BYTES[quant.stream], count)
     if moe.d_ff_shared:
         shared = [by_name["shared_gate_up"], by_name["shared_down"]]
@@ -376,9 +376,10 @@ def _moe_ops(run: _Pass, moe: Moe, linears: list[Linear], count: int) -> Iterato
         yield from _linear(run, by_name["shared_gate"], count)
 
 
-def _experts(op: Op, least: float) -> Op:
+def _experts(op: Op, quant: Quant, least: float) -> Op:
     """The product of the experts hit; `least` is how many of them any batch reads."""
-    return replace(op, avoidable_bytes=op.weight_bytes * (1 - least / op.groups))
+    avoidable = op.weight_bytes * (1 - least / op.groups)
+    return replace(op, avoidable_bytes=avoidable, kernel=quant.expert_kernel)
 
 
 def _all_to_all(run: _Pass, moe: Moe, name: str, element_bytes: float, count: int) -> Iterator[Op]:

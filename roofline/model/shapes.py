@@ -64,6 +64,13 @@ class Quant:
         """The kind of kernel that multiplies: a dtype, or "fp8_block"."""
         return f"{self.activations}_block" if self.scales == "block" else self.activations
 
+    @property
+    def expert_kernel(self) -> str:
+        """The kind of kernel that multiplies with experts: the weights' dtype where that is narrower."""
+        narrow = ELEMENT_BYTES[self.weights] < min(1, ELEMENT_BYTES[self.activations])
+        kind = "mxfp4" if self.experts_only else self.weights if narrow else self.kernel
+        return f"experts_{kind}"
+
 
 QUANTS: Mapping[str, Quant] = {
     "fp32": Quant("fp32", "fp32", "fp32"),

@@ -105,7 +105,7 @@ def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> floa
 
 def _kind(op: Op) -> str:
     if op.kind == "matmul":
-        return f"gemm {op.dtype}"
+        return f"gemm {op.kernel if op.kernel.startswith('experts_') else op.dtype}"
     return op.phase or op.collective or op.kind
 
 

@@ -41,8 +41,8 @@ DEVICES = {
 MODELS = {
     "llama-?3[._]?1-8b": "llama-3.1-8b", "llama-?3[._]?[13]-70b": "llama-3.1-70b", "qwen3-32b": "qwen3-32b",
     "qwen3-8b": "qwen3-8b", "qwen3-30b-a3b": "qwen3-30b-a3b", "qwen3-235b-a22b": "qwen3-235b-a22b",
-    "llama-2-7b": "llama-2-7b", "llama-2-13b": "llama-2-13b", "llama-2-70b": "llama-2-70b", "mixtral-8x7b": "mixtral-8x7b",
-    "deepseek-(v3|r1)": "deepseek-v3", "gpt-oss-120b": "gpt-oss-120b",
+    "llama-2-7b": "llama-2-7b", "llama-2-13b": "llama-2-13b", "llama-2-70b": "llama-2-70b",
+    "mixtral-8x7b": "mixtral-8x7b", "deepseek-(v3|r1)": "deepseek-v3", "gpt-oss-120b": "gpt-oss-120b",
 }  # fmt: skip
 WAVES = 10
 """Load tools send some ten requests for each stream, the first ones all at once."""
