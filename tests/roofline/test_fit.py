@@ -1,5 +1,6 @@
 """The fit: finds what made the data, never sees the rows it is scored on, gives the same twice."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,17 +8,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from roofline.calibrate.experts import expert_fits, expert_tables, experts_s
 from roofline.calibrate.fit import (
     fit_decode,
     fit_device,
     fit_gemm,
     fit_passes,
     gemm_start,
-    held_out,
     keep_unmeasured,
-    spread_of,
 )
 from roofline.calibrate.kernel_tables import Rows, gemm_tables, measured_folders
+from roofline.calibrate.search import held_out, spread_of
 from roofline.device.calibration import DecodeFit, GemmFit, PassFit, generic, load_calibration
 from roofline.device.device import load_device
 from roofline.model.ops import Step, ops
@@ -156,6 +157,59 @@ def test_a_product_of_four_bits_pays_for_its_quantising_once():
     sizes = (m, n, k, 1.0, down.weight_bytes, 0.5 * m * k, 2.0 * m * n, quantise.bytes)
     together = gemm_s(FOUR_BITS, Rates.of(device, "fp4"), Products(*(np.array([size]) for size in sizes)))
     assert took["down"] + quantising_s == pytest.approx(float(together[0]))
+
+
+def layers_of_experts(folder, truth, times=1.0):
+    """A table of whole layers that take what `truth` says, and what moves between its two products."""
+    sizes = itertools.product((1, 4, 64, 1024, 8192), ((64, 4, 2048, 1024), (128, 8, 4096, 1536)), (1, 4))
+    rows = [
+        {"moe_dtype": "bfloat16", "num_tokens": tok, "hidden_size": d, "inter_size": d_ff, "topk": top_k}
+        | {"num_experts": n, "moe_tp_size": tp, "moe_ep_size": 1, "distribution": "balanced"}
+        | {"kernel_source": "one", "latency": 1.0}
+        for tok, (n, top_k, d, d_ff), tp in sizes
+    ]
+    folder.mkdir(parents=True, exist_ok=True)
+    path, device, dense = (
+        folder / "moe_perf_vllm.parquet",
+        load_device("h100"),
+        load_calibration(load_device("h100")),
+    )
+    pd.DataFrame(rows).to_parquet(path)
+    (rates, layers) = expert_tables(folder, device, dense)["experts_bf16"]
+    between_s = 1e-3 - layers.seconds  # a row of 1 ms, less what moves between its products
+    latency = 1e3 * (experts_s(truth, rates, layers) + np.minimum(between_s, 0.7e-3)) * times
+    pd.DataFrame(rows).assign(latency=latency).to_parquet(path)
+    return dense
+
+
+def test_layers_of_experts_give_their_parameters_back(tmp_path):
+    truth = GemmFit(0.6, 0.8, 15e-6, pad=0.4, k_fill=700.0, row_tile=64)
+    dense = layers_of_experts(tmp_path / "h100_sxm", truth)
+    (found,) = expert_fits([tmp_path / "h100_sxm"], dense)[0].values()
+    assert (found.eta_c, found.eta_m) == (pytest.approx(0.6, rel=0.1), pytest.approx(0.8, rel=0.1))
+    assert found.t0_s == pytest.approx(15e-6, rel=0.1)
+
+
+def test_experts_take_longer_than_dense_products_of_their_sizes_would():
+    device = load_device("h200")
+    dense = replace(
+        known := load_calibration(device),
+        gemm={kind: fit for kind, fit in known.gemm.items() if not kind.startswith("experts")},
+        tier=1,  # falls back to no pooled fit
+    )
+    step = Step.decode(64, 1024)
+    for model, quant in (("qwen3-30b-a3b", "bf16"), ("deepseek-v3", "fp8-block"), ("gpt-oss-120b", "mxfp4")):
+        of = ops(bundled_model(model), QUANTS[quant], Parallel(tp=8), step)
+        with_fit, without = (
+            sum(p.seconds for p in predict_step(of, device, each) if p.op.name.startswith("experts_"))
+            for each in (known, dense)
+        )
+        assert with_fit > 1.2 * without, model
+
+
+def test_a_machine_that_was_measured_itself_multiplies_experts_as_it_multiplies_all():
+    own = replace(load_calibration(load_device("h100")), measured_spread=0.02)
+    assert own.gemm_fit("experts_bf16") == own.gemm_fit("bf16")
 
 
 def test_block_scaled_products_are_read_where_they_were_timed_in_graphs(tmp_path):
