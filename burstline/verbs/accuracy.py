@@ -10,7 +10,7 @@ from roofline.errors import RooflineError
 from roofline.validate.check import Check, table
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
-KERNELS = ("G2", "G3", "G4", "G5", "G6", "G9", "G10", "G13", "G14")
+KERNELS = ("G2", "G3", "G4", "G5", "G6", "G9", "G10", "G13", "G14", "G15")
 _SERVING = ("G7", "G8", "G11", "G12")
 
 

@@ -1,7 +1,7 @@
-"""Predictions of kernels against measured ones: G1-G6, G9, G10, G13, G14. Whole runs: `accuracy_serving.py`.
+"""Predictions of kernels against measured ones: G1-G6, G9, G10, G13-G15. Whole runs: `accuracy_serving.py`.
 
-Every row scored here was held out of the fit that predicts it. Blackwell's tables are not in the repository:
-their rows appear where `--data` has them. Protocol: docs/roofline-accuracy.md.
+Every row scored here was held out of the fit that predicts it. Tables of Blackwell and of experts are not in
+the repository: their rows appear where `--data` has them. Protocol: docs/roofline-accuracy.md.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from roofline.calibrate.experts import expert_tables, experts_held_out, experts_s
 from roofline.calibrate.fit import (
     decode_held_out,
     gemm_held_out,
@@ -49,6 +50,7 @@ def kernel_checks(data: Path) -> Iterator[Check]:
     yield from _left_out(measured)
     yield from _attention(measured)
     yield from _unseen(measured)
+    yield from _experts(measured)
     yield _ceilings(measured)
     yield _classes(measured)
 
@@ -159,6 +161,30 @@ def _seen_by(folder: Path, known: Calibration, by: str) -> Iterator[Check]:
     prompts = prefill_rows(folder)
     ratio = prefill_s(known.prefill, Rates.of(device, "bf16"), prompts.work) / prompts.seconds
     yield _judged("G13", f"{device.name} prefill attention, {by}", ratio, [15.0], folder.name, known=why)
+
+
+def _experts(measured: Path) -> Iterator[Check]:
+    """Layers of experts: a device's own fit on models that it never saw, its neighbour's, and dense ones."""
+    for name in measured_folders(measured):
+        device = device_of(measured / name)
+        own, other = shipped_calibration(device.id), _NEIGHBOURS.get(name)
+        for kind, (rates, rows) in expert_tables(measured / name, device, own).items():
+            what = f"{device.name} {kind.removeprefix('experts_')} experts"
+            if len(np.unique(rows.key)) > 1:
+                yield _judged("G15", f"{what}, own fit", experts_held_out(rates, rows), [15.0], name)
+            if other is not None:
+                known = shipped_calibration(FOLDERS[other])
+                ratio = experts_s(known.gemm_fit(kind)[0], rates, rows) / rows.seconds
+                yield _judged("G15", f"{what}, the {known.name}'s fit", ratio, [15.0], name)
+            dense = own.gemm_fit(kind.removeprefix("experts_"))[0]
+            ratio = experts_s(dense, rates, rows) / rows.seconds
+            yield Check(
+                "G15",
+                f"{what}, had they dense products' fit",
+                "",
+                f"measured/{name}",
+                out_of_sample=errors(ratio),
+            )
 
 
 def _ceilings(measured: Path) -> Check:
