@@ -116,9 +116,12 @@ def _point(row: Row) -> Point | None:
     model = next((ours for pattern, ours in MODELS.items() if re.search(pattern, name)), None)
     if model is None or row["system"] not in DEVICES or row.get("mode", "agg") != "agg":
         return None
-    tp, pp, dp, ep = (_int(row.get(f"{kind}_size") or "1") for kind in ("tp", "pp", "attention_dp", "moe_ep"))
-    if pp > 1 or dp > 1 or tp > 8:  # several pools of streams, or a number of GPUs that no such server has
-        return None
+    tp, pp, dp, moe_tp, ep = (
+        max(1, _int(row.get(f"{kind}_size") or "1"))
+        for kind in ("tp", "pp", "attention_dp", "moe_tp", "moe_ep")
+    )
+    if pp > 1 or dp > 1 or tp > 8 or moe_tp * ep not in (1, tp):
+        return None  # several pools of streams, or more GPUs than such a server has
     return Point(
         DEVICES[row["system"]],
         row["backend"],
@@ -126,7 +129,7 @@ def _point(row: Row) -> Point | None:
         model,
         _quant(row, name, load_model(model)[1]),
         tp,
-        max(1, ep),
+        ep,
         _int(row["batch_size"]),
         _int(row["isl"]),
         _int(row["osl"]),
