@@ -115,7 +115,7 @@ def test_a_request_of_eight_waits_for_a_whole_other_one_at_tensorrt_llm():
         for n in (0, 1, 2)
     ]
     assert errors_of[1] < 0.15
-    assert min(errors_of[0], errors_of[2]) > 0.4
+    assert min(errors_of[0], errors_of[2]) > 0.35
 
 
 def test_a_points_precision_is_what_the_file_states():
@@ -151,5 +151,5 @@ def test_a_missed_goal_is_marked_and_fails_unless_it_is_known(monkeypatch, capsy
 
 
 def test_the_shipped_host_is_what_the_fit_to_all_points_gives():
-    assert stack_host().step_s == pytest.approx(4e-4)
-    assert stack_host().token_s == pytest.approx(1.5e-5)
+    assert stack_host().step_s == pytest.approx(3e-4)
+    assert stack_host().token_s == pytest.approx(2e-5)
