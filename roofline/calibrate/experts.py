@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from roofline.calibrate.kernel_tables import device_of
-from roofline.calibrate.search import log_errors, search, spread_of
+from roofline.calibrate.search import held_out, log_errors, search, spread_of
 from roofline.device.calibration import Calibration, GemmFit, Spread
 from roofline.device.device import Device
 from roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
@@ -135,15 +135,13 @@ def fit_experts(tables: Sequence[tuple[Rates, ExpertRows]], most_eta_c: float = 
     return min(tried, key=lambda each: each[0])[1]
 
 
-def experts_held_out(rates: Rates, rows: ExpertRows, most_eta_c: float = 0.99, seed: int = 0) -> Amounts:
+def experts_held_out(rates: Rates, rows: ExpertRows, most_eta_c: float = 0.99) -> Amounts:
     """Predicted over measured seconds of each layer, from a fit to the half of the models it is not among."""
-    keys = np.unique(rows.key)
-    first = np.isin(rows.key, np.random.default_rng(seed).permutation(keys)[: len(keys) // 2])
-    ratio = np.empty(len(rows))
-    for half in (first, ~first):
-        fit = fit_experts([(rates, rows.where(~half))], most_eta_c)
-        ratio[half] = experts_s(fit, rates, rows.where(half)) / rows.where(half).seconds
-    return ratio
+    return held_out(
+        rows,
+        lambda part: fit_experts([(rates, part)], most_eta_c),
+        lambda fit, part: experts_s(fit, rates, part),
+    )
 
 
 def expert_fits(folders: Sequence[Path], dense: Calibration) -> tuple[dict[str, GemmFit], dict[str, Spread]]:

@@ -1,16 +1,27 @@
 """The search for parameters that fit measured rows, and how far a fit is off on rows that it never saw."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from roofline.calibrate.kernel_tables import Rows
 from roofline.device.calibration import Spread
 from roofline.predict.kernels import Amounts
 
-X = TypeVar("X")
+
+class Measured(Protocol):
+    """Measured rows: their seconds, and the key by which they are halved."""
+
+    @property
+    def seconds(self) -> Amounts: ...
+    @property
+    def key(self) -> npt.NDArray[np.int64]: ...
+    def where(self, mask: npt.NDArray[np.bool_]) -> Self: ...
+    def __len__(self) -> int: ...
+
+
+M = TypeVar("M", bound=Measured)
 F = TypeVar("F")
 
 
@@ -39,9 +50,7 @@ def log_errors(pairs: Sequence[tuple[Amounts, Amounts]]) -> Amounts:
     return np.concatenate([np.log(predicted / measured) for predicted, measured in pairs])
 
 
-def held_out(
-    rows: Rows[X], fit: Callable[[Rows[X]], F], predict: Callable[[F, Rows[X]], Amounts], seed: int = 0
-) -> Amounts:
+def held_out(rows: M, fit: Callable[[M], F], predict: Callable[[F, M], Amounts], seed: int = 0) -> Amounts:
     """Predicted over measured time of every row, from a fit to the half of the keys that it is not among."""
     keys = np.unique(rows.key)
     first = np.isin(rows.key, np.random.default_rng(seed).permutation(keys)[: len(keys) // 2])
