@@ -137,7 +137,9 @@ def unmeasured(quant: Quant, calibration: Calibration) -> list[str]:
         said.append(
             f"no table of {kernel} products: predicted with {taken}'s parameters at {kernel}'s peak, untested"
         )
-    if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations]:
+    experts = quant.expert_kernel
+    covered = quant.experts_only and calibration.measured_kernel(experts) == experts
+    if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations] and not covered:
         said.append(
             f"no table of products with {quant.weights} weights: predicted as {quant.activations}"
             " with fewer bytes, untested"
