@@ -12,6 +12,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+# Modules of matplotlib import each other in circles: one of two threads can see half of them.
+_one_at_a_time = threading.RLock()
+
 
 def import_lean() -> None:
     """Have pyarrow convert without pandas, and matplotlib built without its docstrings.
@@ -20,8 +23,9 @@ def import_lean() -> None:
     """
     from loadgen.record.tables import keep_pandas_out
 
-    keep_pandas_out()
-    leave_docstrings_out()
+    with _one_at_a_time:
+        keep_pandas_out()
+        leave_docstrings_out()
 
 
 def import_tables() -> None:
@@ -34,20 +38,21 @@ def import_tables() -> None:
 
 
 def import_report() -> None:
-    """What summary and page need."""
-    import_lean()
-    for name in (
-        "burstline.machine.efficiency",
-        "burstline.machine.roofline_input",
-        "roofline.reconcile.reconcile",
-        "loadgen.metrics.summary",
-        "matplotlib.backends.backend_svg",
-        "pyarrow.compute",
-        "reports.digest",
-        "reports.formats.text",
-    ):
-        importlib.import_module(name)
-    importlib.import_module("reports.page.page").templates()
+    """What summary and page need; a second thread that asks for it waits until it is there."""
+    with _one_at_a_time:
+        import_lean()
+        for name in (
+            "burstline.machine.efficiency",
+            "burstline.machine.roofline_input",
+            "roofline.reconcile.reconcile",
+            "loadgen.metrics.summary",
+            "matplotlib.backends.backend_svg",
+            "pyarrow.compute",
+            "reports.digest",
+            "reports.formats.text",
+        ):
+            importlib.import_module(name)
+        importlib.import_module("reports.page.page").templates()
 
 
 def meanwhile(work: Callable[[], T], *, daemon: bool = False) -> Future[T]:

@@ -126,8 +126,9 @@ def keep_pandas_out() -> None:
 
     if "pandas" in sys.modules:
         return
-    sys.meta_path.insert(0, _NoPandas)
+    # New lists: another thread that imports may be walking through the old one.
+    sys.meta_path = [_NoPandas, *sys.meta_path]
     try:
         pa.array([])
     finally:
-        sys.meta_path.remove(_NoPandas)
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not _NoPandas]

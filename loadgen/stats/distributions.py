@@ -35,7 +35,8 @@ def _ufuncs() -> Any:
             pass  # this scipy keeps them elsewhere
         finally:
             # A later import of all of it begins anew, and then has its own attributes.
-            for each in [each for each in sys.modules if each == name or each.startswith(f"{name}.")]:
+            # The copy: another thread may import something meanwhile.
+            for each in [each for each in list(sys.modules) if each == name or each.startswith(f"{name}.")]:
                 del sys.modules[each]
     return importlib.import_module(name)
 
