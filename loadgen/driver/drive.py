@@ -203,7 +203,7 @@ class _Drive:
         head = exchange.head
         if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
             return None
-        reply = HttpReply(head.status, dict(head.headers), body_of(head, bytes(exchange.data)))
+        reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
         content = self._engine.reply_content(reply)
         if content is not None and self._job.requests[0].prompt_ids is not None and content.ids is None:
             return None
@@ -325,7 +325,6 @@ class _Drive:
     def _on_ended(self, ended: list[Exchange]) -> None:
         """Runs in the wire's thread: the captures are made and packed in the spool's."""
         for exchange in ended:
-            exchange.payload = b""
             self._spool.put(lambda exchange=exchange: self._captured(exchange))  # type: ignore[misc]
         if self._sessions is not None:
             self._turns_ended.extend(exchange for exchange in ended if exchange.failure != PREDECESSOR)

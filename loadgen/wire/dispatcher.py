@@ -6,6 +6,8 @@ import time
 from collections import deque
 from typing import Final
 
+import zstandard
+
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.poller import IN, OUT, Poller
 from loadgen.wire.pool import Connection, Pool
@@ -16,6 +18,9 @@ from servers.engine import EngineError
 NEVER: Final = 2**63 - 1
 _OPEN_AHEAD_NS = 1_000_000_000
 _STALE_NS = 2_000_000_000
+_WAITING_BYTES = 1 << 26
+"""What all replies in flight hold before parts of them are compressed: a thousand short ones never are."""
+_LEAST_PART_BYTES = 1 << 12
 
 now = time.monotonic_ns
 
@@ -59,6 +64,7 @@ class Dispatcher:
         self._in_flight: dict[Exchange, Connection | None] = {}
         self._limited: set[Exchange] = set()
         self._ended: list[Exchange] = []
+        self._compress = zstandard.ZstdCompressor(level=1).compress
 
     def take_ended(self) -> list[Exchange]:
         ended, self._ended = self._ended, []
@@ -189,11 +195,22 @@ class Dispatcher:
         except EngineError as error:
             self.fail(exchange, "truncated", str(error))
             return
-        self.n_begun += exchange.begun and not begun and exchange.index >= 0
+        if exchange.begun and not begun:
+            self.n_begun += exchange.index >= 0
+            exchange.payload = b""  # is never sent again
         if whole:
             self._finish(connection, exchange, exchange.last_read_ns)
-        elif exchange.mid_stream and connection.tls is None:
-            self._reader.follow(connection)
+        elif exchange.mid_stream:
+            if len(exchange.data) > exchange.cut_at:
+                exchange.cut(self._compress)
+            exchange.cut_at = min(exchange.cut_at, self._share(exchange))
+            if connection.tls is None:
+                self._reader.follow(connection)
+
+    def _share(self, exchange: Exchange) -> int:
+        """How much of a reply may wait to be compressed: streams of a burst must not all be cut at once."""
+        share = max(_WAITING_BYTES // max(1, len(self._in_flight)), _LEAST_PART_BYTES)
+        return share - share * (exchange.index * 618 % 1000) // 2000
 
     def _finish(self, connection: Connection, exchange: Exchange, at_ns: int) -> None:
         exchange.closed_ns = at_ns
@@ -301,7 +318,7 @@ class Dispatcher:
             if exchange.is_whole_at_eof():
                 self._finish(connection, exchange, now())
                 return
-            detail = f"the server closed the connection {len(exchange.data)} bytes into an unfinished reply"
+            detail = f"the server closed the connection {exchange.n_bytes} bytes into an unfinished reply"
         except EngineError as error:
             detail = str(error)
         self.fail(exchange, "truncated", detail)

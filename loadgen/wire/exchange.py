@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
+import zstandard
 
 from loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
 from loadgen.wire.clock import Offsets
@@ -17,10 +20,14 @@ MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
 _BLANK_LINE = b"\n\n"
 _LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
+_NEVER: Final = 2**63 - 1
 
 
 class Exchange:
     """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
+
+    Once `data` is larger than `cut_at`, `cut` moves all but the reply's head to `parts`, compressed, or gives
+    it to `on_part`. `n_cut` counts those bytes.
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
     happened. Until it has ended, only the wire's thread may touch it; after that, only who gets it back.
@@ -38,6 +45,7 @@ class Exchange:
         "begun",
         "closed_ns",
         "connected_ns",
+        "cut_at",
         "data",
         "detail",
         "dispatched_ns",
@@ -52,6 +60,9 @@ class Exchange:
         "max_bytes",
         "mid_stream",
         "n_blocks",
+        "n_cut",
+        "on_part",
+        "parts",
         "payload",
         "reads",
         "resent",
@@ -64,6 +75,10 @@ class Exchange:
         self.index = index
         self.due_ns = due_ns
         self.max_bytes = MAX_REPLY_BYTES
+        self.cut_at = _NEVER
+        self.n_cut = 0
+        self.parts: list[tuple[int, bytes]] = []
+        self.on_part: Callable[[Exchange], None] | None = None
         self.payload = b""
         self.dispatched_ns: int | None = None
         self.connected_ns: int | None = None
@@ -85,6 +100,11 @@ class Exchange:
         self.begun = False
         self.walked = 0
         self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing
+
+    @property
+    def n_bytes(self) -> int:
+        """How many bytes have come."""
+        return self.n_cut + len(self.data)
 
     @property
     def last_read_ns(self) -> int:
@@ -144,20 +164,41 @@ class Exchange:
         end = self.walked if head.length is None else head.body_start + head.length
         return end == len(self.data)
 
-    def goes_on(self) -> Exchange:
-        """What follows of the same stream, as an exchange of its own behind the same head."""
-        assert self.head is not None
-        rest, start = Exchange(self.index, self.due_ns), self.head.body_start
-        at_ns, stamp, _, polled_ns = READ.unpack_from(self.reads)
-        rest.reads += READ.pack(at_ns, stamp, start, polled_ns)
-        rest.data += self.data[:start]
-        rest.sent_ns, rest.head, rest.walked = self.sent_ns, self.head, start
-        rest.begun, rest.mid_stream = self.begun, self.mid_stream
-        return rest
+    def cut(self, compress: Callable[[bytearray], bytes]) -> None:
+        """Put away what has come so far and go on behind the same head, unless a chunk is incomplete."""
+        head, reads, data = self.head, self.reads, self.data
+        if head is None or self.walked < len(data):
+            return
+        self.has_said_enough()  # counts the events that are put away
+        start = head.body_start
+        if self.on_part is not None:
+            part = Exchange(self.index, self.due_ns)
+            part.reads, part.data, part.sent_ns = reads, data, self.sent_ns
+            self.on_part(part)
+        else:
+            rows, body = (reads[READ.size :], data[start:]) if self.parts else (reads, data)
+            self.parts.append((len(rows), compress(rows + body)))
+        at_ns, stamp, _, polled_ns = READ.unpack_from(reads)
+        self.reads = bytearray(READ.pack(at_ns, stamp, start, polled_ns))
+        self.data = data[:start]
+        self.n_cut += len(data) - start
+        self.walked = self.walked_blocks = start
+
+    def whole(self) -> tuple[bytes, bytes]:
+        """All `reads` and `data`, those of the parts too."""
+        if self.head is None or not self.parts:
+            return bytes(self.reads), bytes(self.data)
+        parts = [(n, zstandard.decompress(packed)) for n, packed in self.parts]
+        reads, data = self.reads[READ.size :], self.data[self.head.body_start :]
+        return (
+            b"".join((*(part[:n] for n, part in parts), reads)),
+            b"".join((*(part[n:] for n, part in parts), data)),
+        )
 
     def capture(self, t0_ns: int, offsets: Offsets) -> Capture:
         """What is kept of it, with every time counted from `t0_ns`."""
-        rows = np.frombuffer(self.reads, dtype=np.int64).reshape(-1, 5)
+        stamps, data = self.whole()
+        rows = np.frombuffer(stamps, dtype=np.int64).reshape(-1, 5)
         at_ns = rows[:, 0]
         kernel_ns = offsets.monotonic(rows[:, 1:3].tobytes(), at_ns)
         # What a read brought came after what the read before it brought, and after the last poll that did not
@@ -169,7 +210,7 @@ class Exchange:
             at_ns - t0_ns,
             np.where(kernel_ns > 0, kernel_ns - t0_ns, kernel_ns),
             np.cumsum(rows[:, 3]),
-            bytes(self.data),
+            data,
             np.maximum(since_ns, 0),
         )
 

@@ -6,7 +6,6 @@ Order of work on a read: the bytes, the stamp, the question whether the stream j
 
 from __future__ import annotations
 
-import errno
 import select
 import socket
 import time
@@ -19,11 +18,9 @@ from loadgen.wire.poller import IN, Poller
 from loadgen.wire.pool import Connection
 
 READ: Final = 1 << 16
-"""Reported of a followed connection: bytes were read, and they may be the last."""
+"""Reported of a followed connection: bytes were read; they may be the last, or there is no room for more."""
 LOST: Final = 1 << 17
-"""Reported of a followed connection, with an errno in the lower bits: it has ended (0: in order).
-
-EMSGSIZE, which TCP never reports, says that the reply has passed its `max_bytes`."""
+"""Reported of a followed connection, with an errno in the lower bits: it has ended (0: in order)."""
 
 READ_BYTES: Final = 1 << 17
 ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
@@ -108,9 +105,7 @@ class Reader:
                 data += view[:n]
                 n_reads += 1
                 n_bytes += n
-                if len(data) > most_bytes:
-                    reports.append((fd, LOST | errno.EMSGSIZE))
-                elif not data.endswith(MID_STREAM):
+                if len(data) > most_bytes or not data.endswith(MID_STREAM):
                     reports.append((fd, READ))
             if at - woken > self.max_pass_ns:
                 self.max_pass_ns = at - woken
@@ -141,7 +136,7 @@ class Reader:
             connection.recvmsg_into,
             exchange.reads,
             exchange.data,
-            exchange.max_bytes,
+            min(exchange.cut_at, exchange.max_bytes - exchange.n_cut),
         )
 
     def leave(self, connection: Connection) -> None:

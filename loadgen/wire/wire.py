@@ -6,7 +6,6 @@ sends can end its own exchange, never the thread: every exception on a connectio
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import ssl
@@ -20,8 +19,8 @@ from typing import Any
 from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
 from loadgen.wire.dispatcher import Dispatcher
-from loadgen.wire.exchange import MID_STREAM, Exchange
 from loadgen.wire.exchange import READ as ROW
+from loadgen.wire.exchange import Exchange
 from loadgen.wire.network import ERR, Network, is_remote
 from loadgen.wire.poller import IN, OUT, new_poller
 from loadgen.wire.pool import Connection, Pool
@@ -62,8 +61,6 @@ class Wire:
         self.cpu_wait_s: float | None = None
         self._canary: Connection | None = None
         self._canary_said = Exchange()
-        self._on_canary: Callable[[Exchange], None] = lambda _: None
-        self._n_canary_bytes = 0
         self._on_ended = on_ended
         self._counters = counters
         self._poller = new_poller()
@@ -111,7 +108,7 @@ class Wire:
 
         What came goes to `on_part`, in the wire's thread, a part at a time; the last one when the wire ends.
         """
-        self._on_canary = on_part
+        exchange.on_part, exchange.cut_at = on_part, _CANARY_PART_BYTES
         self._ask(lambda: self._open_canary(exchange, port))
 
     def release(self, t0_ns: int) -> None:
@@ -152,7 +149,8 @@ class Wire:
                 if self._canary is not None:
                     if self._canary.is_open:
                         self.reader.leave(self._canary)
-                    self._on_canary(self._canary_said)
+                    if self._canary_said.on_part is not None:
+                        self._canary_said.on_part(self._canary_said)
             self._hand_over()
             self.pool.close()
             self._poller.close()
@@ -204,19 +202,7 @@ class Wire:
         self.traffic.refuse_waiting()
         self.traffic.expire(at)
         self.traffic.hang_up()
-        self._part_canary()
         self._publish()
-
-    def _part_canary(self) -> None:
-        """Hand over what the canary has said, once it is much: a long load keeps none of it."""
-        canary, said = self._canary, self._canary_said
-        if canary is None or canary.exchange is not said or len(said.data) < _CANARY_PART_BYTES:
-            return
-        if said.begun and said.data.endswith(MID_STREAM):
-            canary.exchange = self._canary_said = said.goes_on()
-            self.reader.follow(canary)
-            self._n_canary_bytes += len(said.data) - len(self._canary_said.data)
-            self._on_canary(said)
 
     def _publish(self) -> None:
         # Every cell is an aligned int64 with one writer, so readers in other processes need no lock.
@@ -225,7 +211,7 @@ class Wire:
         if self._counters is not None:
             cells = (len(self.pool.by_fd), traffic.n_sent, traffic.n_begun, traffic.n_done, traffic.n_failed)
             # The canary goes on where the server has fallen silent: its bytes are none of the load's.
-            n_bytes = self.n_bytes - self._n_canary_bytes - len(self._canary_said.data)
+            n_bytes = self.n_bytes - self._canary_said.n_bytes
             for i, cell in enumerate((*cells, self.n_reads, n_bytes)):
                 self._counters[i] = cell
 
@@ -262,9 +248,6 @@ class Wire:
         """What the reader reports of a connection: it has read, has met the end, or leaves it to us."""
         if what & LOST:
             code = what ^ LOST
-            if code == errno.EMSGSIZE and connection.exchange is not None:
-                self.traffic.outgrow(connection.exchange)
-                return
             self.traffic.lose(connection, OSError(code, os.strerror(code)) if code else None)
             return
         if what != READ:
@@ -348,8 +331,9 @@ class Wire:
         return len(plain)
 
     def _look(self, connection: Connection, exchange: Exchange) -> None:
-        """Whether the exchange has ended, where its last bytes do not say that the stream goes on."""
-        if len(exchange.data) > exchange.max_bytes:
+        """Whether the exchange has ended or is to be cut, where its last bytes do not say that it goes on."""
+        data = exchange.data
+        if exchange.n_bytes > exchange.max_bytes:
             self.traffic.outgrow(exchange)
-        elif not exchange.data.endswith(exchange.mid_stream):
+        elif len(data) > exchange.cut_at or not data.endswith(exchange.mid_stream):
             self.traffic.check(connection, exchange)

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 import pytest
@@ -240,9 +240,10 @@ TAILS = [b"0\r\n\r\n", b"0\r\nX: 1\r\n\r\n", b"0\r\n\r\nmore", b"5\r\nab", b"zz\
     st.sampled_from(TAILS),
     st.lists(st.integers(1, 80), max_size=40),
     st.booleans(),
+    st.sampled_from([0, 200, 600]),
 )
 def test_any_split_of_any_reply_makes_the_same_exchange(
-    events: list[bytes], tail: bytes, sizes: list[int], closes: bool
+    events: list[bytes], tail: bytes, sizes: list[int], closes: bool, cut_at: int
 ) -> None:
     reply = STREAM_HEAD + b"".join(map(chunk, events)) + tail
     cuts = [0, *accumulate(sizes), len(reply)]
@@ -251,6 +252,29 @@ def test_any_split_of_any_reply_makes_the_same_exchange(
     assert found.data == whole.data[: len(found.data)]
     assert (found.failure, found.is_closed) == (whole.failure, whole.is_closed)
     assert reply.startswith(found.data)
+    assert exchanged(pieces, closes, cut_at) == found, "cut and packed on the way"
+
+
+def test_a_reply_too_long_to_wait_is_packed_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loadgen.wire.dispatcher._WAITING_BYTES", 50_000)
+    event = chunk(b"data: %s\n\n" % (b"x" * 980))
+    pieces = [STREAM_HEAD, *[event] * 200, b"0\r\n\r\n"]
+    found = exchanged(pieces, closes=False)
+    assert (found.data, found.failure) == (b"".join(pieces), None)
+    assert found.lengths == [len(piece) for piece in pieces]
+    assert found.n_held < 60_000
+    small = exchanged(pieces, closes=False, max_bytes=150_000)
+    assert (small.failure, len(small.data) > 150_000 >= len(small.data) - len(event)) == ("too_large", True)
+
+
+@pytest.mark.parametrize("cut_at", [0, LATER])
+def test_events_that_were_packed_count_for_who_hangs_up(cut_at: int) -> None:
+    events = [chunk(b"data: %d\n\n" % k) for k in range(20)]
+    failures = [
+        exchanged([STREAM_HEAD, *events], closes=False, cut_at=cut_at, hang_up_at=n).failure
+        for n in (3, 20, 21)
+    ]
+    assert failures == ["hung_up", "hung_up", "cancelled"]
 
 
 @dataclass(frozen=True)
@@ -264,9 +288,16 @@ class Exchanged:
     detail: str | None
     is_closed: bool
     is_reused: bool
+    n_held: int = field(compare=False)
 
 
-def exchanged(pieces: list[bytes], closes: bool) -> Exchanged:
+def exchanged(
+    pieces: list[bytes],
+    closes: bool,
+    cut_at: int = LATER,
+    max_bytes: int = LATER,
+    hang_up_at: int | None = None,
+) -> Exchanged:
     """What a wire makes of these pieces, each in a read of its own; its thread is ours."""
     ended: list[Exchange] = []
     wire = Wire([], ended.extend)
@@ -277,6 +308,7 @@ def exchanged(pieces: list[bytes], closes: bool) -> Exchanged:
     wire.pool.by_fd[connection.fd] = connection
     wire._poller.register(connection.fd, IN)
     exchange = Exchange()
+    exchange.cut_at, exchange.max_bytes, exchange.hang_up_at = cut_at, max_bytes, hang_up_at
     wire.traffic._send(connection, exchange)
 
     def one_pass() -> None:
@@ -287,6 +319,7 @@ def exchanged(pieces: list[bytes], closes: bool) -> Exchanged:
         if connection.exchange is exchange:
             theirs.send(piece)
             one_pass()
+    wire.traffic.hang_up()
     if closes and connection.exchange is exchange:
         theirs.shutdown(socket.SHUT_WR)
         one_pass()
@@ -295,12 +328,14 @@ def exchanged(pieces: list[bytes], closes: bool) -> Exchanged:
     wire._run()
     theirs.close()
     assert ended == [exchange]
+    rows, data = exchange.whole()
     return Exchanged(
-        bytes(exchange.data),
-        [n for _, _, n, _ in ROW.iter_unpack(exchange.reads)],
+        data,
+        [n for _, _, n, _ in ROW.iter_unpack(rows)],
         wire.n_reads,
         exchange.failure,
         exchange.detail,
         exchange.closed_ns is not None,
         connection.used,
+        len(exchange.data) + sum(len(packed) for _, packed in exchange.parts),
     )

@@ -151,7 +151,7 @@ class _Body(httpx.AsyncByteStream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
         head = self._exchange.head
         if head is not None:
-            yield body_of(head, bytes(self._exchange.data))
+            yield body_of(head, self._exchange.whole()[1])
         if self._exchange.failure is not None:
             raise _error(self._exchange)
 
