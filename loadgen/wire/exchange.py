@@ -177,7 +177,9 @@ class Exchange:
             self.on_part(part)
         else:
             rows, body = (reads[READ.size :], data[start:]) if self.parts else (reads, data)
-            self.parts.append((len(rows), compress(rows + body)))
+            # A copy: zstandard cuts its result short in place, and memory behind it would stay unused.
+            packed = bytes(memoryview(compress(rows + body)))
+            self.parts.append((len(rows), packed))
         at_ns, stamp, _, polled_ns = READ.unpack_from(reads)
         self.reads = bytearray(READ.pack(at_ns, stamp, start, polled_ns))
         self.data = data[:start]
