@@ -16,6 +16,8 @@ from servers.protocol import sse
 from servers.protocol.replies import DONE, Tally, decode_reply, error_message, is_stream, loads, loads_all
 from workloads.request import Request, RequestKind
 
+_ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
+
 
 def encode_completion(request: Request, target: Target, *, extra: Mapping[str, object] | None = None) -> Call:
     """The streaming completion call that asks for exactly this request; `extra` is laid over its fields.
@@ -146,9 +148,11 @@ def _take(tally: Tally, answer: Any, end: int) -> Event:
     if reason is not None:
         tally.finish_reason = reason
         tally.terminated = True
-    kind = _kind(choice, n_tok, reason)
+    kind = _ANSWER if choice.get("text") else _kind(choice, n_tok, reason)
     if n_tok is None:
-        _read_text(tally, choice, kind)
+        tally.said.append(choice)
+        if kind is Kind.TOOL:
+            tally.is_all_text = False  # the server shows no text of a call as it was generated
     return Event(end, kind, n_tok)
 
 
@@ -173,23 +177,8 @@ def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
         tally.n_prompt = len(prompt_ids)
 
 
-def _read_text(tally: Tally, choice: Mapping[str, Any], kind: Kind) -> None:
-    """Keeps the text; of a tool's call the server shows no text as it was generated."""
-    if kind is Kind.TOOL:
-        tally.texts = None
-    if tally.texts is None:
-        return
-    said = choice.get("delta") or choice.get("message") or choice
-    if isinstance(part := said.get("reasoning_content") or said.get("reasoning"), str):
-        tally.texts.append(part)
-    if isinstance(part := said.get("content") or said.get("text"), str):
-        tally.texts.append(part)
-
-
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:
-    """What an event carries. One with text "" carries tokens only where the server counts them."""
-    if choice.get("text"):
-        return Kind.ANSWER
+    """What an event without text carries: with text "" tokens only where the server counts them."""
     delta = choice.get("delta") or choice.get("message") or choice
     if delta.get("content"):
         return Kind.ANSWER

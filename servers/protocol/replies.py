@@ -5,7 +5,7 @@ cut off and what makes no sense are the same for all.
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ class Tally:
     """What the events of one reply add up to; `Reply` says what each field means.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known.
-    `texts` are what the events said, None where that was not all text.
+    `said` are the choices of events whose tokens nobody counted; `is_all_text` is whether they said all.
     """
 
     __slots__ = (
@@ -31,14 +31,15 @@ class Tally:
         "error",
         "events",
         "finish_reason",
+        "is_all_text",
         "n_cached",
         "n_output_ids",
         "n_output_usage",
         "n_prompt",
         "overloaded",
         "overshoots",
+        "said",
         "terminated",
-        "texts",
         "times",
     )
 
@@ -53,7 +54,8 @@ class Tally:
         self.overshoots = self.overloaded = False
         self.error: str | None = None
         self.counting: bool | None = None
-        self.texts: list[str] | None = []
+        self.said: list[Mapping[str, Any]] = []
+        self.is_all_text = True
         self.times: ServerTimes | None = None
 
     def reply(self) -> Reply:
@@ -68,10 +70,21 @@ class Tally:
             terminated=self.terminated,
             error=self.error,
             times=self.times,
-            text=None if counted else "".join(self.texts or ()) or None,
+            text=None if counted or not self.is_all_text else _text(self.said),
             overshoots=self.overshoots,
             overloaded=self.overloaded,
         )
+
+
+def _text(choices: Sequence[Mapping[str, Any]]) -> str | None:
+    """What these choices said, to be tokenized again; None where that was nothing."""
+    texts = []
+    for choice in choices:
+        said = choice.get("delta") or choice.get("message") or choice
+        if isinstance(said, dict):
+            texts.append(said.get("reasoning_content") or said.get("reasoning"))
+            texts.append(said.get("content") or said.get("text"))
+    return "".join(text for text in texts if isinstance(text, str)) or None
 
 
 Take = Callable[[Tally, Any, int], Event]
@@ -97,8 +110,7 @@ def decode_stream(body: bytes, take: Take) -> Reply:
     answers = loads_all(payloads)
     if answers and isinstance(answers[-1], bytes) and not body.endswith(b"\n"):
         answers.pop()  # cut off in the middle: the wire knows that the reply is not whole
-    for answer, end in zip(answers, ends, strict=False):
-        tally.events.append(_taken(tally, take, answer, end))
+    tally.events = [_taken(tally, take, answer, end) for answer, end in zip(answers, ends, strict=False)]
     return tally.reply()
 
 
