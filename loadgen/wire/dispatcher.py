@@ -18,7 +18,7 @@ from servers.engine import EngineError
 NEVER: Final = 2**63 - 1
 _OPEN_AHEAD_NS = 1_000_000_000
 _STALE_NS = 2_000_000_000
-_WAITING_BYTES = 1 << 26
+_WAITING_BYTES = 1 << 27
 """What all replies in flight hold before parts of them are compressed: a thousand short ones never are."""
 _LEAST_PART_BYTES = 1 << 12
 
@@ -64,7 +64,7 @@ class Dispatcher:
         self._in_flight: dict[Exchange, Connection | None] = {}
         self._limited: set[Exchange] = set()
         self._ended: list[Exchange] = []
-        self._compress = zstandard.ZstdCompressor(level=1).compress
+        self._compress = zstandard.ZstdCompressor(level=-1).compress
 
     def take_ended(self) -> list[Exchange]:
         ended, self._ended = self._ended, []
@@ -189,7 +189,11 @@ class Dispatcher:
 
     def check(self, connection: Connection, exchange: Exchange) -> None:
         """Finish the exchange if its message has ended; have the reader follow it where it streams on."""
-        begun = exchange.begun
+        begun, data = exchange.begun, exchange.data
+        if exchange.may_cut and len(data) > exchange.cut_at and data.endswith(exchange.mid_stream):
+            exchange.cut(self._compress)
+            self._follow(connection, exchange)
+            return
         try:
             whole = exchange.is_whole()
         except EngineError as error:
@@ -201,16 +205,15 @@ class Dispatcher:
         if whole:
             self._finish(connection, exchange, exchange.last_read_ns)
         elif exchange.mid_stream:
-            if len(exchange.data) > exchange.cut_at:
-                exchange.cut(self._compress)
-            exchange.cut_at = min(exchange.cut_at, self._share(exchange))
-            if connection.tls is None:
-                self._reader.follow(connection)
+            self._follow(connection, exchange)
 
-    def _share(self, exchange: Exchange) -> int:
-        """How much of a reply may wait to be compressed: streams of a burst must not all be cut at once."""
+    def _follow(self, connection: Connection, exchange: Exchange) -> None:
+        """Read on, until the reply ends or is to be cut: those of a burst are not all cut at once."""
         share = max(_WAITING_BYTES // max(1, len(self._in_flight)), _LEAST_PART_BYTES)
-        return share - share * (exchange.index * 618 % 1000) // 2000
+        share -= share * (exchange.index * 618 % 1000) // 2000
+        exchange.cut_at = min(exchange.cut_at, share) if exchange.may_cut else exchange.max_bytes
+        if connection.tls is None:
+            self._reader.follow(connection)
 
     def _finish(self, connection: Connection, exchange: Exchange, at_ns: int) -> None:
         exchange.closed_ns = at_ns

@@ -26,7 +26,7 @@ _NEVER: Final = 2**63 - 1
 class Exchange:
     """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
 
-    Once `data` is larger than `cut_at`, `cut` moves all but the reply's head to `parts`, compressed, or gives
+    Once `data` is larger than `cut_at`, `cut` moves all but the reply's head to `parts`, compressed, or hands
     it to `on_part`. `n_cut` counts those bytes.
 
     `due_ns` counts from the run's start; every other time is absolute monotonic ns, None where it has not
@@ -58,6 +58,7 @@ class Exchange:
         "left",
         "left_ns",
         "max_bytes",
+        "may_cut",
         "mid_stream",
         "n_blocks",
         "n_cut",
@@ -76,6 +77,7 @@ class Exchange:
         self.due_ns = due_ns
         self.max_bytes = MAX_REPLY_BYTES
         self.cut_at = _NEVER
+        self.may_cut = True
         self.n_cut = 0
         self.parts: list[tuple[int, bytes]] = []
         self.on_part: Callable[[Exchange], None] | None = None
@@ -146,6 +148,7 @@ class Exchange:
         if self.data.endswith(_LAST_CHUNK):
             self.walked = len(self.data)
             return True
+        self._put_together()
         self.walked, whole = skip_chunks(self.data, self.walked)
         return whole
 
@@ -165,12 +168,13 @@ class Exchange:
         return end == len(self.data)
 
     def cut(self, compress: Callable[[bytearray], bytes]) -> None:
-        """Put away what has come so far and go on behind the same head, unless a chunk is incomplete."""
-        head, reads, data = self.head, self.reads, self.data
-        if head is None or self.walked < len(data):
-            return
+        """Put away what has come so far and go on behind the same head.
+
+        A chunk has ended here, to all appearances. Should that ever matter, all is put together again.
+        """
+        assert self.head is not None
         self.has_said_enough()  # counts the events that are put away
-        start = head.body_start
+        reads, data, start = self.reads, self.data, self.head.body_start
         if self.on_part is not None:
             part = Exchange(self.index, self.due_ns)
             part.reads, part.data, part.sent_ns = reads, data, self.sent_ns
@@ -185,6 +189,14 @@ class Exchange:
         self.data = data[:start]
         self.n_cut += len(data) - start
         self.walked = self.walked_blocks = start
+
+    def _put_together(self) -> None:
+        """Take back what was put away, for good: who walks over chunks needs them all."""
+        if self.parts:
+            reads, data = self.whole()
+            self.reads, self.data, self.parts = bytearray(reads), bytearray(data), []
+            self.n_cut = self.n_blocks = self.walked_blocks = 0
+            self.may_cut = False
 
     def whole(self) -> tuple[bytes, bytes]:
         """All `reads` and `data`, those of the parts too."""
