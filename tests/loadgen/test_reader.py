@@ -277,6 +277,17 @@ def test_events_that_were_packed_count_for_who_hangs_up(cut_at: int) -> None:
     assert failures == ["hung_up", "hung_up", "cancelled"]
 
 
+def test_a_place_that_only_looks_like_a_chunks_end_is_put_together_again() -> None:
+    event = chunk(b"data: 1\n\n\r\ndata: 2\n\n")
+    at = event.index(b"data: 2")
+    pieces = [STREAM_HEAD, chunk(b"data: 0\n\n"), event[:at], event[at:] + b"0\r\n", b"X: 1\r\n\r\n"]
+    cut, plain = exchanged(pieces, closes=False, cut_at=0), exchanged(pieces, closes=False)
+    assert (cut, cut.failure, cut.data) == (plain, None, b"".join(pieces))
+    for n, failure in ((3, "hung_up"), (4, "cancelled")):
+        pieces[3:] = [event[at:] + b"5\r\n", b"da"]
+        assert exchanged(pieces, closes=False, cut_at=0, hang_up_at=n).failure == failure
+
+
 @dataclass(frozen=True)
 class Exchanged:
     """All of an exchange but its stamps, and what the wire made of its connection."""
