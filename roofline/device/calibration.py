@@ -96,9 +96,7 @@ class LinkFit:
 class HostFit:
     """What a serving stack's host adds to the kernels: `step_s` to a step, `launch_s` to each kernel of it,
     `token_s` for each token that it samples, `prompt_tok_s` for each prompt token that it computes.
-
-    `delivery_s` is what its front end needs for a token: it works beside the device, so that a step lasts at
-    least so long for each of its tokens. `source`: how all of that was measured.
+    `source`: how all of that was measured.
     """
 
     engine: str
@@ -107,14 +105,12 @@ class HostFit:
     prompt_tok_s: float
     source: str
     launch_s: float = 0.0
-    delivery_s: float = 0.0
 
-    def seconds(self, step: Step, n_launches: int, device_s: float) -> float:
-        """What a step whose kernels take `device_s` lasts longer."""
+    def seconds(self, step: Step, n_launches: int) -> float:
+        """What a step lasts longer than its kernels."""
         prompt_tok = int(step.new_tok[step.new_tok > 1].sum())
         own_s = self.step_s + self.launch_s * n_launches + self.token_s * step.n_logits
-        own_s += self.prompt_tok_s * prompt_tok
-        return max(own_s, self.delivery_s * step.n_logits - device_s)
+        return own_s + self.prompt_tok_s * prompt_tok
 
     def __str__(self) -> str:
         parts = [f"{self.step_s * 1e6:.0f} µs a step", f"{self.token_s * 1e6:.3g} µs a token"]
@@ -122,8 +118,6 @@ class HostFit:
             parts.append(f"{self.prompt_tok_s * 1e6:.2g} µs a prompt token")
         if self.launch_s:
             parts.append(f"{self.launch_s * 1e6:.2g} µs a launch")
-        if self.delivery_s:
-            parts.append(f"at least {self.delivery_s * 1e6:.3g} µs a token for the front end")
         return ", ".join(parts)
 
 
@@ -180,10 +174,6 @@ class Calibration:
     decode_kv8: DecodeFit | None = None
     prefill_kv8: PrefillFit | None = None
     nccl: tuple[LinkFit, ...] = ()
-
-    def host_seconds(self, step: Step, n_launches: int, device_s: float) -> float:
-        """What the host adds to `step`, as far as it is known."""
-        return self.host.seconds(step, n_launches, device_s) if self.host else 0.0
 
     def attention_fits(self, kv_bytes: float) -> tuple[DecodeFit, PrefillFit]:
         """The fits for a KV cache of so many bytes an element; the generic ones where 8 bits have none."""

@@ -94,8 +94,7 @@ def host_seconds(step: Step, predictions: Iterable[Prediction], calibration: Cal
     """What the serving stack's host adds to a step of these ops."""
     if calibration is None or calibration.host is None:
         return 0.0
-    counted = [(p.op.count, p.seconds) for p in predictions]
-    return calibration.host_seconds(step, sum(n for n, _ in counted), sum(s for _, s in counted))
+    return calibration.host.seconds(step, sum(p.op.count for p in predictions))
 
 
 def step_seconds(predictions: Iterable[Prediction], host_s: float = 0.0) -> float:

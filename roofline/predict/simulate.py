@@ -8,6 +8,7 @@ pipeline stages, several replicas of it, or two pools that prefill and decode ap
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -25,10 +26,33 @@ from roofline.predict.scheduler import (
     check,
 )
 
-__all__ = ["Asked", "Limits", "Simulation", "Speculation", "StepTable", "simulate", "simulate_disaggregated"]
+__all__ = [
+    "Asked",
+    "FrontEnd",
+    "Limits",
+    "Simulation",
+    "Speculation",
+    "StepTable",
+    "simulate",
+    "simulate_disaggregated",
+]
 
 Floats = npt.NDArray[np.float64]
 Seconds = Callable[[Step], float]
+
+
+@dataclass(frozen=True, slots=True)
+class FrontEnd:
+    """The process between clients and scheduler, which works beside the devices: it takes `prompt_tok_s` to
+    read each token of a prompt, and `reply_s` to send what a step has given one request, in the order in
+    which they come to it.
+
+    Where more comes than it can send, replies queue: first tokens and next requests come later, and fewer
+    requests compute at a time.
+    """
+
+    prompt_tok_s: float = 0.0
+    reply_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +102,14 @@ def simulate(
     stages: int = 1,
     replicas: int = 1,
     speculation: Speculation = NO_SPECULATION,
+    front_end: FrontEnd = FrontEnd(),
 ) -> Simulation:
     """The run of `requests`, step by step, each step taking `step_time` seconds.
 
     `concurrency` makes it a closed loop of so many streams: the first so many are sent when due, each other
     when one ends, and arrives `turnaround_s` later: above 0 the engine's next step has begun by then. With
     pipeline `stages` a step passes through each for an equal share of its time, and as many steps are in
-    flight. `replicas` of the engine take requests in turn, the idlest first.
+    flight. `replicas` of the engine take requests in turn, the idlest first. All go through one `front_end`.
 
     Raises RooflineError where a request could never fit.
     """
@@ -92,7 +117,7 @@ def simulate(
     if concurrency is not None and concurrency < 1:
         raise RooflineError(f"a closed loop needs a stream or more, not {concurrency}")
     pools = [_Pool(Batch(requests, limits, speculation), step_time, stages) for _ in range(replicas)]
-    return _Run(requests, pools, concurrency, turnaround_s=turnaround_s).result()
+    return _Run(requests, pools, concurrency, turnaround_s=turnaround_s, front_end=front_end).result()
 
 
 def simulate_disaggregated(
@@ -154,9 +179,11 @@ class _Run:
         then: Sequence[_Pool] = (),
         transfer_s: Callable[[int], float] | None = None,
         turnaround_s: float = 0.0,
+        front_end: FrontEnd = FrontEnd(),
     ) -> None:
         self.pools, self.then, self.transfer_s = pools, then, transfer_s
-        self.turnaround_s = turnaround_s
+        self.turnaround_s, self.front_end = turnaround_s, front_end
+        self.prompts = [request.prompt_tok for request in requests]
         self.outputs = np.array([request.output_tok for request in requests], dtype=np.int64)
         self.due = np.array([request.due_s for request in requests], dtype=np.float64)
         order = np.argsort(self.due, kind="stable").tolist()
@@ -164,35 +191,36 @@ class _Run:
         self.later = order[n:][::-1]
         self.first, self.last = np.full(len(order), np.nan), np.full(len(order), np.nan)
         self.rows: list[tuple[float, ...]] = []
-        self.link_free_s = 0.0
-        # (time, order of entry, request or step, pool): an event without a step is an arrival or a wake-up
-        self.events: list[tuple[float, int, Work | int | None, _Pool | None]] = []
+        self.link_free_s = self.front_end_free_s = 0.0
+        # (time, order of entry, what happens then)
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
         self.n_events = 0
         for i in order[:n]:
-            self._push(float(self.due[i]), i, None)
+            self._push(float(self.due[i]), partial(self._read, i))
 
-    def _push(self, at_s: float, what: Work | int | None, pool: _Pool | None) -> None:
+    def _push(self, at_s: float, what: Callable[[float], None]) -> None:
         self.n_events += 1
-        heapq.heappush(self.events, (at_s, self.n_events, what, pool))
+        heapq.heappush(self.events, (at_s, self.n_events, what))
 
     def result(self) -> Simulation:
         while self.events:
             now_s = self.events[0][0]
             while self.events and self.events[0][0] <= now_s:
-                _, _, what, pool = heapq.heappop(self.events)
-                if isinstance(what, Work):
-                    assert pool is not None
-                    self._end(now_s, what, pool)
-                elif what is not None:
-                    self._arrive(what, pool)
+                heapq.heappop(self.events)[2](now_s)
             for each in (*self.pools, *self.then):
                 self._begin(now_s, each)
         return self._table()
 
-    def _arrive(self, i: int, pool: _Pool | None) -> None:
-        if pool is not None:
-            pool.batch.arrive_prefilled(i)
-            return
+    def _read(self, i: int, now_s: float) -> None:
+        """The front end gets a request."""
+        if self.front_end.prompt_tok_s:
+            begun_s = max(now_s, self.front_end_free_s)
+            self.front_end_free_s = begun_s + self.front_end.prompt_tok_s * self.prompts[i]
+            self._push(self.front_end_free_s, partial(self._arrive, i))
+        else:
+            self._arrive(i, now_s)
+
+    def _arrive(self, i: int, _now_s: float) -> None:
         idlest = min(self.pools, key=lambda each: each.n_requests)
         idlest.n_requests += 1
         idlest.batch.arrive(i)
@@ -201,31 +229,41 @@ class _Run:
         while (begun := pool.start(now_s)) is not None:
             end_s, work = begun
             self.rows.append((now_s, end_s - now_s, *work.facts))
-            self._push(end_s, work, pool)
+            self._push(end_s, partial(self._end, work, pool))
             if len(pool.free_s) > 1:
-                self._push(pool.free_s[0], None, None)
+                self._push(pool.free_s[0], lambda _now_s: None)  # its first stage is free for the next step
 
-    def _end(self, now_s: float, work: Work, pool: _Pool) -> None:
+    def _end(self, work: Work, pool: _Pool, now_s: float) -> None:
         gained, done = pool.batch.finish(work)
         pool.n_in_flight -= 1
-        new = gained[np.isnan(self.first[gained])]
-        self.first[new] = now_s
-        self.last[gained] = now_s
+        sent_s = self._sent_s(len(gained), now_s)
+        new = np.isnan(self.first[gained])
+        self.first[gained[new]] = sent_s[new]
+        self.last[gained] = sent_s
         for i in done.tolist():
             pool.n_requests -= 1
             if self.then and pool in self.pools and self.outputs[i] > 1:
-                self._hand_over(now_s, i, pool)
+                self._hand_over(i, pool, now_s)
             elif self.later:
                 later = self.later.pop()
-                self.due[later] = max(now_s + self.turnaround_s, self.due[later])
-                self._push(float(self.due[later]), later, None)
+                self.due[later] = max(self.last[i] + self.turnaround_s, self.due[later])
+                self._push(float(self.due[later]), partial(self._read, later))
 
-    def _hand_over(self, now_s: float, i: int, pool: _Pool) -> None:
+    def _sent_s(self, n: int, now_s: float) -> Floats:
+        """When the front end has sent each of a step's `n` replies."""
+        sent_s = np.full(n, now_s, dtype=np.float64)
+        if n and self.front_end.reply_s:
+            begun_s = max(now_s, self.front_end_free_s)
+            sent_s = begun_s + self.front_end.reply_s * np.arange(1, n + 1, dtype=np.float64)
+            self.front_end_free_s = float(sent_s[-1])
+        return sent_s
+
+    def _hand_over(self, i: int, pool: _Pool, now_s: float) -> None:
         assert self.transfer_s is not None
         to = min(self.then, key=lambda each: each.n_requests)
         to.n_requests += 1
         self.link_free_s = max(now_s, self.link_free_s) + self.transfer_s(int(pool.batch.prompt[i]))
-        self._push(self.link_free_s, i, to)
+        self._push(self.link_free_s, lambda _now_s: to.batch.arrive_prefilled(i))
 
     def _table(self) -> Simulation:
         assert not np.isnan(self.last).any(), "every request fits an empty cache, so that each one ends"

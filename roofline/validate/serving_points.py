@@ -28,7 +28,7 @@ from roofline.model.shapes import QUANTS, Quant
 from roofline.predict.capacity import room
 from roofline.predict.kernels import Amounts
 from roofline.predict.predict import Clock, Deployment
-from roofline.predict.simulate import Asked, Limits, simulate
+from roofline.predict.simulate import Asked, FrontEnd, Limits, simulate
 from roofline.validate.check import errors
 
 Row = Mapping[str, str]
@@ -55,6 +55,7 @@ _SCRIPTED = "gap-analysis"
 _REPEATED = 100  # prompts that AIPerf draws from by default (`--num-dataset-entries`)
 _SET_ON = {"default": ("llama-3.1-8b",), "synchronous": ("llama-3.1-8b", "qwen3-32b")}
 """The models whose points set the constants of a stack; the others' test them."""
+_FRONT_ENDS: dict[tuple[str, bool], FrontEnd] = {}
 _SHORTEST = 0.8  # of the stated length, where lengths are drawn: InferenceX's `random_range_ratio`
 _WARM_UP = 2  # waves before the measured ones, as in aiconfigurator's scripts
 
@@ -98,6 +99,17 @@ class Point:
     def lost_slots(self) -> int:
         """Slots that the loops of TensorRT-LLM with Llama-3.1-8B went without (docs/roofline-accuracy.md)."""
         return int(self.scripted and self.backend == "trtllm" and self.model == "llama-3.1-8b")
+
+    @property
+    def is_small(self) -> bool:
+        """Which half of an engine's points it belongs to: those of one and two GPUs, or of more."""
+        return self.tp <= 2
+
+    @property
+    def front_end(self) -> FrontEnd:
+        """Of aiconfigurator's runs, as the engine's points with other numbers of GPUs ask for."""
+        known = _FRONT_ENDS.get((self.backend, not self.is_small)) if self.scripted else None
+        return known or FrontEnd()
 
     @property
     def mixes_steps(self) -> bool:
@@ -170,11 +182,12 @@ def predicted_ms(
     *,
     computed: bool = False,
     n_lost: int | None = None,
+    front_end: FrontEnd | None = None,
 ) -> tuple[float, float]:
     """(TTFT, TPOT): means over the first wave and the later ones, as a load tool has them.
 
-    `computed`: as if no prompt were in vLLM's prefix cache. `n_lost`: as if so many
-    slots were taken. NaN where the model does not fit.
+    `computed`: as if no prompt were in vLLM's prefix cache. `n_lost`: as if so many slots were taken.
+    `front_end`: another than the point's. NaN where the model does not fit.
     """
     device = load_device(point.device)
     known = generic() if tier == "generic" else load_calibration(device)
@@ -191,6 +204,7 @@ def predicted_ms(
             clock,
             concurrency=point.streams,
             turnaround_s=_TURNAROUND_S,
+            front_end=point.front_end if front_end is None else front_end,
         )
     except RooflineError:
         return float("nan"), float("nan")
@@ -251,13 +265,14 @@ def ratios(
     *,
     computed: bool = False,
     n_lost: int | None = None,
+    front_end: FrontEnd | None = None,
 ) -> tuple[Amounts, Amounts]:
     """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second.
 
-    `computed`, `n_lost`: as in `predicted_ms`.
+    `computed`, `n_lost`, `front_end`: as in `predicted_ms`.
     """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        predict = partial(predicted_ms, tier=tier, computed=computed, n_lost=n_lost)
+        predict = partial(predicted_ms, tier=tier, computed=computed, n_lost=n_lost, front_end=front_end)
         both = np.array(list(pool.map(predict, points, hosts, chunksize=4)))
     return (
         both[:, 0] / np.array([point.ttft_ms for point in points]),
@@ -280,6 +295,38 @@ def stack_of(point: Point) -> str:
 
 def _other_half(point: Point) -> str:
     return "h200" if point.device == "h100-sxm5-80g" else "h100"
+
+
+_PROMPT_TOK_US = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+_REPLY_US = (0.0, 40.0, 45.0, 50.0, 55.0, 60.0, 70.0, 80.0, 90.0, 95.0, 100.0, 105.0, 110.0, 115.0)
+
+
+def fit_front_ends(points: Sequence[Point]) -> dict[bool, FrontEnd]:
+    """Of one engine's points, by whether they are small: the least mean absolute log error of TTFT and TPOT.
+
+    One constant after the other, beginning with replies where a prompt's token takes 1 us.
+    """
+    hosts = out_of_sample_hosts(points)
+
+    small = np.array([point.is_small for point in points])
+
+    def costs(front_end: FrontEnd) -> dict[bool, float]:
+        ttft, tpot = ratios(points, hosts, front_end=front_end)
+        wrong = abs(np.log(ttft)) + abs(np.log(tpot))
+        return {half: float(np.nanmean(wrong[small == half])) for half in (True, False)}
+
+    def best(tried: Sequence[FrontEnd], half: bool) -> FrontEnd:
+        return min(tried, key=lambda front_end: cost_of[front_end][half])
+
+    with_replies = [FrontEnd(1e-6, us * 1e-6) for us in _REPLY_US]
+    cost_of = {front_end: costs(front_end) for front_end in with_replies}
+    found = {}
+    for half in (True, False):
+        reply_s = best(with_replies, half).reply_s
+        tried = [FrontEnd(us * 1e-6, reply_s) for us in _PROMPT_TOK_US]
+        cost_of |= {front_end: costs(front_end) for front_end in tried if front_end not in cost_of}
+        found[half] = best(tried, half)
+    return found
 
 
 _STEPS_MS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, *np.arange(1.0, 4.01, 0.25).tolist())

@@ -68,7 +68,7 @@ def test_a_log_that_ends_too_early_says_nothing(n_steps):
 def test_a_step_is_charged_for_itself_its_tokens_and_its_prompts():
     host = HostFit("reference", 1.0, 0.1, 0.001, "")
     step = Step.of([(1, 100, 1), (1, 200, 1), (500, 500, 1), (300, 300, 0)])
-    assert host.seconds(step, 100, 1.0) == pytest.approx(1.0 + 3 * 0.1 + 800 * 0.001)
+    assert host.seconds(step, 100) == pytest.approx(1.0 + 3 * 0.1 + 800 * 0.001)
 
 
 def test_a_server_that_does_not_start_leaves_the_device_without_a_host(tmp_path, monkeypatch):

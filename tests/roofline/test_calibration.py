@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roofline.device.calibration import (
-    HostFit,
     ShapeTimes,
     calibration_toml,
     generic,
@@ -69,13 +68,8 @@ def test_every_tier_pays_for_the_same_host():
     device, step = load_device("h100"), Step.decode(64, 1000)
     hosts = [known.host for known in calibrations_of(device).values()]
     assert hosts == [stack_host()] * 2
-    assert stack_host().seconds(step, 300, 0.01) == pytest.approx(
-        stack_host().step_s + 64 * stack_host().token_s
-    )
-    slow_front = HostFit("x", 0.0, 0.0, 0.0, "", delivery_s=1e-3)
-    assert slow_front.seconds(step, 300, 0.01) == pytest.approx(64e-3 - 0.01)
-    assert slow_front.seconds(step, 300, 0.10) == 0
-    assert stack_host("eager").seconds(step, 300, 0.01) == pytest.approx(300 * stack_host("eager").launch_s)
+    assert stack_host().seconds(step, 300) == pytest.approx(stack_host().step_s + 64 * stack_host().token_s)
+    assert stack_host("eager").seconds(step, 300) == pytest.approx(300 * stack_host("eager").launch_s)
     with pytest.raises(RooflineError, match="unknown serving stack"):
         stack_host("imaginary")
 

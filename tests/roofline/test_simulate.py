@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from roofline.errors import RooflineError
 from roofline.predict.scheduler import Batch
-from roofline.predict.simulate import Asked, Limits, Speculation, simulate, simulate_disaggregated
+from roofline.predict.simulate import Asked, FrontEnd, Limits, Speculation, simulate, simulate_disaggregated
 from servers.reference.kv import BlockPool
 from servers.reference.scheduler import Scheduler, Sequence
 
@@ -148,6 +148,30 @@ def test_equal_streams_stay_together_where_prompts_stop_decodes_and_spread_where
 
     assert spread_s(mixed=False) == 0
     assert spread_s(mixed=True) > 5
+
+
+def test_a_front_end_reads_prompts_one_after_another():
+    front_end = FrontEnd(prompt_tok_s=0.1)
+    result = simulate([Asked(0, 10, 2)] * 3, Limits(8, 1000, 10_000), lambda step: 0.5, front_end=front_end)
+    assert result.ttft_s.tolist() == pytest.approx([1.5, 2.5, 3.5])
+    assert result.e2e_s.tolist() == pytest.approx([2, 3, 4])
+
+
+def test_replies_that_a_front_end_cannot_send_in_time_queue_before_those_of_new_requests():
+    """Eight streams could gain eight tokens a second, of which five can be sent."""
+    bounds, slow = Limits(8, 1000, 10_000), FrontEnd(reply_s=0.2)
+    queued, free = (
+        simulate([Asked(0, 10, 40)] * 80, bounds, lambda step: 1.0, concurrency=8, front_end=front_end)
+        for front_end in (slow, FrontEnd())
+    )
+    steady = slice(40, 72)
+    assert free.e2e_s[steady].tolist() == [40] * 32
+    assert queued.e2e_s[steady].mean() == pytest.approx(8 * 40 / 5, rel=0.05)
+    assert queued.ttft_s[steady].mean() > 4 * free.ttft_s[steady].mean()
+    assert (queued.steps.n_running < 8).sum() > 100  # the engine waits for requests that wait for replies
+    few = simulate([Asked(0, 10, 3)] * 2, bounds, lambda step: 1.0, front_end=slow)
+    assert few.ttft_s.tolist() == pytest.approx([1.2, 1.4])
+    assert few.e2e_s.tolist() == pytest.approx([3.2, 3.4])
 
 
 def test_an_open_loop_below_the_rate_of_service_never_queues():
