@@ -246,7 +246,7 @@ def load_calibration(device: Device | str) -> Calibration:
         if id_ is not None and path.is_file():
             known = shipped_calibration(id_)
             return known if id_ == device.id else replace(known, tier=1, host=None)
-    return generic()
+    return generic(device)
 
 
 # Whose fit stands for an architecture: kernels transfer within one (H100 to H200: bf16 5%, fp8 8%).
@@ -272,9 +272,33 @@ def with_host(calibration: Calibration, stack: str = "default") -> Calibration:
     return replace(calibration, host=stack_host(stack))
 
 
-def generic() -> Calibration:
-    """Tier 1: defaults pooled over the measured devices."""
-    return shipped_calibration("generic")
+def generic(device: Device | None = None) -> Calibration:
+    """Tier 1: defaults pooled over the measured devices, as they are for the memory of `device`."""
+    pooled = shipped_calibration("generic")
+    return in_memory(pooled, device.memory.name) if device else pooled
+
+
+def in_memory(calibration: Calibration, memory: str) -> Calibration:
+    """The calibration with the shares of bandwidth that kernels reach of graphics memory without ECC.
+
+    It stays as it is for other kinds of memory.
+    """
+    if memory not in _LIKE_MEMORY:
+        return calibration
+    other = shipped_calibration(_LIKE_MEMORY[memory])
+    return replace(
+        calibration,
+        gemm={
+            kind: replace(fit, eta_m=other.gemm.get(kind, other.gemm["bf16"]).eta_m)
+            for kind, fit in calibration.gemm.items()
+        },
+        decode=replace(calibration.decode, eta_m=other.decode.eta_m),
+    )
+
+
+# A card whose kernels tell the share for that kind of memory: never of the same kind, so that none stands for
+# itself. The two agree within 2% (docs/roofline-accuracy.md, "Graphics memory").
+_LIKE_MEMORY = {"GDDR6X": "rtx-pro-6000-server", "GDDR7": "rtx4090"}
 
 
 @cache

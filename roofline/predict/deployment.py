@@ -88,7 +88,7 @@ def calibrations_of(device: Device, stack: str = "default") -> dict[str, Calibra
     Each with the host of the same serving stack.
     """
     own = load_calibration(device)
-    known = {"generic": generic()}
+    known = {"generic": generic(device)}
     if own.name != "generic":
         known["device fit" if own.tier > 1 else "fit of its generation"] = own
     return {tier: with_host(calibration, stack) for tier, calibration in known.items()}

@@ -138,7 +138,7 @@ def _unseen(measured: Path) -> Iterator[Check]:
     """
     for name in measured_folders(measured):
         if name == "h200_sxm" or name in BLACKWELL:
-            yield from _seen_by(measured / name, generic(), "generic")
+            yield from _seen_by(measured / name, generic(device_of(measured / name)), "generic")
         if name in _NEIGHBOURS:
             other = shipped_calibration(FOLDERS[_NEIGHBOURS[name]])
             yield from _seen_by(measured / name, other, f"the {other.name}'s fit")

@@ -190,7 +190,7 @@ def predicted_ms(
     `front_end`: another than the point's. NaN where the model does not fit.
     """
     device = load_device(point.device)
-    known = generic() if tier == "generic" else load_calibration(device)
+    known = generic(device) if tier == "generic" else load_calibration(device)
     deployment = Deployment(
         load_model(point.model)[0], QUANTS[point.quant], Parallel(tp=point.tp, ep=point.ep), device
     )

@@ -32,7 +32,7 @@ def test_no_goal_is_missed_but_those_that_say_why(checks):
 def test_a_real_run_of_vllm_is_replayed_within_its_goals():
     own, others = _replay(DATA)
     assert own.met, own
-    assert others.known, "kernels of other devices are too slow for this one, and the table says so"
+    assert others.met, others
 
 
 def test_no_measured_row_beats_its_ceiling_without_a_reason():

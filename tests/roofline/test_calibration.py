@@ -11,6 +11,7 @@ from roofline.device.calibration import (
     calibration_toml,
     generic,
     load_calibration,
+    shipped_calibration,
     stack_host,
     with_host,
 )
@@ -62,6 +63,24 @@ def test_a_device_without_tables_takes_the_fit_of_its_generation_one_tier_down()
     assert near.gemm == load_calibration(load_device("h100")).gemm
     assert near.tier == 1
     assert load_calibration(load_device("rtx5090")).name == "rtx-pro-6000-server"
+
+
+def test_graphics_memory_without_ecc_is_read_as_another_card_of_the_kind_reads_it():
+    def shares(known):
+        return known.gemm["bf16"].eta_m, known.decode.eta_m
+
+    of_the_pro, of_the_4090 = (shares(shipped_calibration(id_)) for id_ in ("rtx-pro-6000-server", "rtx4090"))
+    assert of_the_pro == pytest.approx(of_the_4090, rel=0.03)
+    pooled = shares(generic())
+    expected = {
+        "rtx3090": of_the_pro,
+        "rtx4090": of_the_pro,
+        "rtx5090": of_the_4090,
+        "l40s": pooled,
+        "h100": pooled,
+    }
+    assert {name: shares(generic(load_device(name))) for name in expected} == expected
+    assert load_calibration(load_device("rtx3090")) == generic(load_device("rtx3090"))
 
 
 def test_every_tier_pays_for_the_same_host():
