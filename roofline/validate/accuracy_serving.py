@@ -49,10 +49,6 @@ _COMPUTED = (
     "at 100 output tokens prompts alone would need up to 83% of the dense fp8 peak, of which measured"
     " kernels reach 60%"
 )
-_QUEUED = (
-    "TensorRT-LLM at 128 streams, and SGLang at 448 to 512 on four and eight GPUs: TTFT is 1 to 8 s and grows"
-    " with the number of GPUs; a front end or a client limits there, and the file has no CPU times of either"
-)
 _LOST = (
     "TensorRT-LLM ran with as many slots as the loop has streams, and one request always waits for a whole"
     " other one: up to 32 streams TTFT is 46% off with all slots, 9% with one fewer, 44% with two fewer"
@@ -87,7 +83,6 @@ def _operating_points(path: Path) -> Iterator[Check]:
     met = within(ttft[known], 20)
     yield Check(
         "G7", "TTFT in closed loops, all", "20", path.name, "", errors(ttft[known]), _BLIS, met=met,
-        known="" if met else _QUEUED,
     )  # fmt: skip
     whole, cached = (np.flatnonzero([p.backend == backend for p in points]) for backend in ("trtllm", "vllm"))
     again = ttft.copy()

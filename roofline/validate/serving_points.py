@@ -8,6 +8,7 @@ and the errors of the shipped ones.
 
 import csv
 import itertools
+import math
 import os
 import re
 import sys
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from roofline.device.calibration import Calibration, HostFit, generic, load_calibration, stack_host
 from roofline.device.device import load_device
@@ -55,7 +57,15 @@ _SCRIPTED = "gap-analysis"
 _REPEATED = 100  # prompts that AIPerf draws from by default (`--num-dataset-entries`)
 _SET_ON = {"default": ("llama-3.1-8b",), "synchronous": ("llama-3.1-8b", "qwen3-32b")}
 """The models whose points set the constants of a stack; the others' test them."""
-_FRONT_ENDS: dict[tuple[str, bool], FrontEnd] = {}
+# Seconds of the front ends, by the points that set them: of a prompt's token by the devices, of a reply by
+# the engine and the half of its loads. No point shows vLLM's limit.
+_PROMPT_TOK_S = {"h100": 5e-7, "h200": 3e-6}
+_REPLY_S = {
+    ("trtllm", True): 95e-6,
+    ("trtllm", False): 95e-6,
+    ("sglang", True): 50e-6,
+    ("sglang", False): 55e-6,
+}
 _SHORTEST = 0.8  # of the stated length, where lengths are drawn: InferenceX's `random_range_ratio`
 _WARM_UP = 2  # waves before the measured ones, as in aiconfigurator's scripts
 
@@ -101,15 +111,16 @@ class Point:
         return int(self.scripted and self.backend == "trtllm" and self.model == "llama-3.1-8b")
 
     @property
-    def is_small(self) -> bool:
-        """Which half of an engine's points it belongs to: those of one and two GPUs, or of more."""
-        return self.tp <= 2
+    def is_even(self) -> bool:
+        """One of two halves of all loads: a checkerboard over the powers of two of both lengths."""
+        return round(math.log2(self.prompt_tok)) % 2 == round(math.log2(self.output_tok)) % 2
 
     @property
     def front_end(self) -> FrontEnd:
-        """Of aiconfigurator's runs, as the engine's points with other numbers of GPUs ask for."""
-        known = _FRONT_ENDS.get((self.backend, not self.is_small)) if self.scripted else None
-        return known or FrontEnd()
+        """Of aiconfigurator's runs, by constants set on other points (docs/roofline-accuracy.md)."""
+        if not self.scripted:
+            return FrontEnd()
+        return FrontEnd(_PROMPT_TOK_S[_other_half(self)], _REPLY_S.get((self.backend, not self.is_even), 0.0))
 
     @property
     def mixes_steps(self) -> bool:
@@ -178,11 +189,11 @@ def _int(text: str) -> int:
 def predicted_ms(
     point: Point,
     host: HostFit | None,
+    front_end: FrontEnd | None = None,
     tier: str = "generic",
     *,
     computed: bool = False,
     n_lost: int | None = None,
-    front_end: FrontEnd | None = None,
 ) -> tuple[float, float]:
     """(TTFT, TPOT): means over the first wave and the later ones, as a load tool has them.
 
@@ -265,15 +276,16 @@ def ratios(
     *,
     computed: bool = False,
     n_lost: int | None = None,
-    front_end: FrontEnd | None = None,
+    front_ends: Sequence[FrontEnd] | None = None,
 ) -> tuple[Amounts, Amounts]:
     """Predicted over measured TTFT and TPOT of each point. Uses all cores: each takes a tenth of a second.
 
-    `computed`, `n_lost`, `front_end`: as in `predicted_ms`.
+    `computed`, `n_lost`: as in `predicted_ms`; `front_ends`: others than the points'.
     """
     with ProcessPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        predict = partial(predicted_ms, tier=tier, computed=computed, n_lost=n_lost, front_end=front_end)
-        both = np.array(list(pool.map(predict, points, hosts, chunksize=4)))
+        predict = partial(predicted_ms, tier=tier, computed=computed, n_lost=n_lost)
+        front_ends = front_ends or [point.front_end for point in points]
+        both = np.array(list(pool.map(predict, points, hosts, front_ends, chunksize=4)))
     return (
         both[:, 0] / np.array([point.ttft_ms for point in points]),
         both[:, 1] / np.array([point.tpot_ms for point in points]),
@@ -301,32 +313,33 @@ _PROMPT_TOK_US = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 _REPLY_US = (0.0, 40.0, 45.0, 50.0, 55.0, 60.0, 70.0, 80.0, 90.0, 95.0, 100.0, 105.0, 110.0, 115.0)
 
 
-def fit_front_ends(points: Sequence[Point]) -> dict[bool, FrontEnd]:
-    """Of one engine's points, by whether they are small: the least mean absolute log error of TTFT and TPOT.
+def fit_front_ends(points: Sequence[Point]) -> tuple[dict[tuple[str, bool], float], dict[str, float]]:
+    """(seconds a reply by engine and half of its loads, seconds a prompt's token by half of the devices).
 
-    One constant after the other, beginning with replies where a prompt's token takes 1 us.
+    Of the least mean absolute log error of TTFT and TPOT, from a grid: of replies first, where a token of a
+    prompt takes 1 us, then of prompts with the replies of the points' own halves.
     """
-    hosts = out_of_sample_hosts(points)
+    reply_s = {}
+    for backend in ("trtllm", "sglang"):
+        chosen = [p for p in points if p.backend == backend]
+        tried = {us * 1e-6: _wrong(chosen, [FrontEnd(1e-6, us * 1e-6)] * len(chosen)) for us in _REPLY_US}
+        for even in (True, False):
+            reply_s[backend, even] = _least(tried, np.array([p.is_even == even for p in chosen]))
+    own = [reply_s.get((p.backend, p.is_even), 0.0) for p in points]
+    tried = {
+        us * 1e-6: _wrong(points, [FrontEnd(us * 1e-6, seconds) for seconds in own]) for us in _PROMPT_TOK_US
+    }
+    halves = {half: np.array([p.device == device for p in points]) for device, half in _HALVES.items()}
+    return reply_s, {half: _least(tried, which) for half, which in halves.items()}
 
-    small = np.array([point.is_small for point in points])
 
-    def costs(front_end: FrontEnd) -> dict[bool, float]:
-        ttft, tpot = ratios(points, hosts, front_end=front_end)
-        wrong = abs(np.log(ttft)) + abs(np.log(tpot))
-        return {half: float(np.nanmean(wrong[small == half])) for half in (True, False)}
+def _wrong(points: Sequence[Point], front_ends: Sequence[FrontEnd]) -> Amounts:
+    ttft, tpot = ratios(points, out_of_sample_hosts(points), front_ends=front_ends)
+    return np.asarray(abs(np.log(ttft)) + abs(np.log(tpot)))
 
-    def best(tried: Sequence[FrontEnd], half: bool) -> FrontEnd:
-        return min(tried, key=lambda front_end: cost_of[front_end][half])
 
-    with_replies = [FrontEnd(1e-6, us * 1e-6) for us in _REPLY_US]
-    cost_of = {front_end: costs(front_end) for front_end in with_replies}
-    found = {}
-    for half in (True, False):
-        reply_s = best(with_replies, half).reply_s
-        tried = [FrontEnd(us * 1e-6, reply_s) for us in _PROMPT_TOK_US]
-        cost_of |= {front_end: costs(front_end) for front_end in tried if front_end not in cost_of}
-        found[half] = best(tried, half)
-    return found
+def _least(tried: Mapping[float, Amounts], which: npt.NDArray[np.bool_]) -> float:
+    return min(tried, key=lambda seconds: float(np.nanmean(tried[seconds][which])))
 
 
 _STEPS_MS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, *np.arange(1.0, 4.01, 0.25).tolist())
@@ -336,9 +349,11 @@ _TOKENS_MS = tuple(np.arange(0.0, 0.071, 0.005).round(3).tolist())
 def fit_host(points: Sequence[Point]) -> tuple[float, float]:
     """(seconds a step, seconds a token) of the least mean absolute log error of TPOT, from a grid.
 
-    A stream gains a token a step, so that a step's cost adds to TPOT once and a token's once for each stream.
+    A stream gains a token a step, so that a step's cost adds to TPOT once and a token's once for each stream,
+    where no front end delays it.
     """
-    bare = ratios(points, [None] * len(points))[1] * [point.tpot_ms for point in points]
+    alone = ratios(points, [None] * len(points), front_ends=[FrontEnd()] * len(points))
+    bare = alone[1] * [point.tpot_ms for point in points]
     streams, measured = (
         np.array([getattr(point, name) for point in points], dtype=float) for name in ("streams", "tpot_ms")
     )
