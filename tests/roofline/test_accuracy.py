@@ -65,7 +65,7 @@ def test_prompts_that_a_load_tool_repeats_are_computed_by_vllm_once():
     assert all(each.cached_tok for each in asked[1])
     (host,) = out_of_sample_hosts([many])
     cached, computed = (predicted_ms(many, host, computed=each)[1] / many.tpot_ms for each in (False, True))
-    assert abs(cached - 1) < 0.2 < 1 < computed
+    assert abs(cached - 1) < 0.25 < 1 < computed
 
 
 def test_an_engine_that_schedules_after_each_step_has_a_host_of_its_own():
