@@ -42,6 +42,7 @@ from tests.modules_probe.run import loaded_by_a_run
 
 CORES = sorted(os.sched_getaffinity(0))
 PERIOD_S = 0.05
+PACKAGES = ("burstline", "reports", "loadgen", "servers", "roofline", "workloads")
 
 
 @dataclass(slots=True)
@@ -256,6 +257,10 @@ def arguments() -> argparse.Namespace:
         parser.error("the server that is fired at needs a C compiler")
     args.cores = CORES[-args.cores :]
     args.env = os.environ | {"PYTHONPATH": str(args.tree), "HF_HUB_OFFLINE": "1", "NO_PROXY": "*"}
+    # As an installed package has it: bytecode is there, even where Python is told to write none.
+    args.env.pop("PYTHONDONTWRITEBYTECODE", None)
+    packages = [args.tree / name for name in PACKAGES]
+    subprocess.run([sys.executable, "-m", "compileall", "-q", *packages], env=args.env, check=True)
     return args
 
 
