@@ -24,8 +24,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import IO, NoReturn
 
-from servers.engine import EngineError
-
 _OURS = Path(__file__).resolve().parents[2]
 _LOOK_AROUND_S = 2.0
 
@@ -50,6 +48,8 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start one of our modules; its standard output is a pipe. Without a task it imports and waits."""
     if os.name != "posix":
+        from servers.engine import EngineError  # here: no child needs it to be one
+
         raise EngineError(
             f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
             "use WSL, or start the server yourself and attach to it"
