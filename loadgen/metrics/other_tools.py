@@ -19,7 +19,7 @@ from loadgen.metrics.throughput import NO_LENGTH, prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.record import Outcome
 from loadgen.stats.estimates import Absent
-from loadgen.stats.quantiles import quantile
+from loadgen.stats.quantiles import order_for, quantile
 
 WHOLE: Final = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """What other tools take for a success: a whole reply, of whatever length."""
@@ -48,9 +48,10 @@ class ToolFigures:
         values = values[~np.isnan(values)]
         if not len(values):
             return Absent("defined for no request")
-        values.sort()
         if self.mlperf_rank:
-            return float(values[min(int(len(values) * p), len(values) - 1)])
+            rank = min(int(len(values) * p), len(values) - 1)
+            return float(np.partition(values, rank)[rank])
+        order_for(values, (p,))
         return quantile(values, p)
 
 
@@ -335,7 +336,7 @@ def _metric_rows(values: Floats, short: str, percentiles: tuple[float, ...]) -> 
     known = values[~np.isnan(values)]
     known *= 1000
     n, mean = len(known), float(known.mean()) if len(known) else "n/a"
-    known.sort()
+    order_for(known, (0.5, *(p / 100 for p in percentiles)))
     return [
         (f"Mean {short} (ms):", mean),
         (f"Median {short} (ms):", quantile(known, 0.5) if n else "n/a"),

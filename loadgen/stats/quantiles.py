@@ -79,6 +79,14 @@ class Samples:
     def ranked(self) -> Ranked:
         return Ranked.of(self.value, self.weight)
 
+    def ranked_for(self, ps: Sequence[float]) -> Ranked:
+        """The same, in order only as far as the quantiles `ps` and the largest value need."""
+        if len(self.weight) and not self.weight.min() == self.weight.max() == 1:
+            return self.ranked
+        value = self.value.copy()
+        order_for(value, ps)
+        return Ranked(value)
+
     def by_request(self, amount: NDArray[Any]) -> Floats:
         """The sum of `amount`, one for each sample, of each request."""
         some, sums = self.counts > 0, np.zeros(len(self.counts))
@@ -116,10 +124,21 @@ def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> floa
     return float(ordered[first] + share * (ordered[second] - ordered[first]))
 
 
+def order_for(values: Floats, ps: Sequence[float]) -> None:
+    """Have the quantiles `ps`, and the largest value, stand in place.
+
+    To sort millions of values takes five times as long on processors where AVX-512 is slow (AMD's Zen 4).
+    """
+    if len(values):
+        last = len(values) - 1
+        below = [math.floor(last * p + 1e-9) for p in ps]  # as in `quantile`
+        values.partition(sorted({last, *below, *(min(k + 1, last) for k in below)}))
+
+
 def quantile_of(values: Floats, p: float) -> float:
     """The same of values in any order; NaN is left out, and NaN comes back where nothing is left."""
     kept = values[~np.isnan(values)]
-    kept.sort()
+    order_for(kept, (p,))
     return quantile(kept, p) if len(kept) else math.nan
 
 

@@ -77,7 +77,7 @@ def grades(c: Columns) -> dict[str, dict[str, PercentileGrade]]:
 def _graded(
     name: str, metric: Metric, c: Columns, first_error_s: Floats, last_error_s: Floats
 ) -> dict[str, PercentileGrade]:
-    ranked = samples_of(metric, c).ranked
+    ranked = samples_of(metric, c).ranked_for(QUANTILES)
     values = {p: ranked.quantile(p) for p in QUANTILES if ranked.total >= early_stopping_floor(p)}
     del ranked  # a large run's are let go before the next are made
     if metric.pooled:  # one after the other: of a large run they are most of the memory
@@ -153,7 +153,7 @@ def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
 
 def _quantiles(samples: Samples, ps: Iterable[float]) -> dict[float, float]:
     """NaN where an error is unknown, which sorts last: what was not recorded bounds nothing."""
-    ranked = samples.ranked
+    ranked = samples.ranked_for(tuple(ps))
     known = len(ranked.value) and not math.isnan(ranked.value[-1])
     return {p: ranked.quantile(p) if known else math.nan for p in ps}
 

@@ -12,7 +12,7 @@ from loadgen.metrics.summary_types import Instrument
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
-from loadgen.stats.quantiles import quantile
+from loadgen.stats.quantiles import order_for, quantile
 
 NOT_SENT = "no request was sent"
 NO_STAMP = "the kernel stamped no read (TLS, or no Linux)"
@@ -128,7 +128,7 @@ def _quantiles(name: str, values: Floats, absent: str) -> dict[str, Figure]:
     known = values[np.isfinite(values)]
     if not len(known):
         return {f"{name}_{p}_s": Absent(absent) for p in ("p50", "p99", "max")}
-    known.sort()
+    order_for(known, (0.5, 0.99))
     found = {"p50": quantile(known, 0.5), "p99": quantile(known, 0.99), "max": float(known[-1])}
     return {f"{name}_{p}_s": measured(value, "s", absent, len(known)) for p, value in found.items()}
 

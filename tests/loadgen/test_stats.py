@@ -84,6 +84,20 @@ def test_an_interval_covers_at_least_what_it_says_and_one_rank_less_does_not(n, 
         assert order_statistic_coverage(n, p, low, high) >= 0.95
 
 
+@given(
+    st.lists(st.one_of(st.integers(0, 9).map(float), st.just(math.inf)), min_size=1, max_size=60),
+    st.lists(st.floats(0, 1), max_size=4),
+    st.booleans(),
+)
+def test_what_is_ordered_for_some_quantiles_has_those_and_the_largest_in_place(values, ps, with_nan):
+    values = np.array([*values, *[math.nan] * with_nan])
+    samples = Samples(values, np.ones(len(values), np.int8), np.ones(len(values), np.int64))
+    some, every = samples.ranked_for(ps), samples.ranked
+    np.testing.assert_array_equal([some.quantile(p) for p in ps], [every.quantile(p) for p in ps])
+    np.testing.assert_array_equal(some.value[-1], every.value[-1])
+    assert samples.value is values, "the samples stay in the order of their requests"
+
+
 @settings(max_examples=50)
 @given(st.lists(st.floats(0, 1e6), min_size=64, max_size=200))
 def test_a_percentile_is_numpys_linear_quantile_in_whatever_way_it_is_asked_for(values):
