@@ -296,3 +296,32 @@ def test_the_embedded_engines_scheduler_gives_the_same_steps(n_blocks, budget):
         n_steps += 1
     assert not theirs.running
     assert n_steps > 24
+
+
+def prompts_cost(step):
+    """About the embedded engine's steps on one core: 2 ms, 0.4 ms a token decoded, 0.1 ms one of a prompt."""
+    return 2e-3 + 4e-4 * step.n_logits + 1e-4 * int(step.new_tok[step.new_tok > 1].sum())
+
+
+def test_a_queue_multiplies_an_error_of_its_steps():
+    """Steps 5% longer are 5% of a lone request's TPOT, and more of it the fuller the engine is."""
+    rng = np.random.default_rng(1)
+    bounds = Limits(256, 2048, 1 << 20)
+    outputs = rng.integers(16, 49, 150).tolist()
+    burst = [Asked(0.0, 512, n_tok) for n_tok in outputs]
+    served_per_s = len(burst) / simulate(burst, bounds, prompts_cost).makespan_s
+    arrivals = rng.exponential(1 / served_per_s, len(burst)).cumsum()
+
+    def tpot_growth(share):
+        asked = [replace(each, due_s=at / share) for each, at in zip(burst, arrivals, strict=True)]
+        slower, as_it_is = (
+            simulate(asked, bounds, lambda step, f=factor: f * prompts_cost(step)).tpot_s.mean()
+            for factor in (1.05, 1.0)
+        )
+        return slower / as_it_is - 1
+
+    growth = [tpot_growth(share) for share in (0.01, 0.5, 0.8)]
+    print(*(f"{each:+.1%}" for each in growth))
+    assert growth[0] == pytest.approx(0.05, abs=0.01)
+    assert growth[1] > 0.08
+    assert growth[2] > 0.12
