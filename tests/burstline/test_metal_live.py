@@ -9,17 +9,19 @@ import subprocess
 import sys
 import time
 import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import psutil
 import pytest
-from scipy.optimize import nnls
 
 from burstline.machine.roofline_input import seen_in, setup_of
 from loadgen.record.rundir import Run, open_run
-from roofline.device.calibration import HostFit
+from roofline.model.step import Step
 from roofline.predict.simulate import simulate
+from roofline.reconcile.inputs import StepSeen
 from tests.servers.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
@@ -45,20 +47,25 @@ def others_in(run: Run) -> float:
     return max(during, 1.0 if busy else 0.0)
 
 
-@pytest.fixture(scope="module")
-def quiet_run(tmp_path_factory):
-    """A burst at the embedded engine, and the CPU measured right after it, with nobody else about."""
+def fired_quietly(folders, *argv: str) -> Run:
+    """A run, and the CPU measured before it, with nobody else about. Skips after some tries."""
     seen = []
     for k in range(TRIES):
         until = time.monotonic() + 60
         while psutil.cpu_percent(2.0) > 10 and time.monotonic() < until:
             pass
-        run = fired(tmp_path_factory.mktemp(f"try{k}"), "--requests", "200", "--output-tokens", "48")
+        run = fired(folders.mktemp(f"try{k}"), *argv)
         assert "absent" not in run.summary.to_json()["roofline"], run.summary.to_json()["roofline"]
         seen.append(others_in(run))
         if seen[-1] <= QUIET:
             return run
     pytest.skip(f"others used {', '.join(f'{share:.0%}' for share in seen)} of this machine in {TRIES} tries")
+
+
+@pytest.fixture(scope="module")
+def quiet_run(tmp_path_factory):
+    """A burst at the embedded engine, and the CPU measured right after it, with nobody else about."""
+    return fired_quietly(tmp_path_factory, "--requests", "200", "--output-tokens", "48")
 
 
 def test_products_take_what_the_calibrated_cpu_predicts(quiet_run):
@@ -104,66 +111,107 @@ def test_the_simulator_knows_when_the_burst_ends_and_first_tokens_come(quiet_run
     assert abs(ttft) <= 0.15
 
 
+BURST = ("--requests", "200", "--output-tokens", "16..48")
 LOADS = {
-    "4 streams": ("--concurrency", "4", "--requests", "32"),
-    "16 streams": ("--concurrency", "16", "--requests", "96"),
-    "64 streams": ("--concurrency", "64", "--requests", "256"),
-    "half the rate": ("--arrival", "poisson", "--requests", "100"),
-    "80% of the rate": ("--arrival", "poisson", "--requests", "150"),
+    "4 streams": ("--concurrency", "4", "--requests", "32", "--output-tokens", "48"),
+    "16 streams": ("--concurrency", "16", "--requests", "96", "--output-tokens", "48"),
+    "64 streams": ("--concurrency", "64", "--requests", "256", "--output-tokens", "48"),
+    "half the rate": ("--arrival", "poisson", "--requests", "100", *BURST[2:]),
+    "80% of the rate": ("--arrival", "poisson", "--requests", "150", *BURST[2:]),
 }
 SHARES = {"half the rate": 0.5, "80% of the rate": 0.8}
-"""Of the rate at which the same engine served the burst."""
+"""Of the rate at which the same engine served the burst, whose requests are as long."""
 LIMITS = {"makespan": 0.1, "TPOT": 0.1, "TTFT": 0.2}
+MOST_SLOW = 0.1
+"""Of a run's decode steps, how many may be slow (`slow_share`) where a prediction is judged."""
 
 
 @pytest.fixture(scope="module", params=["reference", "vllm"])
-def engine_burst(request, tmp_path_factory) -> tuple[Run, tuple[str, ...], HostFit]:
-    """A burst at an engine, how to start that engine again, and what its host costs.
-
-    The embedded engine's host was measured at another model. vLLM's is set on this burst,
-    which is not judged.
-    """
+def engine_burst(request, tmp_path_factory) -> tuple[Run, tuple[str, ...]]:
+    """A burst at an engine, and how to start that engine again."""
     where: tuple[str, ...] = ("--engine", request.param)
     if request.param == "vllm":
         if "BURSTLINE_VLLM_PYTHON" not in os.environ:
             pytest.skip("BURSTLINE_VLLM_PYTHON names no vLLM")
         model = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
         where += ("--model", str(model), "--enforce-eager", "--prefix-cache", "off")
-    out = tmp_path_factory.mktemp(request.param)
-    run = fired(out, *where, "--requests", "200", "--output-tokens", "16..48")
-    setup, _ = setup_of(run)
-    host = setup.calibration.host or host_of(run)
-    print(f"\n{request.param}, others {others_in(run):.0%}: {host}")
-    return run, where, host
+    return fired_quietly(tmp_path_factory, *where, *BURST), where
 
 
 @pytest.mark.parametrize("load", LOADS)
 def test_closed_and_open_loops_are_simulated_within_ten_ten_and_twenty_percent(engine_burst, load):
-    burst, where, host = engine_burst
-    argv: tuple[str, ...] = LOADS[load]
-    if load in SHARES:
+    """The scheduler with the steps as long as the engine had them; then the lengths of steps.
+
+    A queue multiplies an error of its steps: 5% at half the rate are 10% of TPOT, at 80% they are 20%. So of
+    open loops the predicted steps are judged, and what they make of TPOT and TTFT is printed.
+    """
+    burst, where = engine_burst
+    argv, closed = LOADS[load], load not in SHARES
+    if not closed:
         served = seen_in(burst, [])
         argv += ("--rate", f"{SHARES[load] * len(served.requests) / served.makespan_s:.3g}")
-    run = fired(burst.path.parent, *where, *argv, "--output-tokens", "48")
-    errors = errors_of(run, host, closed=load not in SHARES)
-    own = errors_of(run, host_of(run), closed=load not in SHARES)
-    for what, each in (("predicted", errors), ("with the host cost of this very run", own)):
-        print(f"{load}, {what}:", *(f"{name} {error:+.1%}" for name, error in each.items()))
-    if others_in(run) > QUIET:
-        pytest.skip(f"others used {others_in(run):.0%} of this machine")
-    assert all(abs(errors[name]) <= most for name, most in LIMITS.items()), errors
+    run = fired(burst.path.parent, *where, *argv)
+    steps = [seen for seen in seen_in(run, []).steps if seen.step.n_tok]
+    as_logged = errors_of(run, partial(AsLogged, steps), closed=closed)
+    print(f"\n{load}, its own steps:", *(f"{name} {error:+.1%}" for name, error in as_logged.items()))
+    assert all(abs(as_logged[name]) <= most for name, most in LIMITS.items()), as_logged
+    setup, _ = setup_of(run)
+    if setup.calibration.host is None:
+        return  # vLLM: its host's cost is not measured, so that its steps are not predicted
+    clock = setup.clock()
+    step_error = sum(clock(seen.step) for seen in steps) / sum(seen.seconds for seen in steps) - 1
+    predicted, slow, others = errors_of(run, setup.clock, closed=closed), slow_share(steps), others_in(run)
+    print("predicted steps:", *(f"{name} {error:+.1%}" for name, error in predicted.items()))
+    print(f"all steps {step_error:+.1%}; {slow:.0%} slow, others {others:.0%}; host {setup.calibration.host}")
+    if others > QUIET or slow > MOST_SLOW:
+        pytest.skip(f"{slow:.0%} of steps were slow, and others used {others:.0%} of this machine")
+    assert abs(step_error) <= LIMITS["makespan"]
+    if closed:
+        assert all(abs(predicted[name]) <= most for name, most in LIMITS.items()), predicted
 
 
-def errors_of(run: Run, host: HostFit, *, closed: bool) -> dict[str, float]:
+class AsLogged:
+    """The engine's own step durations: of its steps about then, that of the one most like the simulated."""
+
+    ABOUT = 24
+
+    def __init__(self, steps: Sequence[StepSeen]) -> None:
+        self.steps, self.n_asked = steps, 0
+
+    def __call__(self, step: Step) -> float:
+        at = min(self.n_asked, len(self.steps) - 1)
+        self.n_asked += 1
+
+        def unlike(i: int) -> tuple[int, int, int]:
+            logged = self.steps[i].step
+            return abs(logged.n_tok - step.n_tok), abs(logged.n_logits - step.n_logits), abs(i - at)
+
+        about = range(max(0, at - self.ABOUT), min(len(self.steps), at + self.ABOUT))
+        return self.steps[min(about, key=unlike)].seconds
+
+
+def slow_share(steps: Sequence[StepSeen]) -> float:
+    """How many steps had products a quarter slower than the fastest tenth of steps that decode as many rows.
+
+    The engine computes the same in each: the core was slower. 0 where the engine times no products.
+    """
+    by_rows: dict[int, list[float]] = {}
+    for seen in steps:
+        if seen.op_seconds and (seen.step.new_tok == 1).all():
+            products_s = sum(seen.op_seconds[name] for name in GEMMS)
+            by_rows.setdefault(seen.step.n_tok, []).append(products_s)
+    slow = [each > 1.25 * np.quantile(alike, 0.1) for alike in by_rows.values() for each in alike]
+    return float(np.mean(slow)) if slow else 0.0
+
+
+def errors_of(run: Run, clock: Callable[[], Callable[[Step], float]], *, closed: bool) -> dict[str, float]:
     """Makespan, mean TPOT and mean TTFT of the simulated load, over the measured ones, less 1.
 
     In a closed loop an ended request's successor races with the engine's next step: at the embedded engine
     61 to 89% came before it began. Each order decides who ends together next, so the prediction is the mean
     of both.
     """
-    setup, assumed = setup_of(run)
-    setup = replace(setup, calibration=replace(setup.calibration, host=host))
-    seen = seen_in(run, assumed)
+    seen = seen_in(run, [])
     streams = run.manifest.concurrency if closed else None
     asked, turnarounds_s = seen.requests, [0.0]
     if streams is not None:  # the first ones as sent, each other one as soon after an end as this client is
@@ -172,9 +220,8 @@ def errors_of(run: Run, host: HostFit, *, closed: bool) -> dict[str, float]:
         turnarounds_s.append(max(0.0, float(np.median(sent - ends[: len(sent)]))))
         started_s = asked[streams - 1].due_s
         asked = [replace(each, due_s=min(each.due_s, started_s)) for each in asked]
-    clock = setup.clock()
     each_way = [
-        simulate(asked, seen.limits, clock, concurrency=streams, turnaround_s=turnaround_s)
+        simulate(asked, seen.limits, clock(), concurrency=streams, turnaround_s=turnaround_s)
         for turnaround_s in turnarounds_s
     ]
     due = np.array([request.due_s for request in seen.requests])
@@ -187,19 +234,6 @@ def errors_of(run: Run, host: HostFit, *, closed: bool) -> dict[str, float]:
     figures = [(found.makespan_s, found.tpot_s.mean(), found.ttft_s.mean()) for found in each_way]
     simulated = np.mean(figures, axis=0).tolist()
     return {name: got / measured[name] - 1 for name, got in zip(measured, simulated, strict=True)}
-
-
-def host_of(run: Run) -> HostFit:
-    """What each step of a run lasted beside its kernels: a part a step, a token, and a prompt token."""
-    setup, assumed = setup_of(run)
-    rows, beside = [], []
-    for seen in seen_in(run, assumed).steps:
-        step = seen.step
-        rows.append([1, step.n_logits, step.new_tok[step.new_tok > 1].sum()])
-        kernels = replace(setup.calibration, host=None)
-        beside.append(seen.seconds - sum(p.seconds for p in setup.deployment.predict(step, kernels)))
-    step_s, token_s, prompt_tok_s = nnls(np.array(rows, dtype=float), np.array(beside))[0]
-    return HostFit(run.manifest.engine, step_s, token_s, prompt_tok_s, "set on a burst at this engine")
 
 
 def test_the_wire_shows_the_steps_that_the_engine_logged(quiet_run):
