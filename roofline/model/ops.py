@@ -168,11 +168,12 @@ class _Pass:
 
 
 def _merged(found: Iterable[Op]) -> list[Op]:
-    counts: dict[Op, int] = {}
+    merged: dict[Op, Op] = {}
     for op in found:
         one = replace(op, count=1)
-        counts[one] = counts.get(one, 0) + op.count
-    return [replace(op, count=count) for op, count in counts.items()]
+        same = merged.get(one)
+        merged[one] = replace(op, count=same.count + op.count) if same else op
+    return list(merged.values())
 
 
 def _layer_ops(run: _Pass, layer: Layer) -> Iterator[Op]:

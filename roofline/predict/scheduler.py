@@ -198,7 +198,7 @@ class Batch:
             ids = np.array(self.running, dtype=np.int64)
             if not (self.computed[ids] < self.prompt[ids]).any():
                 return
-        elif self._all_decode(grants):
+        elif self._all_at_once(grants):
             return
         at = 0
         while at < len(self.running) and grants.budget > 0:
@@ -212,22 +212,24 @@ class Batch:
             grants.give(i, n_tok)
             at = self.running.index(i, 0, at + 1) + 1
 
-    def _all_decode(self, grants: _Grants) -> bool:
-        """The usual step, all at once: every running request decodes, and there is room."""
+    def _all_at_once(self, grants: _Grants) -> bool:
+        """The usual step: every running request computes all that it would, and there is room."""
         if self.speculation.draft_tok:
             return False
         ids = np.array(self.running, dtype=np.int64)
         pending = self.known[ids] - self.computed[ids]
-        ids = ids[pending > 0]
-        if not len(ids) or len(ids) > grants.budget or (pending > 1).any():
+        ids, pending = ids[pending > 0], pending[pending > 0]
+        n_tok = int(pending.sum())
+        if not n_tok or n_tok > grants.budget:
             return False
-        full = self.computed[ids] == self.blocks[ids] * self.limits.block_tok
-        if full.sum() > self.n_free:
+        more = np.maximum(0, -(-self.known[ids] // self.limits.block_tok) - self.blocks[ids])
+        n_blocks = int(more.sum())
+        if n_blocks > self.n_free:
             return False
-        self.blocks[ids] += full
-        self.n_free -= int(full.sum())
-        grants.ids, grants.new_tok = ids.tolist(), [1] * len(ids)
-        grants.budget -= len(ids)
+        self.blocks[ids] += more
+        self.n_free -= n_blocks
+        grants.ids, grants.new_tok = ids.tolist(), pending.tolist()
+        grants.budget -= n_tok
         return True
 
     def _make_room(self, i: int, n_tok: int, grants: _Grants) -> bool:
