@@ -303,6 +303,11 @@ def _assumed(args: argparse.Namespace, device: Device, asked: UniformBatch) -> l
         said.append("one micro-batch at a time passes through the pipeline's stages")
     if args.tp * args.ep > 1:
         said.append("the ceiling's links are ideal: no latency, the full bandwidth of one direction")
+    if args.simulate:
+        said.append(
+            "no front end delays the burst: in published runs TensorRT-LLM's sent 9,000 to 33,000 tokens"
+            " a second, by version, SGLang's 20,000"
+        )
     return said
 
 

@@ -138,7 +138,10 @@ def test_a_burst_is_simulated_by_the_ceiling_and_every_tier(capsys):
     assert ceiling["makespan_s"] < fit["makespan_s"]
     assert ceiling["output_tok_per_s"] == pytest.approx(100 * 32 / ceiling["makespan_s"])
     assert ceiling["most_running"] == 100
-    assert "A burst of 100 such requests" in told(capsys, *argv)
+    said = told(capsys, *argv)
+    assert "A burst of 100 such requests" in said
+    assert "no front end delays the burst" in said
+    assert "no front end" not in told(capsys, *argv[:-2])
 
 
 def test_the_answer_comes_first_in_plain_words(capsys):
