@@ -109,7 +109,8 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
         if code == exit_codes.OUR_BUG and not _explains_itself(error):
             traceback.print_exc()  # here, not by the interpreter: secrets are taken out of what is printed
             return code
-        return _fail(refused or str(error), code)
+        told = error.strerror if isinstance(error, OSError) and error.filename is None else None
+        return _fail(refused or told or str(error), code)
 
 
 def _refused(args: argparse.Namespace, error: Exception) -> str | None:

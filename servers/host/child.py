@@ -152,10 +152,10 @@ def next_line(descriptor: int) -> bytes:
     return line
 
 
-def end_now() -> NoReturn:
+def end_now(code: int = 0) -> NoReturn:
     """End this process, whose work is done and kept: Python would take 60 ms, for which the parent waits."""
     sys.stdout.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def end_with_parent(grace_s: float = 0.0, sleep: Callable[[float], None] = time.sleep) -> None:

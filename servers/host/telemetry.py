@@ -1,6 +1,9 @@
 """Telemetry: what was sampled beside a run, as rows in a file that survives its writer."""
 
+import errno
 import json
+import os
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
@@ -37,6 +40,31 @@ def missing(source: str, why: str, name: str = "*") -> Row:
 def as_lines(rows: Iterable[Row]) -> bytes:
     """The rows as JSON lists, one a line: to be appended in one write."""
     return "".join(json.dumps(astuple(row)) + "\n" for row in rows).encode()
+
+
+class LineFile:
+    """A file of lines that grows, from any thread. Each call is one write: a kill loses no whole line.
+
+    A disk that is full costs the lines of that moment and no other; `failure` is what it said first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._lock = threading.Lock()
+        self.failure: str | None = None
+
+    def write(self, lines: bytes) -> None:
+        with self._lock:
+            try:
+                n_written = os.write(self._file, lines)
+                if n_written < len(lines):  # the rest found no room: a line that is cut would spoil the next
+                    os.ftruncate(self._file, os.fstat(self._file).st_size - n_written)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            except OSError as error:
+                self.failure = self.failure or error.strerror
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 def load_telemetry(path: Path) -> list[Row]:

@@ -30,13 +30,15 @@ from servers.host.sources import (
     Throttling,
     gpus,
 )
-from servers.host.telemetry import Row, as_lines, missing, rows_of
+from servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
 from servers.redact import known_secrets, learn
 from servers.registry import ENGINES
 
 PERIOD_S = 0.2
 DISCOVER_PERIOD_S = 1.0
 NICENESS = 10
+DISK_FULL = 3
+"""How a watcher ends that could not write all it saw."""
 BASELINE_S = 10.0
 """How long the first reading of the engine's counters may take; LightLLM's took 3 s."""
 
@@ -112,8 +114,9 @@ class Watcher:
             self._process.kill()
             code = self._process.wait()
         if code != 0 and self._path is not None:
-            with self._path.open("ab") as file:
-                file.write(as_lines([missing("watcher", f"the watcher ended with exit code {code}")]))
+            why = "the disk was full" if code == DISK_FULL else f"the watcher ended with exit code {code}"
+            with suppress(OSError):  # the disk is full still: what keeps the run will say so
+                LineFile(self._path).write(as_lines([missing("watcher", why)]))
 
     def __enter__(self) -> Self:
         return self
@@ -217,10 +220,10 @@ def main() -> None:
         return
     learn(*task["secrets"])
     os.nice(NICENESS)
-    file = os.open(task["path"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    file = LineFile(Path(task["path"]))
 
     def write(rows: Iterable[Row]) -> None:
-        os.write(file, as_lines(rows))  # one append a moment: whole lines, whatever kills us
+        file.write(as_lines(rows))
 
     stopped = threading.Event()
     scraper: threading.Thread | None = None
@@ -232,7 +235,7 @@ def main() -> None:
     stopped.set()
     if scraper is not None:
         scraper.join(TIMEOUT_S + SETTLE_S)
-    child.end_now()
+    child.end_now(DISK_FULL if file.failure else 0)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,18 @@ from typing import Any
 
 import orjson
 
+from servers.host.telemetry import LineFile
+
 SCHEMA = 1
 
 
 class StepLog:
-    """Appends one JSON line at a time, each handed to the kernel in one write: a kill loses no whole line."""
+    """Appends one JSON line at a time to a file begun anew."""
 
     def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb", buffering=0)
+        path.write_bytes(b"")
+        self._file = LineFile(path)
         self.close = self._file.close
         self.write({"schema": SCHEMA, "pid": os.getpid(), **header})
 

@@ -311,11 +311,16 @@ def test_what_nobody_can_mean_is_one_line_and_exit_code_2(argv: tuple[str, ...],
     assert "planted" not in ended.out
 
 
-def test_a_full_disk_is_one_line_and_what_was_captured_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("room_kb", "kept"), [(12, False), (60, False), (400, False), (3000, True), (4500, True)]
+)
+def test_a_full_disk_is_one_line_and_what_was_captured_is_kept(
+    room_kb: int, kept: bool, tmp_path: Path
+) -> None:
     mount = tmp_path / "mount"
     mount.mkdir()
     inside = (
-        f"mount -t tmpfs -o size=400k tmpfs {mount} && {sys.executable} -P -m burstline run --engine truth --no-certify "
+        f"mount -t tmpfs -o size={room_kb}k tmpfs {mount} && {sys.executable} -P -m burstline run --engine truth --no-certify "
         f"--no-calibrate --requests 3000 --prompt-tokens 400 --output-tokens 40 --out {mount}/runs -q; code=$?; "
         f"cp -r {mount}/runs {tmp_path}/copy; exit $code"
     )
@@ -331,16 +336,21 @@ def test_a_full_disk_is_one_line_and_what_was_captured_is_kept(tmp_path: Path) -
     )
     if "unshare failed" in done.stderr or "permission denied" in done.stderr:
         pytest.skip("no mount namespaces here")
-    last = done.stderr.strip().splitlines()[-1]
+    *others, last = done.stderr.strip().splitlines()
     noted(
-        "the disk is full",
+        f"the disk is full at {room_kb} kB",
         "exit 2, one line",
         f"exit {done.returncode}: {last[:60]}",
         time.monotonic() - began_s,
     )
     assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "bytes are free" in done.stderr.replace("\n", " ") or "disk is full" in done.stderr
+    assert others == []
+    assert last.startswith("burstline: ")
+    assert "disk is full" in last or "bytes are free" in last
+    if kept:
+        (run,) = (tmp_path / "copy").iterdir()
+        verb("report", run)
+        assert 0 < outcomes(run)["ok"] < 3000
 
 
 # Secrets.

@@ -1,4 +1,5 @@
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from servers.engines.vllm import Vllm
 from servers.host import process
 from servers.host.ready import wait_ready
 from servers.host.sources import ProcessTree
-from servers.host.telemetry import Row, as_lines, load_telemetry, missing, rows_of
-from servers.host.watch import Watcher, spawn_watcher
+from servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
+from servers.host.watch import DISK_FULL, Watcher, spawn_watcher
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -51,6 +52,42 @@ def python(code: str) -> subprocess.Popen[str]:
 def when_done(child: subprocess.Popen[str]) -> None:
     assert child.stdout is not None
     assert child.stdout.readline() == "done\n"
+
+
+@LINUX
+def test_a_full_disk_costs_a_line_file_what_found_no_room_and_no_more(tmp_path: Path) -> None:
+    file = LineFile(Path("/dev/full"))
+    file.write(b"one\n")
+    assert file.failure == "No space left on device"
+    file.close()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = LineFile(tmp_path / "lines")
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, before[1]))  # cuts a write, as a disk does
+        lines.write(b"123456789012\n")
+        assert lines.failure is None
+        lines.write(b"cut in its middle\n")
+        lines.write(b"short\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert (tmp_path / "lines").read_bytes() == b"123456789012\nshort\n"
+    assert lines.failure == "No space left on device"
+    lines.close()
+
+
+@LINUX
+def test_a_watcher_on_a_full_disk_goes_on_says_nothing_and_ends_with_its_code(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    target = Target(f"http://127.0.0.1:{process.free_port()}", "m")
+    with spawn_watcher().watch(Path("/dev/full"), engine="vllm", target=target, period_s=0.01) as watcher:
+        assert eventually(lambda: psutil.Process(watcher.pid).nice() > 0)  # it has its task
+        time.sleep(0.3)
+        assert watcher._process.poll() is None
+    assert watcher._process.returncode == DISK_FULL
+    assert capfd.readouterr().err == ""
 
 
 def test_rows_survive_the_file_and_a_line_cut_by_a_kill_is_left_out(tmp_path: Path) -> None:
