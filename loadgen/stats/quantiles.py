@@ -6,7 +6,7 @@ A failed request is infinitely late: it enters as +inf, so that shedding load ne
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -79,7 +79,7 @@ class Samples:
     def ranked(self) -> Ranked:
         return Ranked.of(self.value, self.weight)
 
-    def ranked_for(self, ps: Sequence[float]) -> Ranked:
+    def ranked_for(self, ps: Iterable[float]) -> Ranked:
         """The same, in order only as far as the quantiles `ps` and the largest value need."""
         if len(self.weight) and not self.weight.min() == self.weight.max() == 1:
             return self.ranked
@@ -108,10 +108,7 @@ def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> floa
     +inf where the rank, or the next rank that it interpolates towards, is a failure.
     """
     total = float(len(ordered)) if cumulated is None else float(cumulated[-1])
-    rank = (total - 1) * p
-    # A rank that floating point leaves a hair off an integer must not reach for its (infinite) neighbour.
-    below = math.floor(rank + 1e-9)
-    share = rank - below
+    below, share = _rank(total, p)
     above = min(below + 1, total - 1)
     if cumulated is None:
         first, second = int(below), int(above)
@@ -124,14 +121,22 @@ def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> floa
     return float(ordered[first] + share * (ordered[second] - ordered[first]))
 
 
-def order_for(values: Floats, ps: Sequence[float]) -> None:
+def _rank(total: float, p: float) -> tuple[int, float]:
+    """Where the quantile `p` of so many values stands: the rank below it, and how far it is to the next."""
+    rank = (total - 1) * p
+    # A rank that floating point leaves a hair off an integer must not reach for its (infinite) neighbour.
+    below = math.floor(rank + 1e-9)
+    return below, rank - below
+
+
+def order_for(values: Floats, ps: Iterable[float]) -> None:
     """Have the quantiles `ps`, and the largest value, stand in place.
 
     To sort millions of values takes five times as long on processors where AVX-512 is slow (AMD's Zen 4).
     """
     if len(values):
         last = len(values) - 1
-        below = [math.floor(last * p + 1e-9) for p in ps]  # as in `quantile`
+        below = [_rank(len(values), p)[0] for p in ps]
         values.partition(sorted({last, *below, *(min(k + 1, last) for k in below)}))
 
 

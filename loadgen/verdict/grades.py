@@ -7,7 +7,7 @@ What counts is the effect on that very percentile, never a percentile of the lag
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
@@ -151,9 +151,9 @@ def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
     return first_s, last_s
 
 
-def _quantiles(samples: Samples, ps: Iterable[float]) -> dict[float, float]:
+def _quantiles(samples: Samples, ps: Collection[float]) -> dict[float, float]:
     """NaN where an error is unknown, which sorts last: what was not recorded bounds nothing."""
-    ranked = samples.ranked_for(tuple(ps))
+    ranked = samples.ranked_for(ps)
     known = len(ranked.value) and not math.isnan(ranked.value[-1])
     return {p: ranked.quantile(p) if known else math.nan for p in ps}
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Final
 
 import zstandard
 
-from loadgen.wire.exchange import Exchange
+from loadgen.wire.exchange import NEVER, Exchange
 from loadgen.wire.poller import IN, OUT, Poller
 from loadgen.wire.pool import Connection, Pool
 from loadgen.wire.reader import Reader
 from loadgen.wire.schedule import Schedule
 from servers.engine import EngineError
 
-NEVER: Final = 2**63 - 1
 _OPEN_AHEAD_NS = 1_000_000_000
 _STALE_NS = 2_000_000_000
 _WAITING_BYTES = 1 << 27

@@ -20,7 +20,8 @@ MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
 _BLANK_LINE = b"\n\n"
 _LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
-_NEVER: Final = 2**63 - 1
+NEVER: Final = 2**63 - 1
+"""More than any count of bytes or ns."""
 
 
 class Exchange:
@@ -76,7 +77,7 @@ class Exchange:
         self.index = index
         self.due_ns = due_ns
         self.max_bytes = MAX_REPLY_BYTES
-        self.cut_at = _NEVER
+        self.cut_at = NEVER
         self.may_cut = True
         self.n_cut = 0
         self.parts: list[tuple[int, bytes]] = []

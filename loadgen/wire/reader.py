@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from loadgen.wire.exchange import MID_STREAM
+from loadgen.wire.exchange import MID_STREAM, NEVER
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.poller import IN, Poller
 from loadgen.wire.pool import Connection
@@ -29,7 +29,6 @@ _MAX_EVENTS = 512
 _FD_SETSIZE = 1024
 _SPIN_NS = 120_000
 _SLEPT_NS = 50_000
-_NEVER = 2**63 - 1
 
 _Stream = tuple[Callable[..., tuple[int, list[tuple[int, int, bytes]], int, Any]], bytearray, bytearray, int]
 """Of a followed connection how to read, its exchange's reads and data, and how long the data may grow."""
@@ -64,7 +63,7 @@ class Reader:
         n_reads = n_bytes = 0
         at = now()
         # A due time cuts a pass short, unless it had come before: else a burst would stop all reading.
-        stop_ns = due_ns if at < due_ns else _NEVER
+        stop_ns = due_ns if at < due_ns else NEVER
         while True:
             wait_s = self._wait_s(at, due_ns, tick_ns)
             asked = now()

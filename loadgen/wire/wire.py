@@ -19,8 +19,8 @@ from typing import Any
 from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
 from loadgen.wire.dispatcher import Dispatcher
+from loadgen.wire.exchange import NEVER, Exchange
 from loadgen.wire.exchange import READ as ROW
-from loadgen.wire.exchange import Exchange
 from loadgen.wire.network import ERR, Network, is_remote
 from loadgen.wire.poller import IN, OUT, new_poller
 from loadgen.wire.pool import Connection, Pool
@@ -109,6 +109,7 @@ class Wire:
         What came goes to `on_part`, in the wire's thread, a part at a time; the last one when the wire ends.
         """
         exchange.on_part, exchange.cut_at = on_part, _CANARY_PART_BYTES
+        exchange.max_bytes = NEVER  # it is not kept, so that it may last
         self._ask(lambda: self._open_canary(exchange, port))
 
     def release(self, t0_ns: int) -> None:
