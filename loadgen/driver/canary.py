@@ -7,8 +7,8 @@ machine, now. Run as `python -m loadgen.driver.canary` by `canary`; it ends when
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -151,20 +151,15 @@ def main() -> None:
             os.write(sys.stdout.fileno(), b"%d\n" % server.getsockname()[1])
         except BrokenPipeError:  # the process that started this one has ended already
             return
-        ready, _, _ = select.select([server, sys.stdin], [], [])
-        if server not in ready:
-            return
+        child.end_with_parent()
         connection, _ = server.accept()
     with connection, contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.recv(4096)
         connection.sendall(_HEAD)
-        begin_s, began_cpu_ns, k, sent_ns = time.monotonic(), time.process_time_ns(), 0, 0
-        while True:
-            k += 1
-            due_s = begin_s + due_after_s(k)
-            if select.select([sys.stdin], [], [], max(0.0, due_s - time.monotonic()))[0]:
-                return
+        begin_s, began_cpu_ns, sent_ns = time.monotonic(), time.process_time_ns(), 0
+        for k in itertools.count(1):
+            time.sleep(max(0.0, begin_s + due_after_s(k) - time.monotonic()))
             cpu_ns = time.process_time_ns() - began_cpu_ns
             event = b"data: %d %d %d\n\n" % (time.monotonic_ns(), cpu_ns, sent_ns)
             connection.sendall(b"%x\r\n%s\r\n" % (len(event), event))

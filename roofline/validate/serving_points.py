@@ -388,6 +388,12 @@ def _print(path: Path) -> None:
     points = read_points(path)
     for stack, (step_s, token_s) in constants(points).items():
         sys.stdout.write(f"[{stack}]\nstep_s = {step_s:g}\ntoken_s = {token_s:g}\n")
+    replies, prompts = fit_front_ends([p for p in points if p.scripted and p.model in _SET_ON["default"]])
+    for (backend, even), seconds in replies.items():
+        half = "even" if even else "odd"
+        sys.stdout.write(f"front end, {backend}, {half} half of its loads: {seconds * 1e6:g} us a reply\n")
+    for half, seconds in prompts.items():
+        sys.stdout.write(f"front end, {half}: {seconds * 1e6:g} us a prompt token\n")
     ttft, tpot = ratios(points, [stack_host(stack_of(p)) for p in points])
     sys.stdout.write("\nErrors of the shipped constants, percent: median / 90th percentile, signed median\n")
     kinds = [f"{p.group} {'.'.join(map(str, p.version))} {p.model} {p.quant}" for p in points]

@@ -23,7 +23,8 @@ class Tally:
     """What the events of one reply add up to; `Reply` says what each field means.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known.
-    `said` are the choices of events whose tokens nobody counted; `is_all_text` is whether they said all.
+    `said` holds the choices of each event whose tokens the server did not count; `is_all_text` says whether
+    their texts are all that the reply said.
     """
 
     __slots__ = (

@@ -1,7 +1,7 @@
 """What the roofline says of real runs on this machine, against the engine's own clock and a hand's sum.
 
-Run by hand (`pytest -s -m bench`): each run is judged only where nobody else was in the way of it or of the
-calibration. Where the machine does not get quiet in some tries the test says so and is skipped.
+Run by hand (`pytest -s -m bench`): a run is judged only where other programs used little of the machine, both
+during it and during the calibration. After some tries on a busy machine the test says so and is skipped.
 """
 
 import os
@@ -48,7 +48,7 @@ def others_in(run: Run) -> float:
 
 
 def fired_quietly(folders, *argv: str) -> Run:
-    """A run, and the CPU measured before it, with nobody else about. Skips after some tries."""
+    """A run on a quiet machine, and the CPU measured after it. Skips after some tries."""
     seen = []
     for k in range(TRIES):
         until = time.monotonic() + 60
@@ -64,7 +64,7 @@ def fired_quietly(folders, *argv: str) -> Run:
 
 @pytest.fixture(scope="module")
 def quiet_run(tmp_path_factory):
-    """A burst at the embedded engine, and the CPU measured right after it, with nobody else about."""
+    """A burst at the embedded engine on a quiet machine, and the CPU measured right after it."""
     return fired_quietly(tmp_path_factory, "--requests", "200", "--output-tokens", "48")
 
 

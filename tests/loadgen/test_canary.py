@@ -166,17 +166,21 @@ def test_the_summary_says_what_the_canary_found_and_what_it_cost():
 
 
 @pytest.mark.slow
-def test_the_canary_uses_less_than_a_percent_of_the_machines_cpu():
-    """By its CPU time: 0.2 ms an event on two slow cores beside an engine that fills the caches."""
+def test_the_canary_uses_less_than_half_a_percent_of_the_machines_cpu():
+    """By its CPU time, of which a busy machine can only add: cold caches cost more."""
+    assert 0 < min(_cpu_share() for _ in range(3)) < 0.005
+
+
+def _cpu_share() -> float:
     wire, exchange = Wire([], lambda ended: None), Exchange(INDEX)
     exchange.payload = REQUEST
     wire.start()
     with canary() as bird:
         t0_ns = time.monotonic_ns()
         wire.watch_canary(exchange, bird.port)
-        time.sleep(6)
+        time.sleep(3)
         wire.close()
         lasted_s = (time.monotonic_ns() - t0_ns) / 1e9
     report = reported(exchange.capture(t0_ns, wire.offsets), t0_ns)
     assert report.n > 100
-    assert 0 < report.cpu_s / lasted_s / (os.cpu_count() or 1) < 0.01
+    return report.cpu_s / lasted_s / (os.cpu_count() or 1)
