@@ -132,11 +132,16 @@ class Keeper:
                     say(code=self.code)
 
     def _look(self) -> list[psutil.Process]:
-        """All living processes of the engine."""
+        """All processes of the engine that have not ended whole.
+
+        A zombie is one of them until it is reaped: so looks a process whose main thread alone has ended, and
+        the others may hold the port and the memory.
+        """
+        self._reap()
         # psutil compares start times as well: a pid that the system has given away again is not signalled.
         for process in psutil.Process().children(recursive=True):
             self._seen.setdefault(process.pid, process)
-        self._seen = {pid: process for pid, process in self._seen.items() if _lives(process)}
+        self._seen = {pid: process for pid, process in self._seen.items() if process.is_running()}
         return list(self._seen.values())
 
 
@@ -164,12 +169,6 @@ def _wake_on_signals(stop: Callable[..., None]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     return readable
-
-
-def _lives(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 def _start(task: Mapping[str, Any], out: int | IO[bytes]) -> subprocess.Popen[bytes]:

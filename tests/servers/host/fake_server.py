@@ -1,10 +1,13 @@
 """A process that behaves like an engine, or badly. Run as a script: `fake_server.py HOW [ARGUMENT]`."""
 
+import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -81,6 +84,24 @@ def family(folder: str) -> None:
     Path(folder, "pids.partial").write_text(pids)
     Path(folder, "pids.partial").rename(Path(folder, "pids"))
     sleeps()
+
+
+def headless(port: str, folder: str) -> None:
+    """A child whose main thread has ended, as if it were dead, while another holds the port; Linux alone."""
+    python, half_dead = sys.executable, f"from fake_server import half_dead; half_dead({port}, {folder!r})"
+    child = subprocess.Popen([python, "-c", half_dead], cwd=Path(__file__).parent)
+    Path(folder, "pids.partial").write_text(f"{os.getpid()} {child.pid}")
+    sleeps()
+
+
+def half_dead(port: int, folder: str) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        threading.Thread(target=time.sleep, args=(600,)).start()
+        Path(folder, "pids.partial").rename(Path(folder, "pids"))
+        libc = ctypes.CDLL(None)
+        libc.syscall(60 if os.uname().machine == "x86_64" else 93, 0)  # exit: this thread's alone
 
 
 def tells(path: str) -> None:

@@ -137,7 +137,19 @@ def test_stopping_ends_orphans_in_sessions_of_their_own(tmp_path: Path) -> None:
         pids = family_of(tmp_path)
         assert len(pids) == 3
         assert not any(map(gone, pids))
-    assert all(map(gone, pids))
+    assert not any(map(psutil.pid_exists, pids))
+
+
+@LINUX
+def test_a_process_whose_main_thread_alone_has_ended_is_not_taken_for_dead(tmp_path: Path) -> None:
+    port = process.free_port()
+    with process.start(fake("headless", port, tmp_path, grace_s=0.2), tmp_path / "log"):
+        pids = family_of(tmp_path)
+        assert eventually(lambda: gone(pids[1]))  # it looks so
+        with pytest.raises(EngineError, match=f"port {port} "):
+            process.require_free_port("127.0.0.1", port)
+    process.require_free_port("127.0.0.1", port)
+    assert not any(map(psutil.pid_exists, pids))
 
 
 def test_what_an_engine_leaves_beside_its_processes_is_removed_by_the_name_it_logged(tmp_path: Path) -> None:
