@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
+
+from servers.host.child import BLAS_THREADS
 
 T = TypeVar("T")
 
@@ -26,6 +29,16 @@ def import_lean() -> None:
     with _one_at_a_time:
         keep_pandas_out()
         leave_docstrings_out()
+
+
+def import_numpy() -> None:
+    """Have numpy start no threads of its own, unless the user has said how many; engines do as they like."""
+    if "numpy" not in sys.modules and BLAS_THREADS not in os.environ:
+        os.environ[BLAS_THREADS] = "1"
+        try:
+            importlib.import_module("numpy")
+        finally:
+            del os.environ[BLAS_THREADS]
 
 
 def import_tables() -> None:

@@ -207,17 +207,22 @@ def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     share_replicas(args)
-    _check(args)
+    _check_load(args)
     with _drivers_of(args) as drivers:
+        _check_server(args)
         return _run_experiment(args, drivers)
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_load(args: argparse.Namespace) -> None:
     """Refuse a slip of the user's before anything heavy is imported or started."""
     from burstline.bench.wish import check_flags, check_limits
 
     check_flags(wish_of(args))
     check_limits(args.max_failures, args.vocab_size, args.tokenizer, args.usd_per_hour)
+
+
+def _check_server(args: argparse.Namespace) -> None:
+    """The same, while drivers import."""
     from burstline.bench.server_session import check_where, choose_engine
 
     where = where_of(args)
@@ -241,6 +246,9 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         from burstline.bench.server_session import EarlyAnswer
 
         early_answer = EarlyAnswer(where)
+    from burstline.lean import import_numpy
+
+    import_numpy()
     from burstline.bench.experiment import run_experiment
     from burstline.bench.run_settings import Settings
     from workloads.request import WorkloadError

@@ -26,6 +26,8 @@ from typing import IO, NoReturn
 
 _OURS = Path(__file__).resolve().parents[2]
 _LOOK_AROUND_S = 2.0
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""numpy starts a thread for each core, and they spin for a while: of no use where no matrix is multiplied."""
 
 
 def command(module: str) -> tuple[str, ...]:
@@ -60,7 +62,7 @@ def spawn(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
-        env=os.environ | {"PYTHONPATH": import_path()},
+        env={BLAS_THREADS: "1"} | os.environ | {"PYTHONPATH": import_path()},
         start_new_session=True,
         pass_fds=pass_fds,
     )
