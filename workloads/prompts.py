@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
 
@@ -57,8 +57,9 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
     return Vocabulary(np.arange(n_ids // 8, n_ids * 7 // 8, dtype=np.uint32), source)
 
 
-_MASK: Final = (1 << 64) - 1
-_STEP: Final = 0x9E3779B97F4A7C15
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_AT_ONCE_TOK: Final = 1 << 14
+"""So many ids are drawn at a time: a call of NumPy takes as long as a short prompt, more leave the cache."""
 
 
 class Stream:
@@ -68,24 +69,26 @@ class Stream:
     """
 
     def __init__(self, seed: int, name: str) -> None:
-        self._base = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "little")
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        self._base = np.frombuffer(digest, "<u8", 1).astype(np.uint64)
 
-    def ids(self, key: int, n_tok: int, vocabulary: Vocabulary) -> NDArray[np.uint32]:
-        """The first `n_tok` ids of the segment `key`, each uniform over the vocabulary."""
-        state = _mixed(self._base ^ _mixed(key * _STEP & _MASK))
-        x = np.arange(1, n_tok + 1, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(state)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
+    def ids(self, keys: ArrayLike, n_tok: ArrayLike, vocabulary: Vocabulary) -> NDArray[np.uint32]:
+        """The first `n_tok` ids of each segment of `keys`, end to end, each uniform over the vocabulary."""
+        segments = np.atleast_1d(np.asarray(keys, dtype=np.int64)).astype(np.uint64)
+        sizes = np.atleast_1d(np.asarray(n_tok, dtype=np.int64))
+        begins = (np.cumsum(sizes) - sizes).astype(np.uint64)
+        states = _mixed(self._base ^ _mixed(segments * _STEP)) - begins * _STEP
+        x = np.arange(1, int(sizes.sum()) + 1, dtype=np.uint64) * _STEP
+        x += np.repeat(states, sizes)
         # The upper 32 bits times the size: no division, and a bias below 2^-32 x size.
-        picks = ((x >> np.uint64(32)) * np.uint64(len(vocabulary.ids))) >> np.uint64(32)
+        picks = ((_mixed(x) >> np.uint64(32)) * np.uint64(len(vocabulary.ids))) >> np.uint64(32)
         return vocabulary.ids[picks.astype(np.int64)]
 
 
-def _mixed(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _MASK
-    return x ^ x >> 31
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,11 +144,13 @@ class DrawnRequests(Sequence[Request]):
     def __getitem__(self, item: int | slice) -> Request | DrawnRequests:
         if isinstance(item, slice):
             return replace(self, rows=self.rows[item])
-        return self._made(int(self.rows[item]), Stream(self.seed, "prompts"))
+        return next(self._made(self.rows[[item]], Stream(self.seed, "prompts")))
 
     def __iter__(self) -> Iterator[Request]:
         stream = Stream(self.seed, "prompts")
-        return (self._made(row, stream) for row in self.rows.tolist())
+        n_at_once = max(1, _AT_ONCE_TOK // max(1, int(self.column("n_prompt_tok").max(initial=0))))
+        for begin in range(0, len(self), n_at_once):
+            yield from self._made(self.rows[begin : begin + n_at_once], stream)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
@@ -178,30 +183,34 @@ class DrawnRequests(Sequence[Request]):
                 digest.update(self.segments.n_tok[part].tobytes())
         return digest.digest()
 
-    def _made(self, row: int, stream: Stream) -> Request:
-        index, n_tok = int(self.numbers[row]), int(self.n_prompt_tok[row])
-        family = None
-        if self.segments is None:
-            ids = stream.ids(index, n_tok, self.vocabulary)
-        else:
-            part = slice(int(self.segments.starts[row]), int(self.segments.starts[row + 1]))
-            keys, sizes = self.segments.keys[part].tolist(), self.segments.n_tok[part].tolist()
-            ids = np.concatenate(
-                [stream.ids(key, n, self.vocabulary) for key, n in zip(keys, sizes, strict=True)]
+    def _made(self, rows: NDArray[np.int64], stream: Stream) -> Iterator[Request]:
+        """The requests of some rows, whose prompts are drawn at once."""
+        n_prompt_tok = self.n_prompt_tok[rows]
+        keys, sizes = self.numbers[rows], n_prompt_tok
+        families: list[int | None] = [None] * len(rows)
+        if self.segments is not None:
+            starts, ends = self.segments.starts[rows], self.segments.starts[rows + 1]
+            used = np.concatenate([np.arange(*part) for part in zip(starts, ends, strict=True)])
+            keys, sizes = self.segments.keys[used], self.segments.n_tok[used]
+            families = self.segments.keys[starts].tolist()
+        ids = stream.ids(keys, sizes, self.vocabulary).tobytes()
+        begin = 0
+        columns = (self.numbers[rows], n_prompt_tok, self.n_output_tok[rows])
+        for index, n_tok, n_output_tok, family in zip(*(c.tolist() for c in columns), families, strict=True):
+            end = begin + 4 * n_tok
+            yield Request(
+                index,
+                array("I", ids[begin:end]),
+                None,
+                n_tok,
+                n_output_tok,
+                self.ignore_eos,
+                self.sampling,
+                self.kind,
+                family,
+                stage=self.stage,
             )
-            family = keys[0]
-        return Request(
-            index,
-            array("I", ids.tobytes()),
-            None,
-            n_tok,
-            int(self.n_output_tok[row]),
-            self.ignore_eos,
-            self.sampling,
-            self.kind,
-            family,
-            stage=self.stage,
-        )
+            begin = end
 
 
 def _same(one: Request, other: object) -> bool:
