@@ -27,7 +27,7 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
@@ -161,10 +161,8 @@ class _Drive:
             due = self._sessions.opening()
         ahead = _LOOK_AHEAD if job.concurrency is None else min(_LOOK_AHEAD, 2 * job.concurrency + 64)
         if job.max_rate_per_s is None:
-            for each in islice(due, ahead):
-                self._prepare(each)
+            self._prepare(islice(due, ahead))
         self._await_connections()
-        gc.collect()
         gc.freeze()
         before = Usage.now()
         with suppress(OSError):
@@ -174,7 +172,7 @@ class _Drive:
         if job.max_rate_per_s is None:
             for each in due:
                 self._await_room(ahead)
-                self._prepare(each)
+                self._prepare([each])
         else:
             self._prepare_throttled(due, ahead, job.max_rate_per_s)
         while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
@@ -190,8 +188,7 @@ class _Drive:
             exchange = self._turns_ended.popleft()
             end_ns = (exchange.closed_ns or 0) - (self._t0_ns or 0)
             due, skipped = sessions.ended(exchange.index, end_ns, self._content(exchange))
-            for each in due:
-                self._prepare(each)
+            self._prepare(due)
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
                 never.failure, never.detail = PREDECESSOR, "a turn that this one follows had failed"
@@ -209,11 +206,21 @@ class _Drive:
             return None
         return content
 
-    def _prepare(self, due: Due) -> None:
-        """Build one request and hand it to the wire; after a stop it only gets its capture."""
-        request, due_ns = due
-        if self._n_prepared % 32 == 0:
-            self._listen(0.0)
+    def _prepare(self, due: Iterable[Due]) -> None:
+        """Build requests, then hand them to the wire; after a stop they only get their captures.
+
+        All at once: while this thread computes, the wire's waits for the interpreter at each system call.
+        """
+        exchanges = []
+        for request, due_ns in due:
+            if self._n_prepared % 32 == 0:
+                self._listen(0.0)
+            exchanges.append(self._exchange(request, due_ns))
+            self._n_prepared += 1
+            self._cells[0] = self._n_prepared
+        self._wire.park(*exchanges)  # a wire that was stopped ends them "not_sent"
+
+    def _exchange(self, request: Request, due_ns: int) -> Exchange:
         if self._sessions is not None and self._job.salt and self._job.vocabulary is not None:
             request = salted(request, self._job.salt, self._job.vocabulary)
             self._sessions.sent(request)
@@ -226,9 +233,7 @@ class _Drive:
                 exchange.hang_up_as = ABANDONED
             else:
                 exchange.hang_up_at = self._engine.hang_up_at(request)
-        self._n_prepared += 1
-        self._cells[0] = self._n_prepared
-        self._wire.park(exchange)  # a wire that was stopped ends it "not_sent"
+        return exchange
 
     def _built(self, request: Request) -> bytes:
         job = self._job
@@ -281,7 +286,7 @@ class _Drive:
                 while not self._has_room(ahead) and self._is_running:
                     await asyncio.sleep(_POLL_S)
                     self._listen(0.0)
-                self._prepare(each)
+                self._prepare([each])
 
         asyncio.run(prepare())
 

@@ -70,13 +70,14 @@ class Dispatcher:
 
     # What is asked of it.
 
-    def park(self, exchange: Exchange) -> None:
-        """Hold a serialised request until it is due."""
-        self.n_parked += 1
-        if self.stopped:
-            self.fail(exchange, "not_sent", None)
-            return
-        self._schedule.add(exchange)
+    def park(self, *exchanges: Exchange) -> None:
+        """Hold serialised requests until they are due."""
+        self.n_parked += len(exchanges)
+        for exchange in exchanges:
+            if self.stopped:
+                self.fail(exchange, "not_sent", None)
+            else:
+                self._schedule.add(exchange)
         self._plan_ahead()
 
     def release(self, t0_ns: int) -> None:

@@ -85,13 +85,14 @@ class Wire:
         self.offsets.observe(now())
         self._thread.start()
 
-    def park(self, exchange: Exchange) -> None:
-        """Hold a serialised request until it is due; "not_sent" at once where the thread has ended."""
-        self._ask(lambda: self.traffic.park(exchange))
+    def park(self, *exchanges: Exchange) -> None:
+        """Hold serialised requests until they are due; "not_sent" at once where the thread has ended."""
+        self._ask(lambda: self.traffic.park(*exchanges))
         # The thread sets `_ended` before it obeys for the last time: one that reads False here was heard.
-        if self._ended and exchange.failure is None:
-            exchange.failure = "not_sent"
-            self._on_ended([exchange])
+        if self._ended and (unheard := [each for each in exchanges if each.failure is None]):
+            for exchange in unheard:
+                exchange.failure = "not_sent"
+            self._on_ended(unheard)
 
     def cancel(self, exchange: Exchange) -> None:
         """Give one exchange up: "cancelled" once dispatched, "not_sent" before."""
