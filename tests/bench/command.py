@@ -168,7 +168,8 @@ def fired(args: argparse.Namespace, tool: str, command: list[str], out: Path, ro
         rows.add(f"{tool}: memory afterwards", memory.most(last_ns, end_ns), "MB")
         first_s, last_s = ((at_ns - start_ns) / 1e9 for at_ns in (first_ns, last_ns))
         moments = f"first request {first_s:.2f} s, last token {last_s:.2f} s"
-        args.held = [*memory.lines(start_ns), moments]
+        if tool == "burstline":
+            args.held = [*memory.lines(start_ns), moments]
         return
     rows.add(f"{tool}: first request", (first_ns - start_ns) / 1e9)
     rows.add(f"{tool}: of it the server's answer before", everything.answered_s_before(args.streams))
