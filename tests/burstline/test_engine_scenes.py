@@ -51,6 +51,7 @@ def counts(run: Run) -> dict[str, int]:
     return {name: n for name, n in run.summary.to_json()["counts"].items() if n}
 
 
+@pytest.mark.slow
 def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_the_last_asked_token(
     tmp_path: Path, tokenizer: Path
 ) -> None:
@@ -169,6 +170,7 @@ def test_counters_that_are_late_are_waited_for(tmp_path: Path) -> None:
     assert "metrics-incomplete" not in warnings(run)
 
 
+@pytest.mark.slow
 def test_counters_that_lose_requests_are_called_incomplete_and_compared_with_nothing(tmp_path: Path) -> None:
     house = House((Script(ttft_s=0.05),), native="lightllm", counters_lost=0.2)
     with truth_server(house=house) as truth:
@@ -180,6 +182,7 @@ def test_counters_that_lose_requests_are_called_incomplete_and_compared_with_not
     assert (gap["point"], gap["absent"]) == (None, "the server's own metrics are incomplete (48 of 60)")
 
 
+@pytest.mark.slow
 def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_path: Path) -> None:
     house = House(native="lightllm", queue=Queue(8, 0.02, 0.0))
     with truth_server(house=house) as truth:

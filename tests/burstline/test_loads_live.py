@@ -25,22 +25,15 @@ def folder(tmp_path_factory) -> str:
     return str(make_tiny_model(tmp_path_factory.mktemp("model")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "n"),
     [
-        pytest.param(("--trace", str(DATA / "mooncake.jsonl"), "--trace-speed", "8"), 60, id="trace"),
-        *(
-            pytest.param(*row, marks=pytest.mark.slow)
-            for row in (
-                (("--data", str(DATA / "prompts.jsonl"), "--arrival", "replay"), 40),
-                (("--data", str(DATA / "sharegpt.json"), "--requests", "20", "--data-order", "file"), 20),
-                (("--requests", "40", "--shared-prefix", "32", "--groups", "2", "--prompt-tokens", "64"), 40),
-                (
-                    ("--requests", "40", "--prompt-tokens", "normal:90,30", "--output-tokens", "zipf:1,2..9"),
-                    40,
-                ),
-            )
-        ),
+        (("--trace", str(DATA / "mooncake.jsonl"), "--trace-speed", "8"), 60),
+        (("--data", str(DATA / "prompts.jsonl"), "--arrival", "replay"), 40),
+        (("--data", str(DATA / "sharegpt.json"), "--requests", "20", "--data-order", "file"), 20),
+        (("--requests", "40", "--shared-prefix", "32", "--groups", "2", "--prompt-tokens", "64"), 40),
+        (("--requests", "40", "--prompt-tokens", "normal:90,30", "--output-tokens", "zipf:1,2..9"), 40),
     ],
 )
 def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_path):

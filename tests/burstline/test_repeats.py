@@ -70,6 +70,7 @@ def test_the_spread_over_fresh_starts_stands_beside_the_spread_over_repeats_of_o
     assert repeats.known_for(runs[0].manifest)["ttft.p50"] == fresh
 
 
+@pytest.mark.slow
 def test_two_repeats_are_pooled_without_an_interval_and_leave_no_noise(tmp_path, capsys):
     with truth_server(Script(ttft_s=0.05, gaps_s=(0.01,))) as server:
         run(server.url, tmp_path / "runs", "--repeats", "2")

@@ -202,6 +202,7 @@ def test_a_server_of_another_kind_is_no_replica(tmp_path: Path, capsys: pytest.C
     assert f"--url {two.url} is no replica: its max model len is 64, the first URL's is 1048576" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["--data", "--trace"])
 def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests(
     source: str, tmp_path: Path

@@ -231,6 +231,7 @@ def test_a_full_disk_says_so(tmp_path):
     assert "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_every_run_has_a_canary_but_one_that_was_told_not_to(tmp_path, monkeypatch):
     started = []
 

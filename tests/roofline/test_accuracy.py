@@ -71,6 +71,7 @@ def test_prompts_that_a_load_tool_repeats_are_computed_by_vllm_once():
     assert abs(cached - 1) < 0.2 < 1 < computed
 
 
+@pytest.mark.slow
 def test_an_engine_that_schedules_after_each_step_has_a_host_of_its_own():
     points = [p for p in read_points(POINTS) if p.backend == "vllm" and p.output_tok < 1000]
     hosts = out_of_sample_hosts(points)
