@@ -76,11 +76,11 @@ def _variance_inflation(series: Floats) -> float:
     slope = distributions.theil_slope(series)
     ranks = distributions.rankdata(series - slope * np.arange(n))
     ranks -= ranks.mean()
-    power = float(ranks @ ranks)
+    power = float((ranks**2).sum())
     if power == 0:
         return 1.0
     lags = np.arange(1, n - 1)
-    rho = np.array([ranks[lag:] @ ranks[:-lag] for lag in lags]) / power
+    rho = np.array([(ranks[lag:] * ranks[:-lag]).sum() for lag in lags]) / power
     significant = np.abs(rho) > distributions.norm.ppf(0.975) / math.sqrt(n)
     weights = (n - lags) * (n - lags - 1.0) * (n - lags - 2.0)
     # Never below 1: the correction is here to call fewer things a trend, not more.

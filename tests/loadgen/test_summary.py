@@ -1,9 +1,12 @@
+import ast
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import orjson
 import pytest
 
+import loadgen
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary import Context
 from loadgen.record.tables import RECORDS, record_table, telemetry_table
@@ -117,6 +120,16 @@ def test_a_run_that_was_cut_off_says_so():
 
 def test_the_same_records_give_the_same_bytes():
     assert orjson.dumps(summarized(RUNS["some failed"])) == orjson.dumps(summarized(RUNS["some failed"]))
+
+
+BY_BLAS = {"dot", "vdot", "inner", "matmul", "einsum", "tensordot", "corrcoef", "cov", "polyfit", "linalg"}
+
+
+@pytest.mark.parametrize("path", sorted(Path(loadgen.__file__).parent.rglob("*.py")), ids=lambda p: p.stem)
+def test_nothing_is_summed_by_blas_whose_last_digits_go_by_the_number_of_threads(path):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        assert not isinstance(node, ast.MatMult), path
+        assert not (isinstance(node, ast.Attribute) and node.attr in BY_BLAS), (path, node.lineno)
 
 
 def test_client_and_server_must_count_the_same_tokens():
