@@ -89,7 +89,9 @@ class Wire:
         """Hold serialised requests until they are due; "not_sent" at once where the thread has ended."""
         self._ask(lambda: self.traffic.park(*exchanges))
         # The thread sets `_ended` before it obeys for the last time: one that reads False here was heard.
-        if self._ended and (unheard := [each for each in exchanges if each.failure is None]):
+        if self._ended:
+            self._thread.join()  # it may be ending some of these
+            unheard = [exchange for exchange in exchanges if exchange.failure is None]
             for exchange in unheard:
                 exchange.failure = "not_sent"
             self._on_ended(unheard)

@@ -667,6 +667,17 @@ def test_who_asks_a_wire_that_has_ended_writes_into_nobodys_file(tmp_path: Path)
     assert (tmp_path / "another").read_bytes() == b""
 
 
+def test_requests_that_come_when_the_wire_has_ended_are_not_sent_each_once() -> None:
+    ended: list[Exchange] = []
+    wire = Wire([], ended.extend)
+    wire.start()
+    wire.close()
+    exchanges = [Exchange(index) for index in range(3)]
+    wire.park(*exchanges)
+    assert ended == exchanges
+    assert [exchange.failure for exchange in exchanges] == ["not_sent"] * 3
+
+
 def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(self: object, *_: object) -> None:
         raise RuntimeError("a bug")
