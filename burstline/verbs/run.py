@@ -214,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_load(args: argparse.Namespace) -> None:
-    """Refuse a slip of the user's before anything heavy is imported or started."""
+    """Refuse what is wrong with the load before anything heavy is imported or started."""
     from burstline.bench.wish import check_flags, check_limits
 
     check_flags(wish_of(args))
@@ -222,7 +222,7 @@ def _check_load(args: argparse.Namespace) -> None:
 
 
 def _check_server(args: argparse.Namespace) -> None:
-    """The same, while drivers import."""
+    """Refuse what is wrong with the server's flags, while drivers import."""
     from burstline.bench.server_session import check_where, choose_engine
 
     where = where_of(args)
@@ -232,8 +232,9 @@ def _check_server(args: argparse.Namespace) -> None:
 
 
 def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProcesses | None]":
-    """Drivers that import from now on, for a server that runs already; for others they would wait long."""
-    if args.url is None or args.ray is not None or args.workers not in range(1, MOST_EARLY + 1):
+    """Drivers that import from now on, for one run at a server that runs; for others they would wait long."""
+    is_one_run = args.ray is None and args.repeats is None
+    if args.url is None or not is_one_run or args.workers not in range(1, MOST_EARLY + 1):
         return nullcontext()
     from burstline.bench.driver_processes import DriverProcesses
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import psutil
 import pytest
 
 from burstline import cli
@@ -248,6 +249,7 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
         (("--cancel-share", "0.5", "--turns", "3"), "--cancel-share is for single requests"),
         (("--temperature", "-1"), "--temperature -1: expected 0 (greedy) or more"),
         (("--url", "http://127.0.0.1:1,http://127.0.0.1:2", "--workers", "3"), "cannot share 2 URLs evenly"),
+        (("--url", "http://127.0.0.1:1", "--port", "1"), "--port would be ignored"),
     ],
 )
 def test_what_makes_no_sense_of_a_request_is_one_line_and_exit_code_2(
@@ -257,6 +259,8 @@ def test_what_makes_no_sense_of_a_request_is_one_line_and_exit_code_2(
     lines = capsys.readouterr().err.splitlines()
     assert said in lines[0], lines
     assert not (tmp_path / "runs").exists()
+    left = [process.cmdline() for process in psutil.Process().children()]
+    assert not any("loadgen.driver.drive" in argv for argv in left)  # started before the flags were checked
 
 
 def test_a_bundle_without_certificates_is_named(tmp_path: Path) -> None:
