@@ -42,7 +42,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 ORPHANS_GRACE_S = 1.0
 """How long processes may outlive the engine's first one, which told them to end, before they are killed."""
-KILLED_GRACE_S = 10.0
+KILLED_GRACE_S = 30.0
+"""How long killed processes may take to end: the kernel gives back the memory of their GPUs first."""
 AFTER_TIMEOUT_S = 10.0
 """How long the command may take that removes what is no process of ours: a container."""
 LOG_GRACE_S = 2.0
@@ -132,10 +133,9 @@ class Keeper:
                     say(code=self.code)
 
     def _look(self) -> list[psutil.Process]:
-        """All processes of the engine that have not ended whole.
+        """All processes of the engine that have not been reaped.
 
-        A zombie is one of them until it is reaped: so looks a process whose main thread alone has ended, and
-        the others may hold the port and the memory.
+        A zombie may be a process whose main thread has ended while others hold the port and the memory.
         """
         self._reap()
         # psutil compares start times as well: a pid that the system has given away again is not signalled.

@@ -17,7 +17,7 @@ from servers.engine import EngineError, Launch
 from servers.host import child
 from servers.redact import known_secrets, printable
 
-KEEPER_GRACE_S = 30.0
+KEEPER_GRACE_S = 60.0
 """What a keeper may need to kill what would not end and to clean up, beyond the engine's own grace."""
 LAST_BYTES = 4096
 """How much of a log's end is read to find its last line."""

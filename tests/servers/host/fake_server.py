@@ -87,7 +87,7 @@ def family(folder: str) -> None:
 
 
 def headless(port: str, folder: str) -> None:
-    """A child whose main thread has ended, as if it were dead, while another holds the port; Linux alone."""
+    """A child that looks dead: its main thread has ended, another holds the port. For Linux."""
     python, half_dead = sys.executable, f"from fake_server import half_dead; half_dead({port}, {folder!r})"
     child = subprocess.Popen([python, "-c", half_dead], cwd=Path(__file__).parent)
     Path(folder, "pids.partial").write_text(f"{os.getpid()} {child.pid}")
@@ -105,8 +105,8 @@ def half_dead(port: int, folder: str) -> None:
 
 
 def tells(path: str) -> None:
-    """An environment variable."""
-    Path(path).write_text(os.environ.get("TOLD", ""))
+    """Its environment."""
+    Path(path).write_text(json.dumps(dict(os.environ)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 from servers.engine import EngineError, Launch, Target
 from servers.engines.vllm import Vllm
-from servers.host import process
+from servers.host import child, process
 from servers.host.ready import RefusalError, getter, wait_ready
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
@@ -216,11 +217,16 @@ def test_a_killed_keeper_takes_the_engine_with_it(tmp_path: Path) -> None:
     server.stop()
 
 
-def test_the_environment_asked_for_reaches_the_engine(tmp_path: Path) -> None:
+def test_the_environment_asked_for_reaches_the_engine_and_nothing_of_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(child.BLAS_THREADS, raising=False)
     launch = fake("tells", tmp_path / "told", env={"TOLD": "yes"})
     with process.start(launch, tmp_path / "log") as server:
         assert eventually(lambda: server.exit_code == 0)
-    assert (tmp_path / "told").read_text() == "yes"
+    told = json.loads((tmp_path / "told").read_text())
+    assert told["TOLD"] == "yes"
+    assert child.BLAS_THREADS not in told  # its keeper has it
 
 
 def test_a_command_that_does_not_exist_is_an_engine_error(tmp_path: Path) -> None:
