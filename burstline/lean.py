@@ -32,12 +32,13 @@ def import_lean() -> None:
 
 
 def import_numpy() -> None:
-    """Have numpy start no threads of its own, unless the user has said how many; engines do as they like."""
-    if "numpy" not in sys.modules and BLAS_THREADS not in os.environ:
-        os.environ[BLAS_THREADS] = "1"
-        try:
-            importlib.import_module("numpy")
-        finally:
+    """Have numpy start no threads of its own, unless the variable is set; engines do not inherit it."""
+    asked = os.environ.get(BLAS_THREADS)
+    os.environ.setdefault(BLAS_THREADS, "1")
+    try:
+        importlib.import_module("numpy")
+    finally:
+        if asked is None:
             del os.environ[BLAS_THREADS]
 
 

@@ -58,8 +58,8 @@ def vocabulary_from_size(n_ids: int, source: str) -> Vocabulary:
 
 
 _STEP: Final = np.uint64(0x9E3779B97F4A7C15)
-_AT_ONCE_TOK: Final = 1 << 14
-"""So many ids are drawn at a time: a call of NumPy takes as long as a short prompt, more leave the cache."""
+_BATCH_TOK: Final = 1 << 14
+"""So many ids are drawn at a time: enough to hide what calls of NumPy cost, few enough for a cache."""
 
 
 class Stream:
@@ -148,9 +148,13 @@ class DrawnRequests(Sequence[Request]):
 
     def __iter__(self) -> Iterator[Request]:
         stream = Stream(self.seed, "prompts")
-        n_at_once = max(1, _AT_ONCE_TOK // max(1, int(self.column("n_prompt_tok").max(initial=0))))
-        for begin in range(0, len(self), n_at_once):
-            yield from self._made(self.rows[begin : begin + n_at_once], stream)
+        ends, begin = np.cumsum(self.column("n_prompt_tok")), 0
+        while begin < len(self):
+            drawn_tok = int(ends[begin - 1]) if begin else 0
+            end = int(np.searchsorted(ends, drawn_tok + _BATCH_TOK, side="right"))
+            end = max(end, begin + 1)
+            yield from self._made(self.rows[begin:end], stream)
+            begin = end
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))

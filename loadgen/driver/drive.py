@@ -17,7 +17,6 @@ work, and each import would delay the first request.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import pickle
@@ -163,7 +162,6 @@ class _Drive:
         if job.max_rate_per_s is None:
             self._prepare(islice(due, ahead))
         self._await_connections()
-        gc.freeze()
         before = Usage.now()
         with suppress(OSError):
             self._conn.send(("ready",))
@@ -188,7 +186,8 @@ class _Drive:
             exchange = self._turns_ended.popleft()
             end_ns = (exchange.closed_ns or 0) - (self._t0_ns or 0)
             due, skipped = sessions.ended(exchange.index, end_ns, self._content(exchange))
-            self._prepare(due)
+            for each in due:
+                self._prepare([each])
             for request, at_ns in skipped:
                 never = Exchange(request.index, at_ns)
                 never.failure, never.detail = PREDECESSOR, "a turn that this one follows had failed"
@@ -209,7 +208,7 @@ class _Drive:
     def _prepare(self, due: Iterable[Due]) -> None:
         """Build requests, then hand them to the wire; after a stop they only get their captures.
 
-        All at once: while this thread computes, the wire's waits for the interpreter at each system call.
+        All together: while this thread runs, the wire's waits for the GIL at each of its system calls.
         """
         exchanges = []
         for request, due_ns in due:

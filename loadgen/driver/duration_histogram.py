@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike, NDArray
 
 _PER_DECADE = 100
 _N_DECADES = 12
-_AT_ONCE = 4096
-"""So many are counted at a time: a call of NumPy takes as long as counting a hundred."""
+_BATCH = 4096
+"""So many are counted at a time: one call of NumPy costs as much as counting a hundred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,11 @@ class DurationHistogram:
 
     def add(self, durations_ns: ArrayLike) -> None:
         """Count durations; negative ones count as zero."""
-        values = np.asarray(durations_ns, dtype=np.float64)
+        values = np.array(durations_ns, dtype=np.float64, ndmin=1)
         if values.size:
             self._new.append(values)
             self._n_new += values.size
-        if self._n_new >= _AT_ONCE:
+        if self._n_new >= _BATCH:
             self._count()
 
     def _count(self) -> None:

@@ -83,6 +83,5 @@ def quiet() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.unfreeze()
         gc.enable()
         sys.setswitchinterval(interval_s)

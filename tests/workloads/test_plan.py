@@ -11,6 +11,8 @@ from workloads.lengths import Lengths, parse_lengths
 from workloads.plan import Shape, make_plan
 from workloads.prompts import (
     N_SALT_TOK,
+    DrawnRequests,
+    Segments,
     Stream,
     salted,
     vocabulary_from_size,
@@ -46,6 +48,28 @@ def test_every_prompt_has_exactly_the_asked_number_of_tokens():
 
 def test_a_longer_plan_begins_with_the_same_requests():
     assert plan(due_s=(0.0,) * 9).requests[:3] == plan(due_s=(0.0,) * 3).requests
+
+
+def test_ids_are_the_same_for_ever():
+    """Pinned: a run is repeated from its seed, also by a later version."""
+    drawn = Stream(7, "prompts").ids([0, 3, 2**62, 3], [2, 3, 0, 1], VOCABULARY)
+    assert drawn.tolist() == [4899, 4340, 1621, 1318, 7008, 1621]
+
+
+@given(st.lists(st.sampled_from([1, 9, 100, 16_384, 20_000]), min_size=1, max_size=8), st.booleans())
+def test_a_request_is_the_same_alone_in_a_slice_and_among_others(sizes, shares):
+    n = len(sizes)
+    numbers, n_tok, ones = np.arange(n), np.array(sizes), np.ones(n, dtype=np.int64)
+    segments = None
+    if shares:  # a token that all begin with, and the rest
+        keys = np.stack([np.full(n, 77), numbers], axis=1).ravel()
+        segments = Segments(np.arange(0, 2 * n + 1, 2), keys, np.stack([ones, n_tok - 1], axis=1).ravel())
+    requests = DrawnRequests.of(numbers, n_tok, ones, VOCABULARY, 5, segments)
+    made = list(requests)
+    assert [len(r.prompt_ids) for r in made] == sizes
+    assert [requests[i] for i in range(-1, n)] == [made[-1], *made]
+    assert list(requests[1::2]) == made[1::2]
+    assert not shares or len({r.prompt_ids[0] for r in made}) == 1
 
 
 def test_special_ids_are_never_drawn():
