@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "burstline.verbs.make_model",
         "make a model folder: config, tokenizer, random weights",
     ),
-    "engines": ("burstline.verbs.engines", "what is installed here, what answers here, how to get the rest"),
+    "engines": ("burstline.verbs.engines", "list engines: installed, running, how to install the others"),
     "serve": ("burstline.verbs.serve", "start an engine by itself and print its URL"),
     "show": ("burstline.verbs.show", "print the summary of a run"),
     "verify": ("burstline.verbs.verify", "check that a run's figures follow from what was captured"),

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fit", action="store_true", help="fit the shipped calibrations again, then check")
     parser.add_argument("--goal", metavar="G", help="check this goal only, for example G8")
     parser.add_argument(
-        "--strict", action="store_true", help="exit with 3 for every missed goal, for those known to be too"
+        "--strict", action="store_true", help="exit with 3 for any missed goal, also for known misses"
     )
 
 

@@ -15,12 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="tiny, llama-2-7b, ... (`burstline bound --help` lists them), or a folder with a config.json",
     )
-    parser.add_argument("--weights", action="store_true", help="random weights, for engines that invent none")
+    parser.add_argument(
+        "--weights", action="store_true", help="write random weights, for engines that need files"
+    )
     parser.add_argument(
         "--format",
         choices=("safetensors", "gguf", "both"),
         help="of the weights, which it asks for as well: gguf for llama.cpp, safetensors (the default) for "
-        "the other engines, both for the same weights at all",
+        "the other engines, both: the same weights for all",
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), help="of config and weights")
     parser.add_argument("--seed", type=int, default=0, help="of the weights (0)")

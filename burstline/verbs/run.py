@@ -74,7 +74,7 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
         "--platform", metavar="NAME", help="of a suite with platforms: run this one only, here unless --ray"
     )
     group.add_argument(
-        "--worker-resources", metavar="NAME=N,...", help="what each worker takes of its node (CPU=1)"
+        "--worker-resources", metavar="NAME=N,...", help="Ray resources that each worker reserves (CPU=1)"
     )
 
 
@@ -100,7 +100,7 @@ def add_load(group: argparse._ArgumentGroup) -> None:
         metavar="DIR",
         help="whose ordinary ids prompts are drawn from; it counts replies that the server does not count",
     )
-    group.add_argument("--vocab-size", type=int, metavar="N", help="where neither tokenizer nor server says")
+    group.add_argument("--vocab-size", type=int, metavar="N", help="if neither tokenizer nor server says it")
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (0)")
     group.add_argument("--top-p", type=float, metavar="P", help="of sampling, with --temperature (1)")
     group.add_argument(
@@ -146,7 +146,7 @@ def add_sources(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--turn-tokens", metavar="LENGTHS", help="what each later turn adds (64)")
     group.add_argument("--think-s", metavar="SECONDS", help="between a reply and the next turn, e.g. 0.5..3")
     group.add_argument("--tool-s", metavar="SECONDS", help="how long a tool takes, e.g. lognormal:2,3")
-    group.add_argument("--tool-share", type=float, metavar="P", help="turns that a tool makes, not a person")
+    group.add_argument("--tool-share", type=float, metavar="P", help="share of turns that come from a tool")
     group.add_argument("--fan-out", type=int, metavar="K", help="branches that an agent starts and joins")
     group.add_argument(
         "--warmup", metavar="N|Ns|auto|0", help="requests, or seconds of the load, sent first and not counted"

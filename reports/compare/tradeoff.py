@@ -234,7 +234,7 @@ def numbers(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
         Column(f"{cost.label} ({scale.unit}) {'↑' if cost.better == 'higher' else '↓'}")
         for cost, scale in zip(costs, scales, strict=True)
     ]
-    columns += [Column("Targets", numeric=False)] if sweep.goals else []
+    columns += [Column("SLOs", numeric=False)] if sweep.goals else []
     columns += [Column("Verdict", numeric=False)]
     rows = []
     for at in sorted(sweep.points, key=lambda at: at.load):
