@@ -163,16 +163,11 @@ def _drawn_table(requests: DrawnRequests, due_ns: NDArray[np.int64], schema: pa.
     columns: dict[str, Any] = {"index": requests.column("numbers"), "due_ns": due_ns}
     columns |= {name: requests.column(name) for name in ("n_prompt_tok", "n_output_tok")}
     if requests.segments is not None:
-        starts, rows = requests.segments.starts, requests.rows
-        parts = [slice(int(starts[row]), int(starts[row + 1])) for row in rows.tolist()]
-        ends = np.cumsum([0, *(part.stop - part.start for part in parts)], dtype=np.int32)
-        for name, values in (
-            ("segment_keys", requests.segments.keys),
-            ("segment_tok", requests.segments.n_tok),
-        ):
-            flat = np.concatenate([values[part] for part in parts])
-            columns[name] = pa.ListArray.from_arrays(pa.array(ends), pa.array(flat))
-        columns["family"] = requests.segments.keys[starts[rows]]
+        segments = requests.segments.of(requests.rows)
+        starts = pa.array(segments.starts, pa.int32())
+        columns["segment_keys"] = pa.ListArray.from_arrays(starts, pa.array(segments.keys))
+        columns["segment_tok"] = pa.ListArray.from_arrays(starts, pa.array(segments.n_tok))
+        columns["family"] = segments.families
     arrays = []
     for field in PLAN:
         value = columns.get(field.name)

@@ -74,8 +74,8 @@ class Stream:
 
     def ids(self, keys: ArrayLike, n_tok: ArrayLike, vocabulary: Vocabulary) -> NDArray[np.uint32]:
         """The first `n_tok` ids of each segment of `keys`, end to end, each uniform over the vocabulary."""
-        segments = np.atleast_1d(np.asarray(keys, dtype=np.int64)).astype(np.uint64)
-        sizes = np.atleast_1d(np.asarray(n_tok, dtype=np.int64))
+        segments = np.array(keys, dtype=np.int64, ndmin=1).astype(np.uint64)
+        sizes = np.array(n_tok, dtype=np.int64, ndmin=1)
         begins = (np.cumsum(sizes) - sizes).astype(np.uint64)
         states = _mixed(self._base ^ _mixed(segments * _STEP)) - begins * _STEP
         x = np.arange(1, int(sizes.sum()) + 1, dtype=np.uint64) * _STEP
@@ -98,6 +98,18 @@ class Segments:
     starts: NDArray[np.int64]
     keys: NDArray[np.int64]
     n_tok: NDArray[np.int64]
+
+    def of(self, rows: NDArray[np.int64]) -> Segments:
+        """Those of some requests, in the order of `rows`."""
+        n_each = self.starts[rows + 1] - self.starts[rows]
+        starts = np.concatenate([[0], np.cumsum(n_each)])
+        used = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], n_each)
+        return Segments(starts, self.keys[used], self.n_tok[used])
+
+    @property
+    def families(self) -> NDArray[np.int64]:
+        """The key that each request begins with."""
+        return self.keys[self.starts[:-1]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -148,13 +160,9 @@ class DrawnRequests(Sequence[Request]):
 
     def __iter__(self) -> Iterator[Request]:
         stream = Stream(self.seed, "prompts")
-        ends, begin = np.cumsum(self.column("n_prompt_tok")), 0
-        while begin < len(self):
-            drawn_tok = int(ends[begin - 1]) if begin else 0
-            end = int(np.searchsorted(ends, drawn_tok + _BATCH_TOK, side="right"))
-            end = max(end, begin + 1)
-            yield from self._made(self.rows[begin:end], stream)
-            begin = end
+        batch = np.cumsum(self.column("n_prompt_tok")) // _BATCH_TOK
+        for rows in np.split(self.rows, np.flatnonzero(np.diff(batch)) + 1):
+            yield from self._made(rows, stream)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(_same, self, other))
@@ -193,10 +201,8 @@ class DrawnRequests(Sequence[Request]):
         keys, sizes = self.numbers[rows], n_prompt_tok
         families: list[int | None] = [None] * len(rows)
         if self.segments is not None:
-            starts, ends = self.segments.starts[rows], self.segments.starts[rows + 1]
-            used = np.concatenate([np.arange(*part) for part in zip(starts, ends, strict=True)])
-            keys, sizes = self.segments.keys[used], self.segments.n_tok[used]
-            families = self.segments.keys[starts].tolist()
+            segments = self.segments.of(rows)
+            keys, sizes, families = segments.keys, segments.n_tok, segments.families.tolist()
         ids = stream.ids(keys, sizes, self.vocabulary).tobytes()
         begin = 0
         columns = (self.numbers[rows], n_prompt_tok, self.n_output_tok[rows])
