@@ -18,6 +18,7 @@ from loadgen.metrics.summary_types import Burst, Concurrency, Stalls, Throughput
 from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.record.record import Outcome
 from loadgen.record.telemetry import Watched
+from loadgen.stats.distributions import rankdata
 from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import quantile_of
 from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval
@@ -302,19 +303,12 @@ def _inverse(slope: Figure, factor: float, unit: str) -> Figure:
 
 
 def _fifo(c: Columns) -> Figure:
-    sent, served = (_ranks(values[c.ok]) for values in (c.sent_s, c.first_s))
+    sent, served = (rankdata(values[c.ok]) for values in (c.sent_s, c.first_s))
     if len(sent) < 2 or np.ptp(sent) == 0 or np.ptp(served) == 0:
         return Absent("an order needs 2 requests")
     sent, served = sent - sent.mean(), served - served.mean()
     power = (sent**2).sum() * (served**2).sum()
     return _once(float((sent * served).sum() / np.sqrt(power)), "1", len(sent))
-
-
-def _ranks(values: Floats) -> Floats:
-    """Ranks from 0, ties sharing their mean."""
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return np.asarray((ends - (counts + 1) / 2)[where])
 
 
 def _once(value: float, unit: str, n: int) -> Figure:
