@@ -233,8 +233,8 @@ def _check_server(args: argparse.Namespace) -> None:
 
 def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProcesses | None]":
     """Drivers that import from now on, for one run at a server that runs; for others they would wait long."""
-    is_one_run = args.ray is None and args.repeats is None
-    if args.url is None or not is_one_run or args.workers not in range(1, MOST_EARLY + 1):
+    are_unused = args.url is None or args.ray is not None or args.repeats is not None
+    if are_unused or args.workers not in range(1, MOST_EARLY + 1):
         return nullcontext()
     from burstline.bench.driver_processes import DriverProcesses
 

@@ -27,7 +27,7 @@ from typing import IO, NoReturn
 _OURS = Path(__file__).resolve().parents[2]
 _LOOK_AROUND_S = 2.0
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""The variable that says how many threads numpy starts: else one a core, which spin and help nobody."""
+"""This variable sets how many threads numpy starts. The default is one per core: they spin without work."""
 
 
 def command(module: str) -> tuple[str, ...]:

@@ -137,7 +137,6 @@ class Keeper:
 
         A zombie may be a process whose main thread has ended while others hold the port and the memory.
         """
-        self._reap()
         # psutil compares start times as well: a pid that the system has given away again is not signalled.
         for process in psutil.Process().children(recursive=True):
             self._seen.setdefault(process.pid, process)
