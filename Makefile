@@ -15,7 +15,8 @@ test: $(VENV)/.dev  ## The quick test suite
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
-	@$(BIN)/python -m pytest -q -m slow --timeout 1200
+	@$(BIN)/python -m pytest -q -m slow --timeout 1200 --ignore tests/oracle
+	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 2 tests/oracle
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium
 	@$(BIN)/python -m pytest -q -m browser --timeout 600
@@ -32,7 +33,7 @@ contract: $(VENV)/.dev  ## Imports go downwards only
 check: lint types contract test  ## What a change must pass
 
 accuracy: $(VENV)/.run  ## The roofline model against measured data
-	@$(BIN)/burstline accuracy
+	@$(BIN)/python -m research
 
 clean:  ## Remove the environment; runs stay
 	rm -rf $(VENV)

@@ -33,18 +33,30 @@ VERBS: dict[str, tuple[str, str]] = {
     ),
     "engines": ("burstline.verbs.engines", "list engines: installed, running, how to install the others"),
     "serve": ("burstline.verbs.serve", "start an engine by itself and print its URL"),
-    "show": ("burstline.verbs.show", "print the summary of a run"),
     "verify": ("burstline.verbs.verify", "check that a run's figures follow from what was captured"),
-    "export": (
-        "burstline.verbs.export",
-        "write a run for other tools: Parquet, CSV, Markdown, JUnit, Perfetto, figures",
+    "report": (
+        "burstline.verbs.report",
+        "make a run's page again, print the run, or write it in other formats",
     ),
-    "report": ("burstline.verbs.report", "make a run's page again from its files"),
     "bound": ("burstline.verbs.bound", "what the hardware could do: which GEMM bounds prefill and decode"),
     "study": ("burstline.verbs.study", "what binds inference across devices, memories and generations"),
     "calibrate": ("burstline.verbs.calibrate", "measure this machine for the roofline"),
-    "accuracy": ("burstline.verbs.accuracy", "check the roofline model against measured data"),
 }
+
+
+GONE: dict[str, str] = {
+    "accuracy": "in a clone, `make accuracy` checks the roofline model against measured data",
+    "export": "say `burstline report RUN --to DIR --format csv`",
+    "show": "say `burstline report RUN --format text`",
+    "--data-filter": "keep the rows you want in a file of their own",
+    "--data-order": "rows are shuffled by --seed; --arrival replay keeps the file's order",
+    "--fan-out": "an agent's branches are not simulated",
+    "--tool-s": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
+    "--tool-share": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
+    "--url-by": "requests take turns at several URLs, conversations stay at one",
+    "--warmup-handover": "drop it: what counts begins once the load has filled the server",
+}
+"""Verbs and flags that there were, and what to do instead."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,6 +85,8 @@ def _main(argv: list[str]) -> int:
     if argv[0] in ("-V", "--version"):
         print(f"burstline {__version__}")
         return exit_codes.DONE
+    if argv[0] in GONE:
+        return _fail(f"{argv[0]} is gone: {GONE[argv[0]]}", exit_codes.USAGE)
     if argv[0] not in VERBS:
         return _fail(f"unknown verb {argv[0]!r}; expected one of: {', '.join(VERBS)}", exit_codes.USAGE)
     return _run_verb(argv[0], argv[1:])
@@ -94,6 +108,9 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
     own, engine_args = _split_at_dashes(argv)
     if engine_args is not None:
         parser.set_defaults(engine_args=tuple(engine_args))
+    for flag in (word.partition("=")[0] for word in own):
+        if flag in GONE:
+            return _fail(f"{flag} is gone: {GONE[flag]}", exit_codes.USAGE)
     args = parser.parse_args(own)
     try:
         Path.cwd()
@@ -150,7 +167,7 @@ def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
 def _exit_code_of(error: Exception) -> int:
     # Imported here: `--help` must not pay for them.
     from roofline.errors import RooflineError
-    from servers.engine import EngineError
+    from servers.messages import EngineError
     from workloads.request import WorkloadError
 
     if isinstance(error, EngineError):

@@ -64,12 +64,6 @@ def add_requests(group: argparse._ActionsContainer) -> None:
         help="the API to ask by: the engine's own, or one of OpenAI's (the one that counts best)",
     )
     group.add_argument(
-        "--url-by",
-        choices=("request", "session"),
-        help="several URLs take turns by request (the default), or requests with a common beginning stay at "
-        "one URL; conversations always do",
-    )
-    group.add_argument(
         "--extra-body",
         metavar="JSON",
         help="an object laid over each request's body, e.g. '{\"min_p\": 0.1}'",
@@ -179,7 +173,6 @@ def where_of(args: argparse.Namespace) -> Where:
         container=args.container,
         settings=settings_of(args),
         endpoint=getattr(args, "endpoint", None),
-        url_by=getattr(args, "url_by", None),
         extra_body=getattr(args, "extra_body", None),
         headers=tuple(getattr(args, "header", ())),
         loras=tuple(filter(None, (getattr(args, "lora", None) or "").split(","))),

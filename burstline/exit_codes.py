@@ -21,10 +21,16 @@ def of_summary(summary: Summary) -> int:
     """The exit code of a run that ended."""
     from loadgen.metrics.slo import state_decides
 
-    results = {target.result for target in summary.targets}
-    if "fail" in results:
+    state = INCONCLUSIVE if state_decides(summary) else DONE
+    return worst([of_results(target.result for target in summary.targets), state])
+
+
+def of_results(results: Iterable[str]) -> int:
+    """The exit code of what SLOs came to."""
+    found = set(results)
+    if "fail" in found:
         return TARGET_MISSED
-    return INCONCLUSIVE if state_decides(summary) or "inconclusive" in results else DONE
+    return INCONCLUSIVE if "inconclusive" in found else DONE
 
 
 def worst(codes: Iterable[int]) -> int:

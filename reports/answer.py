@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from loadgen.metrics.summary_types import Summary
 from loadgen.record.manifest import Manifest
-from loadgen.record.record import OUTCOME_WORDS, failed
+from loadgen.record.record import OUTCOME_WORDS, Outcome, failed
 from loadgen.stats.figure import Absent, Estimate, Figure
 from loadgen.verdict.verdict import State
 from reports.blocks import Answer
@@ -204,7 +204,7 @@ def _cut_short(summary: Summary) -> str:
     if not _interrupted(summary):
         return ""
     ok, planned = summary.counts["ok"], summary.counts["planned"]
-    n_cut = sum(failed(summary.counts).values()) - sum(failed(summary.counts, interrupted=True).values())
+    n_cut = summary.counts.get(Outcome.CANCELLED, 0)
     late = f"; the {n_cut:,} that it cut off count as infinitely late" if n_cut else ""
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
 

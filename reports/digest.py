@@ -9,10 +9,10 @@ from loadgen.record.record import OUTCOME_WORDS
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Estimate
 from reports.answer import answer
+from reports.banner import banner, facts, title
 from reports.blocks import Banner, Block, Command, Heading, Note
 from reports.estimate_tables import HEADLINE, group_table, latency_table, session_tables
 from reports.number_format import counted, with_interval
-from reports.page.page import banner, facts, title
 from reports.run_view import View, summary_of, view_of
 from reports.tables import table
 from roofline.reconcile.reconciliation import NotReconciled

@@ -1,412 +1,22 @@
-"""What an engine is: the class that every adapter subclasses, and the values that cross it.
+"""What an engine is: the class that every adapter subclasses.
 
 An adapter is one file of pure functions: it says *how* its engine is launched, probed, asked, read and
 stopped; `servers/host/` and `loadgen/` do the I/O. Nothing here opens a socket, a file or a clock.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from enum import IntEnum
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING
 
-from servers.redact import learn, printable, redacted
+from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Ask, Call, Get, HttpReply, Reply, ReplyContent, Target
+from servers.protocol import openai
 from servers.settings import Setting, Settings, Spelling, plain
 from workloads.request import Request
 
-
-class EngineError(RuntimeError):
-    """The server failed us (exit code 5): what happened, its own last words, what to try.
-
-    Its text is printable and without secrets, whatever a server has put into it.
-    """
-
-    def __init__(self, text: object = "") -> None:
-        super().__init__(printable(redacted(str(text))))
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One read of a socket: when our code had it and when the kernel had it.
-
-    Both stamps are ns on the monotonic clock, counted from the run's start. `kernel_ns` is the receive stamp
-    of the last segment in the read (SO_TIMESTAMPNS), None where the transport gives none (TLS, no Linux).
-    """
-
-    at_ns: int
-    kernel_ns: int | None
-    data: bytes
-
-
-class Kind(IntEnum):
-    """What an event of a stream carries. Only ANSWER, REASONING and TOOL events carry tokens.
-
-    EMPTY has no text and no count: it may hold a token whose UTF-8 is not complete yet, or nothing.
-    """
-
-    ROLE = 0
-    REASONING = 1
-    ANSWER = 2
-    TOOL = 3
-    USAGE = 4
-    FINISH = 5
-    ERROR = 6
-    EMPTY = 7
-
-
-@dataclass(slots=True)
-class Event:
-    """One decoded event of a reply.
-
-    `end` is the offset just past the event's last byte in the body: a caller that knows when that byte was
-    read knows when the event arrived, so decoding needs no clock and no split of the stream can change it.
-    `n_tok` is how many generated tokens the event carries; None where the engine does not say per event.
-    """
-
-    end: int
-    kind: Kind
-    n_tok: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class HttpReply:
-    """A whole HTTP reply with the transfer coding taken off. Header names are lower case.
-
-    `complete` is False where the body ended before its framing said so.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-    complete: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """What a server says of the time it took for one request, by its own clock, in seconds.
-
-    None where it does not say. `queue_s` is how long the request waited in the scheduler's queue, `prefill_s`
-    from the first forward pass of its prompt to the end of the last, `first_token_s` from the request's
-    receipt until its first token left the server: what the network and the client add to it makes TTFT.
-    """
-
-    queue_s: float | None = None
-    prefill_s: float | None = None
-    first_token_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What an engine answered to one request, decoded.
-
-    Counts are the server's own, None where it gave none: `n_output_ids` counts token ids that came
-    back (the most trusted), `n_output_usage` is the usage block's figure. `terminated` says that the
-    dialect's own end was seen (`[DONE]`, `finished: true`, a final event with details). `error` is the
-    server's message where it sent one, in whatever status. `text` is what was generated, to count its
-    tokens: None where the server did, or where it is not all text. `overshoots`: the server goes
-    on beyond the asked length by its own rules; what is beyond is no part of the request. `overloaded`: it
-    refused because it has too many requests.
-    """
-
-    events: Sequence[Event]
-    n_prompt_tok: int | None = None
-    n_output_ids: int | None = None
-    n_output_usage: int | None = None
-    n_cached_tok: int | None = None
-    finish_reason: str | None = None
-    terminated: bool = False
-    error: str | None = None
-    text: str | None = None
-    times: ServerTimes | None = None
-    overshoots: bool = False
-    overloaded: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyContent:
-    """What a reply said, for a conversation to go on with: token ids where they came back, and the text."""
-
-    text: str
-    ids: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One HTTP request to be sent. Host and Content-Length are the wire's affair."""
-
-    method: str
-    path: str
-    body: bytes = b""
-    headers: tuple[tuple[str, str], ...] = (("content-type", "application/json"),)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where requests go and under which name: `url` is scheme://host:port, with a path prefix if any.
-
-    `url` holds no secret: `login` is the "user:password" that stood in the user's URL, `api_key` comes from
-    the environment.
-
-    `extra_body` is a JSON object laid over each request's body, `headers` go with each request, `loras` are
-    adapters that requests name in turn. `replicas` are further base URLs of the same server, one for each
-    load driver in turn: requests take turns, or with `url_by` "session" those with a common beginning go to
-    one URL. `ca_bundle` is a file of certificates to trust besides, `insecure` trusts any.
-
-    `takes` names the extras that this server was seen to take; only adapters that probe for them look at it.
-    """
-
-    url: str
-    model: str
-    api_key: str | None = field(default=None, repr=False)
-    takes: tuple[str, ...] = ()
-    login: str | None = field(default=None, repr=False)
-    extra_body: str | None = None
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    loras: tuple[str, ...] = ()
-    replicas: tuple[str, ...] = ()
-    url_by: str = "request"
-    ca_bundle: str | None = None
-    insecure: bool = False
-
-
-def target_at(url: str, model: str = "", api_key: str | None = None) -> Target:
-    """The target that a user's URL names, given with or without `/v1`; its login is taken out of it.
-
-    Raises ValueError, which never quotes the URL, where it is not scheme://[user:password@]host[:port][/path].
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or parts.scheme not in ("http", "https"):
-        raise ValueError(
-            "expected something like http://127.0.0.1:8000 (special characters of a password as %XX)"
-        )
-    if parts.query or parts.fragment:
-        raise ValueError("expected no ? or # in a base URL; an API key belongs into the environment")
-    login = None
-    if parts.username is not None:
-        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        learn(login, unquote(parts.password or ""), parts.password)
-    name = f"[{host}]" if ":" in host else host
-    path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
-    base = f"{parts.scheme}://{name}{'' if port is None else f':{port}'}{path}"
-    return Target(base, model, api_key, login=login)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What a server says of itself; None means "not provided", never 0.
-
-    `kv_tok` is the KV cache's capacity in tokens; `max_num_seqs` how many requests decode at once,
-    `admission_limit` how many may be there at once before the server refuses more, `max_input_tok` the
-    longest prompt. `attention` is the attention kernel's name, `system` what the engine
-    computes on, `raw` the replies it was read from (kept in the manifest).
-    """
-
-    engine: str
-    version: str | None = None
-    model: str | None = None
-    max_model_len: int | None = None
-    dtype: str | None = None
-    kv_dtype: str | None = None
-    kv_tok: int | None = None
-    kv_block_tok: int | None = None
-    kv_bytes: int | None = None
-    weight_bytes: int | None = None
-    max_num_seqs: int | None = None
-    max_batched_tok: int | None = None
-    admission_limit: int | None = None
-    max_input_tok: int | None = None
-    quantization: str | None = None
-    chunked_prefill: bool | None = None
-    cuda_graphs: str | None = None
-    attention: str | None = None
-    system: str | None = None
-    pipeline_parallel: int | None = None
-    data_parallel: int | None = None
-    expert_parallel: bool | None = None
-    memory_fraction: float | None = None
-    vocab_size: int | None = None
-    prefix_caching: bool | None = None
-    tensor_parallel: int | None = None
-    raw: Mapping[str, object] = field(default_factory=dict)
-
-    def completed_by(self, other: "Identity") -> "Identity":
-        """This, and what `other` says where this says nothing."""
-        own = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(other, **{name: value for name, value in own.items() if value is not None})
-
-    def __post_init__(self) -> None:
-        # Read from a server's JSON: what is not of its type was not provided.
-        for name, kind in _IDENTITY_TYPES.items():
-            value = getattr(self, name)
-            if kind is str and isinstance(value, str):
-                object.__setattr__(self, name, printable(value, 500))
-            elif type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
-                object.__setattr__(self, name, None)
-
-
-_IDENTITY_TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("version", "model", "dtype", "kv_dtype"), str),
-    **dict.fromkeys(("max_model_len", "kv_tok", "kv_block_tok", "kv_bytes", "weight_bytes"), int),
-    **dict.fromkeys(("max_num_seqs", "max_batched_tok", "vocab_size", "tensor_parallel"), int),
-    "prefix_caching": bool,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """An engine's own gauges under common names; None means "not provided", never 0.
-
-    `kv_used_fraction` is 0..1; the four after it are counters since the server's start, in tokens but the
-    first. `latencies` are the engine's own histograms of "ttft", "itl" and "e2e", seconds, also since its
-    start: `ttft_le_0.5` so many were at most, `ttft_count` in all, `ttft_sum` together.
-    """
-
-    running: float | None = None
-    waiting: float | None = None
-    kv_used_fraction: float | None = None
-    preemptions: float | None = None
-    prefix_hit_tokens: float | None = None
-    prompt_tokens: float | None = None
-    generation_tokens: float | None = None
-    latencies: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """One row of the capability matrix: what fairness depends on.
-
-    `per_event_tok` names what counts an event's tokens: "ids", "usage", "one-per-event" or "no".
-    """
-
-    token_id_prompts: bool
-    forced_output_length: bool
-    prefix_cache_control: bool
-    per_event_tok: str
-    queue_depth: bool
-    graceful_overload: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Image:
-    """An engine's container image, pinned, and what its container needs besides a port and the model.
-
-    `shm` is the size of its shared memory, `flags` are further ones of `docker run`.
-    """
-
-    name: str
-    gpu: bool = True
-    shm: str = "16g"
-    flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """What the user asks of a server that we start. `model` is a folder or a name the engine knows.
-
-    `n_concurrent` is how many requests will be there at once, `n_request_tok` how many tokens the longest
-    has, prompt and answer together; None where unknown. With `image` the command is to run inside that
-    image, which has the model and `run_dir` at the same paths.
-    """
-
-    model: str
-    host: str
-    port: int
-    served_name: str
-    run_dir: Path
-    python: str | None = None
-    extra_args: tuple[str, ...] = ()
-    n_concurrent: int | None = None
-    n_request_tok: int | None = None
-    image: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """How to start a server as a local process.
-
-    `env` is laid over ours. `ready_timeout_s` bounds the start, `stop_grace_s` is how long it may take from
-    SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
-    `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands
-    for what the pattern `leftover_id` finds in the log: the engine's own name for itself.
-    `n_cores` keeps all of the server's processes to the first so many cores; None: they may use each.
-    `scripts` is the folder of the environment's commands, put first on the PATH; None: where `argv[0]` lies.
-    `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
-    calls the model where it does not take our name for it, `version` that of the installed package, `fixed`
-    what the command settles and the server never says of itself. In a container, `image` and `image_digest`
-    say which.
-    """
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
-    ready_timeout_s: float = 600.0
-    stop_grace_s: float = 30.0
-    step_log: Path | None = None
-    n_cores: int | None = None
-    scripts: Path | None = None
-    notes: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
-    leftovers: tuple[str, ...] = ()
-    leftover_id: str | None = None
-    served_name: str | None = None
-    version: str | None = None
-    fixed: Identity | None = None
-    image: str | None = None
-    image_digest: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One stage of a start, e.g. "loading weights", and when the log first named it, s from the start."""
-
-    name: str
-    begin_s: float
-
-
-Get = Callable[[str], HttpReply]
-"""GET a path of the server, e.g. get("/v1/models"); raises EngineError when nothing answers."""
-
-Ask = Callable[[Call], HttpReply]
-"""Send one call and wait for its whole reply; raises EngineError when nothing answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """What tells an engine at a URL: the regular expression `pattern` matches the body of `path`."""
-
-    path: str
-    pattern: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """How an engine lets requests into its batch, for the simulation of its scheduler.
-
-    `chunked_prefill`: a prompt may be computed in parts. `mixed_steps`: a step may compute prompts and
-    decode; where it may not, prompts go first. `reserve_output`: a request enters only when the KV cache has
-    room for its whole output. `ahead`: a step is scheduled when the one before it begins.
-    """
-
-    chunked_prefill: bool = True
-    reserve_output: bool = False
-    mixed_steps: bool = True
-    ahead: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSetup:
-    """How an engine computes on this machine's CPU: by numpy, or by torch where `torch_python` has it.
-
-    `dtype` is fp32, bf16 or fp16. `host`: it is the embedded engine, whose host part can be measured too.
-    """
-
-    threads: int
-    torch_python: str | None
-    dtype: str
-    host: bool = False
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class Engine:
@@ -428,6 +38,8 @@ class Engine:
 
     speaks: str = "native"
     """Its own dialect: "native", or one of OpenAI's, "completions" or "chat"."""
+    index_header: str | None = None
+    """The header in which each request names its index in the plan."""
     lora_path: Sequence[str] | None = ("model",)
     """Where in a request's body it reads an adapter's name; None: nowhere."""
     is_public: bool = True
@@ -517,15 +129,15 @@ class Engine:
 
     def decode(self, reply: HttpReply) -> Reply:
         """What the server answered; never raises: what cannot be understood is an `error`."""
-        from servers.protocol.openai import decode_completion
-
-        return decode_completion(reply)
+        return openai.decode_completion(reply)
 
     def reply_content(self, reply: HttpReply) -> ReplyContent | None:
         """What a reply said, for the next turn of a conversation; None where it is an error."""
-        from servers.protocol.openai import reply_content
+        return openai.reply_content(reply)
 
-        return reply_content(reply)
+    def tokenizer(self, identity: Identity) -> "Tokenizer | None":  # noqa: ARG002
+        """The tokenizer of a model that the engine brings itself, where no file has one."""
+        return None
 
     def hang_up_at(self, request: Request) -> int | None:  # noqa: ARG002
         """After how many events the client ends the stream; None where the server itself stops as asked."""

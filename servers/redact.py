@@ -101,7 +101,14 @@ def learn(*secrets: str | None) -> None:
     if _known:
         longest_first = sorted(_known, key=lambda form: (-len(form), form))
         _known_text = re.compile("|".join(map(re.escape, longest_first)))
-        _known_bytes = re.compile(b"|".join(re.escape(form.encode()) for form in longest_first))
+        _known_bytes = re.compile(b"|".join(map(_in_bytes, longest_first)))
+
+
+def _in_bytes(form: str) -> bytes:
+    """The pattern of a form in raw bytes. Digits are only looked for in text, where a quote or a word's sign
+    stands before them: a number of JSON, such as a token id or a time, is data."""
+    pattern = re.escape(form.encode())
+    return rb'(?<=["= ])(?<!: )(?<!, )%b(?!\d)' % pattern if form.isdigit() else pattern
 
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:

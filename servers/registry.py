@@ -11,7 +11,8 @@ import os
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Final
 
-from servers.engine import Engine, EngineError
+from servers.engine import Engine
+from servers.messages import EngineError
 
 _BUILT_IN: Final[Mapping[str, str]] = {
     "vllm": "vllm:Vllm",
@@ -45,7 +46,7 @@ class Registry(MutableMapping[str, Engine]):
     def __getitem__(self, name: str) -> Engine:
         base, plus, style = name.partition("+")
         if plus and name not in self._engines and base in self._engines and style in STYLES:
-            from servers.engines.spoken import Spoken
+            from servers.spoken import Spoken
 
             self._engines[name] = Spoken(name, self[base], self[STYLES[style]], style)
         engine = self._engines[name]

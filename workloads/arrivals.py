@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # flags are checked by this module before numpy is imported
 
     Times = NDArray[np.float64]
 
+MOST_S: Final = 1e9
+"""Thirty years: nanoseconds of it are far from the end of an int64."""
 MAX_REQUESTS: Final = 10_000_000
 """What no load of one client can mean: beyond it the plan alone would not fit into memory."""
 

@@ -17,6 +17,8 @@ from workloads.prefixes import BLOCK_TOK, Sharing, shared_segments
 from workloads.prompts import DrawnRequests, Segments, Vocabulary
 from workloads.request import GREEDY, Request, RequestKind, Sampling
 
+PRIMING: Final = "priming"
+"""The stage that fills the prefix cache."""
 MOST_IDS: Final = 20_000_000
 """Up to so many prompt tokens (80 MB) a plan is hashed and kept as the ids themselves; beyond, as what they
 are drawn from."""
@@ -24,10 +26,7 @@ are drawn from."""
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Requests sent before the measurement, and drained: a burst of warm-up, or what fills a prefix cache.
-
-    Only the stage "handover" is not drained: its due times are negative, so that it leads into the load.
-    """
+    """Requests sent before the measurement, and drained: a burst of warm-up, or what fills a prefix cache."""
 
     name: str
     requests: Sequence[Request]
@@ -40,9 +39,10 @@ class Plan:
     for a turn that follows others it is its session's start, since it is due when those have ended.
 
     `sha256` covers due times, prompts, lengths and sampling, not the salt: two plans with the same hash ask
-    for the same work at the same times. `stages` are sent before, in this order; the indices of their
-    requests go on from those of `requests`. The hash does not cover them: they measure nothing. `dropped`
-    counts the rows of a data set or trace that could not be used, by reason.
+    for the same work at the same times. `contents_sha256` is of the requests as they stand here, if `sha256`
+    is of what they were made from (drawn prompts that became text); else None. `stages` are sent before, in
+    this order; the indices of their requests go on from those of `requests`. The hash does not cover them:
+    they measure nothing. `dropped` counts the rows of a data set or trace that could not be used, by reason.
     """
 
     requests: Sequence[Request]
@@ -51,6 +51,7 @@ class Plan:
     sha256: str
     stages: tuple[Stage, ...] = ()
     dropped: Mapping[str, int] = field(default_factory=dict, compare=False)
+    contents_sha256: str | None = None
 
     @property
     def output_tok(self) -> NDArray[np.int64]:
@@ -146,8 +147,8 @@ def _priming(prefixes: list[tuple[int, int]], first: int, vocabulary: Vocabulary
     segments = Segments(np.arange(0, 2 * n + 1, 2, dtype=np.int64), keys.ravel(), n_tok.ravel())
     ones = np.ones(n, dtype=np.int64)
     rows = (index, n_tok.sum(axis=1), ones)
-    requests = DrawnRequests.of(*rows, vocabulary, seed, segments, stage="priming")
-    return Stage("priming", requests, array("q", [0] * n))
+    requests = DrawnRequests.of(*rows, vocabulary, seed, segments, stage=PRIMING)
+    return Stage(PRIMING, requests, array("q", [0] * n))
 
 
 def fingerprint(requests: Sequence[Request], due_ns: array[int]) -> str:

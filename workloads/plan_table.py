@@ -85,7 +85,12 @@ def plan_of_table(table: pa.Table) -> Plan:
         begin += n
     main = parts.pop(0) if parts and not parts[0].name else Stage("", (), array("q"))
     return Plan(
-        main.requests, main.due_ns, int(metadata[b"seed"]), metadata[b"sha256"].decode(), tuple(parts)
+        main.requests,
+        main.due_ns,
+        int(metadata[b"seed"]),
+        metadata[b"sha256"].decode(),
+        tuple(parts),
+        contents_sha256=metadata[b"contents"].decode() if b"contents" in metadata else None,
     )
 
 
@@ -106,6 +111,8 @@ def _is_drawn(plan: Plan) -> bool:
 
 def _metadata(plan: Plan) -> dict[str, str]:
     metadata = {"seed": str(plan.seed), "sha256": plan.sha256}
+    if plan.contents_sha256 is not None:
+        metadata["contents"] = plan.contents_sha256
     requests = plan.requests
     if isinstance(requests, DrawnRequests) and _is_drawn(plan):
         ids = requests.vocabulary.ids.astype(np.int64)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,9 @@ from numpy.typing import NDArray
 from workloads.prompts import OF_GROUP, DrawnRequests, Segments
 from workloads.request import Request, WorkloadError
 from workloads.seeds import rng
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BLOCK_TOK: Final = 16
 """Caches share whole blocks; this is vLLM's and TGI's on a GPU, where the server does not say its own."""
@@ -135,12 +137,14 @@ def expected_hit_fraction(
     salt: str | None,
     block_tok: int = BLOCK_TOK,
     primed: Sequence[Request] = (),
+    tokenizer: Tokenizer | None = None,
 ) -> float:
     """The share of all prompt tokens that a cache, empty at the start, could serve at most: 0..1.
 
     At most, because requests that are in flight together cannot serve each other. A salt makes the first ids
-    of each family its own: then nothing is shared beyond what was planned, and texts, which carry their salt
-    in themselves, are looked at word by word. `primed` were served before and count for nothing themselves.
+    of each family its own: then nothing is shared beyond what was planned. Texts carry their salt in
+    themselves; `tokenizer` makes ids of them, without one they count by the word. `primed` were served before
+    and count for nothing themselves.
     """
     if isinstance(requests, DrawnRequests):
         tree = PrefixTree()
@@ -148,8 +152,16 @@ def expected_hit_fraction(
             tree.add(primed, block_tok)
         n_tok = int(requests.column("n_prompt_tok").sum())
         return sum(tree.add(requests, block_tok)) / n_tok if n_tok else 0.0
-    words = {r.index: (r.prompt_text or "").split() for r in requests if r.prompt_ids is None}
-    n_tok = sum(len(words[r.index]) if r.prompt_ids is None else r.n_prompt_tok for r in requests)
-    alone = salt is not None and all(r.family is None and not r.verbatim for r in requests)
-    ids = () if alone else (r.prompt_ids for r in requests if r.prompt_ids is not None)
-    return sum(hits(chain(ids, words.values()), block_tok)) / n_tok if n_tok else 0.0
+
+    def in_tokens(request: Request) -> Sequence[object]:
+        text = request.prompt_text or ""
+        if request.prompt_ids is not None:
+            return request.prompt_ids
+        return text.split() if tokenizer is None else tokenizer.encode(text).ids
+
+    prompts = [in_tokens(r) for r in requests]
+    n_tok = sum(map(len, prompts))
+    if salt is not None and all(r.family is None and not r.verbatim for r in requests):
+        prompts = [own for own, r in zip(prompts, requests, strict=True) if r.prompt_ids is None]
+    before = [in_tokens(r) for r in primed]
+    return sum(hits([*before, *prompts], block_tok)[len(before) :]) / n_tok if n_tok else 0.0

@@ -1,4 +1,4 @@
-"""Conversations: turns that follow each other's live replies, with think times, tool calls and branches.
+"""Conversations: turns that follow each other's live replies, with think times.
 
 What a turn adds, how long its reply is and how long the user thinks are planned; the replies are the server's
 own and come into the next prompt as they are. A session is a graph: a turn names the turns that must have
@@ -32,9 +32,7 @@ NS_PER_MS: Final = 1_000_000
 class SessionShape:
     """Sessions in numbers. The first turn brings `prompt_tok` tokens, each later one `turn_tok`.
 
-    Between a reply's end and the next turn the user thinks for `think_ms`; a share `tool_share` of the turns
-    are results of a tool that took `tool_ms` instead. With `fan_out` the first reply is followed by so many
-    branches at once, and the turn after them joins all their replies.
+    Between a reply's end and the next turn the user thinks for `think_ms`.
     """
 
     turns: Lengths
@@ -42,19 +40,15 @@ class SessionShape:
     turn_tok: Lengths
     output_tok: Lengths
     think_ms: Lengths
-    tool_ms: Lengths | None = None
-    tool_share: float = 0.0
-    fan_out: int = 1
 
     @property
     def longest_tok(self) -> int:
         """The most tokens that a session may come to."""
-        n, joined = self.turns.high, (self.fan_out - 1) * self.output_tok.high
-        return self.prompt_tok.high + (n - 1) * self.turn_tok.high + n * self.output_tok.high + joined
+        n = self.turns.high
+        return self.prompt_tok.high + (n - 1) * self.turn_tok.high + n * self.output_tok.high
 
     def __str__(self) -> str:
-        branches = f", {self.fan_out} branches" if self.fan_out > 1 else ""
-        return f"{self.turns} turns{branches}, {self.prompt_tok} + {self.turn_tok} → {self.output_tok} tokens"
+        return f"{self.turns} turns, {self.prompt_tok} + {self.turn_tok} → {self.output_tok} tokens"
 
 
 def drawn_sessions(
@@ -65,27 +59,24 @@ def drawn_sessions(
     Turns of one session stand together, each after those that it follows.
     """
     n_turns = shape.turns.draw(n, rng(seed, "turns"))
-    plans = [_graph(int(k), shape.fan_out) for k in n_turns]
-    sizes = _Sizes.drawn(shape, sum(map(len, plans)), seed)
+    sizes = _Sizes.drawn(shape, int(n_turns.sum()), seed)
     stream, requests, dropped = Stream(seed, "prompts"), list[Request](), Counter[str]()
     at = 0
-    for session, graph in enumerate(plans):
-        first = len(requests)
-        totals: list[int] = []
-        for number, after in enumerate(graph):
+    for session, n_own in enumerate(n_turns.tolist()):
+        first, total = len(requests), 0
+        for number in range(n_own):
             k, index = at + number, first + number
             n_new = int(sizes.turn_tok[k] if number else sizes.prompt_tok[session % len(sizes.prompt_tok)])
-            before = sum(requests[first + j].n_output_tok for j in after) + (totals[after[0]] if after else 0)
+            before = total + requests[-1].n_output_tok if number else 0
             if max_tok is not None and before + n_new + int(sizes.output_tok[k]) > max_tok:
-                dropped[f"turns beyond the model's limit of {max_tok:,} tokens"] += len(graph) - number
+                dropped[f"turns beyond the model's limit of {max_tok:,} tokens"] += n_own - number
                 break
-            totals.append(before + n_new)
-            turn = Turn(
-                session, number, tuple(first + j for j in after), int(sizes.pause_ns[k]) if after else 0
-            )
+            total = before + n_new
+            pause_ns = int(sizes.pause_ns[k]) if number else 0
+            turn = Turn(session, number, (index - 1,) if number else (), pause_ns)
             ids = array("I", stream.ids(index, n_new, vocabulary).tobytes())
-            requests.append(Request(index, ids, None, totals[-1], int(sizes.output_tok[k]), turn=turn))
-        at += len(graph)
+            requests.append(Request(index, ids, None, total, int(sizes.output_tok[k]), turn=turn))
+        at += n_own
     _check(requests, max_tok)
     return tuple(requests), _sessions(requests), dropped
 
@@ -109,26 +100,12 @@ class _Sizes:
     @classmethod
     def drawn(cls, shape: SessionShape, n: int, seed: int) -> _Sizes:
         pause_ms = shape.think_ms.draw(n, rng(seed, "think times"))
-        if shape.tool_ms is not None:
-            is_tool = rng(seed, "tools").random(n) < shape.tool_share
-            pause_ms = np.where(is_tool, shape.tool_ms.draw(n, rng(seed, "tool times")), pause_ms)
         return cls(
             shape.prompt_tok.draw(n, rng(seed, "prompt lengths")),
             shape.turn_tok.draw(n, rng(seed, "turn lengths")),
             shape.output_tok.draw(n, rng(seed, "output lengths")),
             pause_ms * NS_PER_MS,
         )
-
-
-def _graph(n_turns: int, fan_out: int) -> list[tuple[int, ...]]:
-    """For each turn those that it follows: a line, or one turn, `fan_out` branches, a join, then a line."""
-    if fan_out < 2 or n_turns < 2:
-        return [(), *((k,) for k in range(n_turns - 1))]
-    graph: list[tuple[int, ...]] = [(), *((0,) for _ in range(fan_out))]
-    if n_turns > 2:
-        graph.append(tuple(range(1, fan_out + 1)))
-        graph += [(len(graph) - 1 + k,) for k in range(n_turns - 3)]
-    return graph
 
 
 def written_sessions(
@@ -144,7 +121,7 @@ def written_sessions(
     for turns in _conversations(items):
         if session == n:
             break
-        if materials.template is None:
+        if materials.template is None and not materials.speaks_chat:
             turns = [as_plain_text(item) for item in turns]
         first, n_context = len(requests), 0
         for number, item in enumerate(turns):

@@ -8,6 +8,7 @@ that no prefix cache can serve it: cutting an overlong text to size, as servers 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.plan import Plan
+from workloads.plan import Plan, fingerprint
 from workloads.request import Request, WorkloadError
 from workloads.seeds import rng
 
@@ -92,7 +93,19 @@ def as_text(plan: Plan, words: Words, salt: str, n_extra_tok: int = 0) -> Plan:
         for stage in plan.stages
     )
     digest = hashlib.sha256(f"{plan.sha256} as text by {words.sha256}".encode()).hexdigest()
-    return replace(plan, requests=requests, sha256=digest, stages=stages)
+    contents = fingerprint(requests, plan.due_ns)
+    return replace(plan, requests=requests, sha256=digest, contents_sha256=contents, stages=stages)
+
+
+def as_chat(plan: Plan) -> Plan:
+    """The plan with each turn of a session as a message of its user, for chat endpoints."""
+    requests = tuple(
+        replace(r, prompt_text=None, messages=json.dumps([{"role": "user", "content": r.prompt_text}]))
+        if r.turn is not None and r.prompt_text is not None
+        else r
+        for r in plan.requests
+    )
+    return replace(plan, requests=requests, contents_sha256=fingerprint(requests, plan.due_ns))
 
 
 def _as_texts(

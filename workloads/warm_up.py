@@ -23,26 +23,21 @@ N_BURST_OUTPUT: Final = 32
 """Output tokens of each at most: enough for every kernel to have run at this batch size."""
 LEAST_PROMPT: Final = 16
 """Tokens that stand for a prompt that only the server can count."""
-HANDOVER: Final = "handover"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`n` requests, or `seconds` of the load's own arrivals; neither: small bursts until two agree.
-
-    With `handover` the warm-up is not drained: the load follows while it is still being served.
-    """
+    """`n` requests, or `seconds` of the load's own arrivals; neither: small bursts until two agree."""
 
     n: int | None = None
     seconds: float | None = None
-    handover: bool = False
 
     @property
     def is_automatic(self) -> bool:
         return self.n is None and self.seconds is None
 
 
-def parse_warm_up(text: str | None, *, handover: bool = False) -> WarmUp | None:
+def parse_warm_up(text: str | None) -> WarmUp | None:
     """`20` requests, `10s`, `auto`, or none (`0`)."""
     if text is None or text == "0":
         return None
@@ -53,10 +48,10 @@ def parse_warm_up(text: str | None, *, handover: bool = False) -> WarmUp | None:
             seconds = float(text[:-1])
             if not 0 < seconds < 86_400:
                 raise ValueError(text)
-            return WarmUp(seconds=seconds, handover=handover)
+            return WarmUp(seconds=seconds)
         if (n := int(text)) < 1:
             raise ValueError(text)
-        return WarmUp(n=n, handover=handover)
+        return WarmUp(n=n)
     except ValueError:
         raise WorkloadError(
             f"--warmup {text}: expected a number of requests such as 20, seconds such as 10s, auto, or 0"
@@ -67,7 +62,7 @@ def with_warm_up(plan: Plan, warm_up: WarmUp, vocabulary: Vocabulary) -> Plan:
     """The plan with its warm-up in front of its other stages: the plan's own lengths, other prompts.
 
     Seconds are those of the load's own schedule: as many requests as it has in its first so many seconds,
-    all of them in a burst. A handover keeps the schedule's gaps and ends where the load begins.
+    all of them in a burst.
     """
     due_ns = np.frombuffer(plan.due_ns, dtype=np.int64)
     if warm_up.is_automatic:
@@ -77,7 +72,7 @@ def with_warm_up(plan: Plan, warm_up: WarmUp, vocabulary: Vocabulary) -> Plan:
         n = warm_up.n
         if n is None:
             n = int(np.searchsorted(due_ns, due_ns[0] + int((warm_up.seconds or 0) * 1e9), side="right"))
-        names, sizes = [HANDOVER if warm_up.handover else "warm-up"], [n]
+        names, sizes = ["warm-up"], [n]
     first = len(plan.requests) + sum(len(stage.requests) for stage in plan.stages)
     stages = []
     for name, n in zip(names, sizes, strict=True):
@@ -94,9 +89,6 @@ def _due(due_ns: NDArray[np.int64], n: int, warm_up: WarmUp) -> array[int]:
     span_ns = int(due_ns[-1] - due_ns[0]) + int(np.diff(due_ns).mean())
     k = np.arange(n)
     at_ns = due_ns[k % len(due_ns)] - due_ns[0] + k // len(due_ns) * span_ns
-    if warm_up.handover:
-        ends_ns = int(due_ns[n % len(due_ns)] - due_ns[0] + n // len(due_ns) * span_ns)
-        at_ns = at_ns - max(ends_ns, int((warm_up.seconds or 0) * 1e9)) + due_ns[0]
     return array("q", at_ns.astype(np.int64).tobytes())
 
 

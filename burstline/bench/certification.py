@@ -21,21 +21,21 @@ import pyarrow as pa
 from burstline import __version__
 from burstline.bench.fire import OnPids, fire
 from burstline.bench.load_options import Load, checked, job_of
+from burstline.bench.load_spec import LoadSpec
 from burstline.bench.vocabulary import ASSUMED
-from burstline.bench.wish import Wish
 from burstline.machine import host_facts
-from loadgen.driver.job import DriveReport
-from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record import typed_json
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.files import user_cache
 from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import RECORDS, record_table
 from loadgen.verdict.certificate import certificate, limit
-from servers.engine import Target
+from loadgen.wire.os_limits import ensure_fd_limit
 from servers.host.ready import send
+from servers.messages import Target
 from servers.registry import ENGINES
 from servers.truth.exchanges import Served
 from servers.truth.rig import TruthRig, truth_server
@@ -299,7 +299,7 @@ def ladder() -> tuple[Drill, tuple[tuple[float, int], ...]]:
     """One burst of streams that go ever faster together; its rungs as `certificate.limit` wants them."""
     rungs = tuple((float(rate), round(rate * RUNG_S / N_STREAMS)) for rate in LADDER_PER_S)
     gaps_s = [N_STREAMS / rate for rate, n_tok in rungs for _ in range(n_tok)]
-    load = checked(Wish(requests=N_STREAMS, prompt_tokens="16", output_tokens=str(len(gaps_s))))
+    load = checked(LoadSpec(requests=N_STREAMS, prompt_tokens="16", output_tokens=str(len(gaps_s))))
     # Their phases spread evenly: one thread cannot send a hundred events at one instant.
     scripts = tuple(
         Script(ttft_s=TTFT_S + k / N_STREAMS * gaps_s[0], gaps_s=tuple(gaps_s[1:])) for k in range(N_STREAMS)

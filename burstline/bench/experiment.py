@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import exit_codes
-from burstline.bench.fire import DriverDiedError, Drivers, VitalSigns, fire
-from burstline.bench.fire import Load as Done
+from burstline.bench.fire import DriveOutcome, DriverDiedError, Drivers, VitalSigns, fire
 from burstline.bench.load_options import Load, checked, job_of
-from burstline.bench.plan_for_server import expected_cached, plan_for
+from burstline.bench.load_spec import check_limits
+from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.run_settings import (
     Settings,
@@ -39,16 +39,14 @@ from burstline.bench.server_session import (
     choose_engine,
     serving,
 )
-from burstline.bench.stages import send_stages, with_handover
+from burstline.bench.stages import send_stages
 from burstline.bench.vocabulary import ASSUMED
-from burstline.bench.wish import check_limits
 from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.lean import import_tables, meanwhile
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from loadgen.driver.canary import TruthProcess, canary
 from loadgen.driver.job import Job
-from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.manifest import (
@@ -59,17 +57,20 @@ from loadgen.record.manifest import (
 )
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.stats.figure import Absent
-from servers.engine import Engine, EngineError, Launch
+from loadgen.wire.os_limits import ensure_fd_limit
+from servers.engine import Engine
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import Watcher, spawn_watcher
+from servers.launch import Launch
+from servers.messages import EngineError
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
 from workloads.warm_up import WarmUp
 
 if TYPE_CHECKING:
-    from burstline.bench.driver_processes import DriverProcesses
     from burstline.cluster.session import RayOptions
+    from burstline.driver_processes import DriverProcesses
     from loadgen.metrics.summary_types import Summary
     from loadgen.record.decode import Decoding
 
@@ -85,7 +86,7 @@ class RunOutcome:
     `decoding` began at its last token; None where replies are to be counted first.
     """
 
-    done: Done
+    done: DriveOutcome
     engine_error: str | None
     decoding: Decoding | None = None
 
@@ -105,13 +106,13 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
 
     `early` are the load's drivers, where they were started before.
     """
-    load = checked(settings.wish)
+    load = checked(settings.spec)
     _check_what_comes_after(settings)
     check_where(settings.where)
     ensure_fd_limit(load.n_connections)
     early_answer = settings.early_answer
     engine = early_answer.engine() if early_answer else choose_engine(settings.where)
-    if settings.wish.warmup is None and settings.where.url is None and not engine.brings_model:
+    if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
         load = replace(
             load, warm_up=WarmUp()
         )  # fresh starts differ by what they compile for the first shapes
@@ -134,7 +135,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
         _note_hardware(run, fired, settings.hints, progress)
         with finishing(_report_first):
             progress.phase("Decoding what was captured, and writing the report")
-            from burstline.bench.repeats import known_for
+            from burstline.bench.noise import known_for
 
             run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
             from burstline.bench.finish import conclude
@@ -202,12 +203,16 @@ def _measured(
     serve = settings.serve or (settings.early_answer.serving if settings.early_answer else serving)
     meanwhile(_prepare)  # the server's first token takes longer
     truth = canary() if settings.canary and settings.ray is None else nullcontext()
-    with truth as bird, spawn_watcher() as watcher, serve(engine, where, run.path, progress.phase) as site:
-        if bird and site.launch and site.launch.n_cores:
-            bird.leave_to_server(site.launch.n_cores)
+    with (
+        truth as canary_server,
+        spawn_watcher() as watcher,
+        serve(engine, where, run.path, progress.phase) as site,
+    ):
+        if canary_server and site.launch and site.launch.n_cores:
+            canary_server.leave_to_server(site.launch.n_cores)
         ready = _made_ready(run, site, load, settings, progress.phase)
         with _drivers(settings.ray, site, progress, early) as drivers:
-            fired = _watched(run, ready, progress, drivers, watcher, bird)
+            fired = _watched(run, ready, progress, drivers, watcher, canary_server)
         if fired.decoding is None:
             from burstline.bench.finish import recount
 
@@ -243,14 +248,17 @@ class _Ready:
 def _made_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say) -> _Ready:
     """Plan the requests for this server, and note both in the manifest."""
     model = settings.where.model
-    plan, vocabulary = plan_for(load, site, settings.tokenizer, settings.vocab_size, model, say)
+    plan, vocabulary, cached = plan_for(load, site, settings.tokenizer, settings.vocab_size, model, say)
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
     for note in expected:
         say(note)
     site = replace(site, notes=site.notes + expected)
     server = server_facts(site, model)
-    facts = LoadFacts(plan.dropped, expected_cached(plan, load, site.identity), prompts=form_of(plan))
-    begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256)
+    facts = LoadFacts(plan.dropped, cached, prompts=form_of(plan))
+    title = load.title
+    if not load.has_sessions:  # rows that did not fit are not asked for
+        title = replace(load, arrivals=replace(load.arrivals, n=len(plan.requests))).title
+    begun = replace(run.manifest, identity=site.identity, server=server, plan_sha256=plan.sha256, title=title)
     run.save_manifest(replace(begun, load=facts))
     say(f"Ready after {site.startup.ready_s:.1f} s; opening connections, then the load")
     return _Ready(site, load, plan, vocabulary)
@@ -286,7 +294,7 @@ def _watched(
     progress: Progress,
     drivers: Drivers | None,
     watcher: Watcher,
-    bird: TruthProcess | None,
+    canary_server: TruthProcess | None,
 ) -> RunOutcome:
     """Warm the server up, then fire, while the watcher samples; what is known at the end is on disk."""
     site, load, plan = ready.site, ready.load, ready.plan
@@ -298,7 +306,7 @@ def _watched(
         signs.look(snapshot)
         progress.update(replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes))
 
-    job = ready.job(run, bird.port if bird else None)
+    job = ready.job(run, canary_server.port if canary_server else None)
     sent = send_stages(plan, job, site.engine, progress.phase)
     if sent.facts:
         assert run.manifest.load is not None
@@ -310,14 +318,14 @@ def _watched(
         def while_drivers_prepare(pids: list[int]) -> None:
             from loadgen.record.tables import keep_pandas_out
 
-            watcher.add_clients([*pids, *([bird.pid] if bird else ())])
+            watcher.add_clients([*pids, *([canary_server.pid] if canary_server else ())])
             keep_pandas_out()
             run.save_plan(plan)
             run.save_manifest(with_software_and_devices(run.manifest))
             if site.engine.metrics_path is not None and not watcher.await_baseline():
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
-        done = fire(with_handover(plan, job), load.n_workers, while_drivers_prepare, on_tick, drivers)
+        done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
         from burstline.bench.finish import begin_early
 
         decoding = begin_early(run, site.engine)

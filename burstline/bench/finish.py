@@ -21,13 +21,14 @@ import pyarrow as pa
 
 from burstline.bench.report import write_report
 from burstline.lean import import_report, meanwhile
-from loadgen.driver.job import DriveReport
-from loadgen.record.decode import Decoding, begin_decoding, stage_records, uncounted
+from loadgen.record.decode import Decoding, begin_decoding, uncounted
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
 from loadgen.record.rundir import RunDir
 from loadgen.record.tables import COUNTS
-from servers.engine import Engine, HttpReply
+from servers.engine import Engine
+from servers.messages import HttpReply
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -60,9 +61,6 @@ def conclude(
     decoding = decoding or begin_decoding(run.path, engine.decode)
     import_report()  # meanwhile
     run.save_records(decoding.records())
-    handover = stage_records(run.path, engine.decode)
-    if handover is not None:
-        run.save_warm_up(handover)
     return write_report(run)
 
 

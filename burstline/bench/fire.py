@@ -11,18 +11,19 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final
 
-from burstline.bench.driver_processes import DriverProcesses, Pairs
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
+from burstline.driver_processes import DriverProcesses, Pairs
 from burstline.interrupt import uninterrupted
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import DriveReport, Job
+from loadgen.driver.job import Job
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter, read_captures
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.record import Outcome
-from servers.engine import EngineError
 from servers.host.process import Server
 from servers.host.ready import getter, how_it_ended
+from servers.messages import EngineError
 from servers.protocol.introspection import log_message
 
 LEAD_S = 0.05
@@ -48,7 +49,7 @@ Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Pairs]]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class DriveOutcome:
     """How a load went: the drivers' own reports, the start (ns, monotonic), and why drivers are missing.
 
     `lost` names each driver that ended during the load, with the reason; `error` is what a driver failed of.
@@ -61,7 +62,9 @@ class Load:
     error: Exception | None = None
 
 
-def fire(job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Drivers | None = None) -> Load:
+def fire(
+    job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Drivers | None = None
+) -> DriveOutcome:
     """Drive the whole job, by processes of this machine unless `drivers` starts others.
 
     An interrupt asks the drivers to stop, so that every planned request still gets its capture; a second one
@@ -73,7 +76,7 @@ def fire(job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Dr
         with (drivers or local_drivers)(parts, counters) as started:
             on_pids([process.pid for process, _ in started if process.pid])
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
-            load = _Desk(started, counters, len(job.requests), on_tick, early_s).attend()
+            load = _DriverControl(started, counters, len(job.requests), on_tick, early_s).attend()
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
     for worker, why in load.lost.items():
         _account_for_lost(parts[worker], captured, n_workers + worker, why)
@@ -93,7 +96,7 @@ def _lost(index: int, due_ns: int, why: str) -> Capture:
     return Capture(index, due_ns, None, None, None, None, (), Outcome.DRIVER_LOST, why)
 
 
-class _Desk:
+class _DriverControl:
     """Listens to the drivers until each has reported or is lost."""
 
     def __init__(
@@ -114,7 +117,7 @@ class _Desk:
         self._progress_s = time.monotonic()
         self._stop_by_s: float | None = None
 
-    def attend(self) -> Load:
+    def attend(self) -> DriveOutcome:
         while self._pending:
             try:
                 heard = wait(list(self._pending), timeout=TICK_S)
@@ -130,7 +133,7 @@ class _Desk:
                 self._interrupted = True
                 self._stop()
         reports = sorted(self._reports, key=lambda report: report.worker)
-        return Load(reports, self._interrupted, self._t0_ns, self._lost, self._error)
+        return DriveOutcome(reports, self._interrupted, self._t0_ns, self._lost, self._error)
 
     def _hear(self, conn: Connection) -> None:
         try:

@@ -11,13 +11,13 @@ from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
 from burstline.lean import meanwhile
-from servers.engine import Identity
 from servers.host.ready import send
-from workloads.plan import Plan
+from servers.identity import Identity
+from workloads.plan import PRIMING, Plan
 from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from workloads.prompts import Vocabulary
 from workloads.request import Request, RequestKind, WorkloadError
-from workloads.text_prompts import Words, as_text, make_texts, words_of
+from workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,8 +36,9 @@ Say = Callable[[str], None]
 
 def plan_for(
     load: Load, site: Site, tokenizer: Path | None, vocab_size: int | None, model: str | None, say: Say
-) -> tuple[Plan, Vocabulary]:
-    """Every request of the run, and the vocabulary that token-id prompts were drawn from."""
+) -> tuple[Plan, Vocabulary, float | None]:
+    """Every request of the run, the vocabulary that prompts of ids were drawn from, and the share of the
+    prompts' tokens that a cache could serve (None where replies decide it)."""
     takes_ids = site.capabilities.token_id_prompts
     if load.has_sessions and not site.engine.returns_ids:
         takes_ids = False  # a conversation of ids goes on with the ids of the reply
@@ -53,8 +54,10 @@ def plan_for(
         say(f"{n:,} rows left out: {reason}")
     if words is not None:
         plan = as_text(plan, words, load.salt, n_extra_tok)
+    if load.has_sessions and site.engine.speaks == "chat":
+        plan = as_chat(plan)
     _check_taken(plan, site)  # as it is sent: engines that take text only have no words for ids
-    return plan, vocabulary
+    return plan, vocabulary, _expected_cached(plan, load, site.identity, counter)
 
 
 _PATHS = {RequestKind.EMBED: "/embeddings", RequestKind.RERANK: "/rerank"}
@@ -71,14 +74,15 @@ def _check_taken(plan: Plan, site: Site) -> None:
         raise WorkloadError(f"{site.engine.title} is asked at {path}; sessions need an OpenAI endpoint")
 
 
-def expected_cached(plan: Plan, load: Load, identity: Identity) -> float | None:
+def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokenizer | None) -> float | None:
     """The share of prompt tokens that a cache without limits could serve; None where replies decide it."""
     if load.has_sessions or load.shape.kind is not RequestKind.GENERATE:
         return None
     if identity.prefix_caching is False:
         return 0.0
-    primed = next((stage.requests for stage in plan.stages if stage.name == "priming"), ())
-    return expected_hit_fraction(plan.requests, load.salt, identity.kv_block_tok or BLOCK_TOK, primed)
+    primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
+    block_tok = identity.kv_block_tok or BLOCK_TOK
+    return expected_hit_fraction(plan.requests, load.salt, block_tok, primed, counter)
 
 
 def _materials(
@@ -100,6 +104,7 @@ def _materials(
         counter,
         next((template for where in places if (template := template_of(where))), None),
         takes_ids,
+        site.engine.speaks == "chat",
         n_extra_tok,
         site.identity.max_model_len,
     )
@@ -118,6 +123,8 @@ def local_tokenizer(folder: Path | None, model: str | None) -> Tokenizer | None:
 def tokenizer_for(folder: Path | None, model: str | None, site: Site) -> Tokenizer:
     """The tokenizer by which prompts are measured: the folder's, the model's, the Hub's."""
     tokenizer = local_tokenizer(folder, model)
+    if tokenizer is None and folder is None and model is None:
+        tokenizer = site.engine.tokenizer(site.identity)
     if tokenizer is not None:
         return tokenizer
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from burstline import __version__
 from burstline.bench.load_options import Load
+from burstline.bench.load_spec import LoadSpec
 from burstline.bench.server_session import EarlyAnswer, Serving, Site, Where
-from burstline.bench.wish import Wish
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, Option, ServerFacts
-from servers.engine import Engine, EngineError
+from servers.engine import Engine
+from servers.messages import EngineError
 from servers.protocol.destination import Destination
 from servers.redact import without_secrets
 from workloads.plan import Plan
@@ -31,7 +32,7 @@ class Settings:
     """Everything that a person may say about a run."""
 
     where: Where = field(default_factory=Where)
-    wish: Wish = field(default_factory=Wish)
+    spec: LoadSpec = field(default_factory=LoadSpec)
     tokenizer: Path | None = None
     vocab_size: int | None = None
     out: Path = Path("runs")
@@ -49,7 +50,7 @@ class Settings:
 
 def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
     """The manifest of a run that begins."""
-    asked = asdict(settings.wish)
+    asked = asdict(settings.spec)
     return Manifest(
         engine=engine.name,
         workload=load.name,

@@ -12,21 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from burstline.lean import meanwhile
-from servers.engine import (
-    Capabilities,
-    Engine,
-    EngineError,
-    Get,
-    Identity,
-    Launch,
-    LaunchOptions,
-    Target,
-    target_at,
-)
+from servers.engine import Engine
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
 from servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
 from servers.host.recognise import engine_at
+from servers.identity import Capabilities, Identity
+from servers.launch import Launch, LaunchOptions
+from servers.messages import EngineError, Get, Target, target_at
 from servers.redact import learn, redacted
 from servers.registry import ENGINES, STYLES
 from servers.settings import Setting, Settings, Spelled, flag_of, spell
@@ -82,7 +75,6 @@ class Where:
     n_request_tok: int | None = None
     settings: Settings = field(default_factory=Settings)
     replicas: tuple[str, ...] = ()
-    url_by: str | None = None
     endpoint: str | None = None
     extra_body: str | None = None
     headers: tuple[str, ...] = field(default=(), repr=False)
@@ -98,7 +90,6 @@ class Where:
             headers=tuple(map(_header, self.headers)),
             loras=self.loras,
             replicas=tuple(target_at(url).url for url in self.replicas),
-            url_by=self.url_by or "request",
             ca_bundle=self.ca_bundle,
             insecure=self.insecure,
         )
@@ -129,10 +120,6 @@ def _check_requests(where: Where) -> None:
     if (where.insecure or where.ca_bundle is not None) and not tls:
         flag = "--insecure" if where.insecure else "--ca-bundle"
         raise WorkloadError(f"{flag} would be ignored: it is for a --url that begins with https")
-    if where.url_by is not None and not where.replicas:
-        raise WorkloadError(
-            f"--url-by {where.url_by} would be ignored: it is for several URLs, --url URL,URL"
-        )
     for header in where.headers:
         _header(header)
     for url in where.replicas:

@@ -14,9 +14,7 @@ from loadgen.record.capture_store import read_captures
 from loadgen.record.manifest import LoadFacts, StageFacts
 from loadgen.record.record import Outcome, Record, record_of
 from servers.engine import Engine
-from workloads.plan import Plan, Stage
-from workloads.request import Request
-from workloads.warm_up import HANDOVER
+from workloads.plan import PRIMING, Plan, Stage
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,12 +44,17 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> Sent:
     facts: list[StageFacts] = []
     records: list[tuple[int, Record]] = []
     for stage in plan.stages:
-        if stage.name == HANDOVER or (stage.name.startswith("warm-up ") and _is_warm(facts)):
+        if stage.name.startswith("warm-up ") and _is_warm(facts):
             continue
         say(f"Sending {stage.name}: {len(stage.requests):,} requests that do not count")
-        t0_ns, came = _sent(stage, job, engine)
+        # Prefixes are wanted in the cache of every replica.
+        urls = (job.target.url, *(job.target.replicas if stage.name == PRIMING else ()))
+        came: list[Record] = []
+        for url in urls:
+            t0_ns, of_url = _sent(stage, replace(job, target=replace(job.target, url=url)), engine)
+            records += [(t0_ns, record) for record in of_url]
+            came += of_url
         facts.append(_facts(stage.name, came))
-        records += [(t0_ns, record) for record in came]
         if not facts[-1].ok:
             say(f"  none of them succeeded: {came[0].outcome if came else 'nothing was captured'}")
     if (warm_up := LoadFacts(stages=tuple(facts)).warm_up) is not None:
@@ -59,21 +62,12 @@ def send_stages(plan: Plan, job: Job, engine: Engine, say: Say) -> Sent:
     return Sent(tuple(facts), tuple(records))
 
 
-def with_handover(plan: Plan, job: Job) -> Job:
-    """The job with the warm-up in front that leads into the load; its due times are negative."""
-    stage = next((stage for stage in plan.stages if stage.name == HANDOVER), None)
-    if stage is None:
-        return job
-    requests: Sequence[Request] = (*stage.requests, *plan.requests)
-    return replace(job, requests=requests, due_ns=stage.due_ns + plan.due_ns)
-
-
 def _sent(stage: Stage, job: Job, engine: Engine) -> tuple[int, list[Record]]:
     """When the stage began (ns, monotonic), and the records of its requests."""
     folder = job.captures.with_name("stage")
     # The canary's server takes one connection, which is the load's.
     own = replace(job, requests=stage.requests, due_ns=stage.due_ns, captures=folder, canary_port=None)
-    own = replace(own, max_rate_per_s=None)
+    own = replace(own, max_rate_per_s=None, until_s=None)
     done = fire(own, 1, lambda _: None, lambda _: None)
     asked = {request.index: request for request in stage.requests}
     records = [record_of(asked[c.index], c, engine.decode) for c in read_captures(folder) if c.index in asked]

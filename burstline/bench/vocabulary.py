@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from burstline.bench.server_session import Site
-from servers.engine import EngineError
 from servers.host.ready import send
+from servers.messages import EngineError
 from servers.protocol.openai import tokenize_call, tokens_in
 from workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
 from workloads.request import WorkloadError

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from servers.engine import EngineError
+from servers.messages import EngineError
 from workloads.request import WorkloadError
 
 PIECE_BYTES: Final = 8 << 20

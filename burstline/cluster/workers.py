@@ -29,14 +29,16 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from burstline import __version__
-from burstline.bench.driver_processes import DriverProcesses, Process
 from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, RayOptions, fetch, first_line
+from burstline.driver_processes import DriverProcesses, Process
 from loadgen.driver.canary import canary
-from loadgen.driver.clock_offset import ClockClient, ClockError, ClockMap, ClockServer, ClockWatch, Offset
+from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
 from loadgen.driver.counters import NAMES, Counters
-from loadgen.driver.job import DriveReport, Job
+from loadgen.driver.job import Job
 from loadgen.record.capture_store import CaptureWriter, read_captures
-from servers.engine import EngineError
+from loadgen.record.clock_map import ClockError, ClockMap, Offset
+from loadgen.record.drive_report import DriveReport
+from servers.messages import EngineError
 from workloads.request import WorkloadError
 
 PLACE_TIMEOUT_S: Final = 30.0

@@ -24,15 +24,15 @@ import psutil
 
 from burstline import __version__
 from burstline.machine import host_facts
+from burstline.machine.hints import DTYPES
 from loadgen.record.files import write_bytes
 from loadgen.record.manifest import Manifest
 from roofline.device.calibration import load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from servers.engine import CpuSetup, Identity
+from servers.identity import CpuSetup, Identity
 from servers.registry import ENGINES
 
-DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 MOST_OTHERS: Final = 0.05
 """The share of the machine that other processes may use while it is measured for later runs."""
 

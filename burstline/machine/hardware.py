@@ -27,7 +27,7 @@ from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_config, bundled_models
 from roofline.model.families import quant_of
 from roofline.model.shapes import ELEMENT_BYTES, QUANTS
-from servers.engine import Identity
+from servers.identity import Identity
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 

@@ -19,25 +19,26 @@ import orjson
 
 from burstline.bench.fire import DriverDiedError, fire
 from burstline.bench.load_options import checked, job_of
+from burstline.bench.load_spec import LoadSpec
 from burstline.bench.server_session import Where, serving
-from burstline.bench.wish import Wish
 from burstline.machine.roofline_input import step_of
-from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.wire.os_limits import ensure_fd_limit
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import Calibration, HostFit, load_calibration
 from roofline.device.device import Device, load_device
+from roofline.model.families import read_config
 from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, ModelShape
+from roofline.model.shapes import QUANTS
 from roofline.model.step import Step
 from roofline.predict.predict import Clock, Deployment
-from servers.engine import EngineError
+from servers.messages import EngineError
 from servers.reference.steplog import load_steps
 from servers.registry import ENGINES
 from workloads.prompts import vocabulary_from_size
 from workloads.request import WorkloadError
 
 ENGINE: Final = "reference"
-BURST: Final = Wish(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=20.0)
+BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=20.0)
 """Outputs of many lengths: requests end one by one, and half the batch lasts twice as many steps."""
 N_CONTEXT_TOK: Final = 4096
 SOURCE: Final = "measured on this machine by a burst at the same model"
@@ -60,10 +61,10 @@ def add_host(device_file: Path, config: Mapping[str, Any], threads: int) -> Host
 
 
 def host_fit(
-    config: Mapping[str, Any], threads: int, device: Device, calibration: Calibration, burst: Wish = BURST
+    config: Mapping[str, Any], threads: int, device: Device, calibration: Calibration, burst: LoadSpec = BURST
 ) -> HostFit | None:
     """What the host costs here, in about 5 s. None where the burst did not come to its end."""
-    model = ModelShape.from_config(config, "the calibrated model")
+    model = read_config(config, "the calibrated model")
     deployment = Deployment(model, QUANTS["fp32"], Parallel(), device)
     kernels_s = Clock(deployment, replace(calibration, host=None))
     if (burst.requests or 0) * kernels_s(Step.of([(512, 512, 1)])) > LONGEST_PROMPTS_S:
@@ -75,7 +76,7 @@ def host_fit(
         return None
 
 
-def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Wish) -> Log:
+def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: LoadSpec) -> Log:
     """The step log of the burst, from its start on."""
     model, load, engine = folder / "model", checked(burst), ENGINES[ENGINE]
     model.mkdir()

@@ -9,23 +9,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from burstline.machine.cpu_calibration import DTYPES
-from burstline.machine.hints import DEVICE_FILE, Stated
+from burstline.machine.hints import DEVICE_FILE, DTYPES, Stated
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import HardwareFacts
 from loadgen.record.rundir import Run
 from roofline.device.calibration import read_calibration, with_host
 from roofline.device.device import Device, read_device
-from roofline.model.families import quant_of
+from roofline.model.families import quant_of, read_config
 from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, ModelShape, Quant
+from roofline.model.shapes import QUANTS, Quant
 from roofline.model.step import Step
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits
 from roofline.reconcile import inputs
 from roofline.reconcile.inferred_steps import Streamed, steps_seen
 from roofline.reconcile.inputs import Known, Setup, StepSeen
-from servers.engine import Admission
+from servers.identity import Admission
 from servers.registry import ENGINES
 
 PACED: Final = 0.8
@@ -59,7 +58,7 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     admission = _admission(run)
     calibration = with_host(calibration, "default" if admission is None or admission.ahead else "synchronous")
     facts = _Facts(run, Stated.from_json(hardware.stated or {}))
-    model = ModelShape.from_config(config, str(identity.model if identity else "") or None)
+    model = read_config(config, str(identity.model if identity else "") or None)
     quant, weights, kv = facts.quant(config)
     parallel, known = facts.layout(device)
     known = replace(known, weights=weights, kv=kv, speculation=facts.draft_tok() is not None)

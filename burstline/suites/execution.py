@@ -12,16 +12,21 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+import orjson
 
 from burstline import exit_codes
 from burstline.engine_flags import API_KEY_VARIABLE
 from burstline.interrupt import terminable
-from burstline.suites.suite import SCHEMA, Contender, Model, Slot, Suite, load_suite, schedule
+from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run
 from servers.host import child
 from workloads.request import WorkloadError
+
+if TYPE_CHECKING:
+    from reports.compare.comparison import Comparison
 
 MANIFEST: Final = "suite.json"
 OUT: Final = "{out}"
@@ -99,19 +104,6 @@ def finished_in(folder: Path) -> Run | None:
     return next((run for run in runs if run.status == "complete" and run.summary is not None), None)
 
 
-def make_where_missing(model: Model) -> None:
-    """A model folder that the suite asks to be made is made, once, with the weights that it lacks."""
-    if model.like is None or model.path is None:
-        return
-    from burstline.models.model_folder import add_missing_formats, make_model
-
-    if (Path(model.path) / "config.json").exists():
-        add_missing_formats(Path(model.path), model.formats)
-        return
-    print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
-    make_model(Path(model.path), model.like, formats=model.formats, dtype=model.dtype)
-
-
 def _environment(engine: Contender) -> dict[str, str]:
     """Ours, with this engine's key, and no other, under the name that a run reads."""
     environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
@@ -164,8 +156,8 @@ def _over_cluster(
     certify: bool,
 ) -> list[int]:
     """Each platform's runs one after another, the platforms side by side."""
-    from burstline.cluster.platforms import run_by_platform
     from burstline.cluster.session import RayOptions, ray_session
+    from burstline.suites.platforms import run_by_platform
 
     with ray_session(RayOptions(address)) as ray:
 
@@ -229,7 +221,7 @@ def _verdict(run: Run) -> str:
 
 def _report(folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
-    from burstline.verbs.compare import comparison_of_suite, write_all
+    from burstline.comparing import write_all
     from loadgen.verdict.comparable import ALONE
     from reports.compare.digest import digest
     from reports.formats.text import text
@@ -243,6 +235,38 @@ def _report(folder: Path) -> bool:
     print(f"Report: {page}")
     alone = all(cell.gate.state == ALONE for cell in comparison.cells)
     return comparison.comparable or (alone and not comparison.missing)
+
+
+def comparison_of_suite(folder: Path) -> Comparison | None:
+    """Every finished run of a suite's folder, one cell for each model and workload; None without any."""
+    from reports.compare.comparison import Comparison, Member, cell_of
+
+    suite = orjson.loads((folder / MANIFEST).read_bytes())
+    members: dict[str, list[Member]] = {}
+    missing = []
+    for slot in suite["slots"]:
+        run = finished_in(folder / slot["id"])
+        if run is None:
+            missing.append(f"{slot['engine']}, {slot['cell']}, repeat {slot['repeat']}")
+            continue
+        href = f"{slot['id']}/{run.name}/report.html"
+        members.setdefault(slot["cell"], []).append(Member(slot["engine"], run, href, slot["repeat"]))
+    if not members:
+        return None
+    order = list(dict.fromkeys(slot["engine"] for slot in suite["slots"]))
+    cells = tuple(
+        cell_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
+    )
+    servers = [member.run.manifest.server for runs in members.values() for member in runs]
+    anew = all(server is not None and not server.attached for server in servers)
+    facts = (
+        suite["name"] if suite["description"] else "",
+        f"{len(suite['slots']) - len(missing)} of {len(suite['slots'])} runs",
+        f"interleaved in time{', each engine started anew for each run' if anew else ''}",
+    )
+    return Comparison(
+        suite["description"] or suite["name"], cells, tuple(filter(None, facts)), tuple(missing)
+    )
 
 
 def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:

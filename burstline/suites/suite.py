@@ -7,6 +7,7 @@ import difflib
 import hashlib
 import itertools
 import json
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from typing import Any, Final
 
 from burstline.bench.load_options import MAX_REPEATS, checked
 from burstline.engine_flags import add_engine, add_settings, on_or_off
+from burstline.load_flags import add_arrivals, add_load, add_sources, add_targets, spec_of
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import TomlTable
-from burstline.verbs.run import add_arrivals, add_load, add_sources, add_targets, wish_of
 from loadgen.metrics.slo import parse_goal
 from servers.redact import without_secrets
 from servers.registry import ENGINES
@@ -273,7 +274,7 @@ def _workload(table: TomlTable, of: str) -> Workload:
         add(parser.add_argument_group())
     try:
         asked = parser.parse_args(workload.flags)
-        checked(wish_of(asked))
+        checked(spec_of(asked))
         for target in asked.slo:
             parse_goal(target)
     except (argparse.ArgumentError, WorkloadError) as error:
@@ -313,3 +314,16 @@ def _as_flags(table: TomlTable, known: Mapping[str, argparse.Action]) -> tuple[s
             value = table.get(key, kind, None)
         flags += [flag, str(value)]
     return tuple(flags)
+
+
+def make_where_missing(model: Model) -> None:
+    """A model folder that the suite asks to be made is made, once, with the weights that it lacks."""
+    if model.like is None or model.path is None:
+        return
+    from burstline.models.model_folder import add_missing_formats, make_model
+
+    if (Path(model.path) / "config.json").exists():
+        add_missing_formats(Path(model.path), model.formats)
+        return
+    print(f"Making {model.path}, shaped like {model.like}", file=sys.stderr)
+    make_model(Path(model.path), model.like, formats=model.formats, dtype=model.dtype)

@@ -31,9 +31,9 @@ from roofline.predict.deployment import (
     ridge_tok,
     unmeasured,
 )
+from roofline.predict.generations import GENERATIONS
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
-from roofline.validate.study import GENERATIONS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

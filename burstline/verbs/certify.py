@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from burstline.verbs.run import add_arrivals, add_load, add_sources, wish_of
+from burstline.load_flags import add_arrivals, add_load, add_sources, spec_of
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.record.typed_json import to_json
 from loadgen.verdict.certificate import TOLERATED
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     from burstline.bench.load_options import checked
     from burstline.stdout import json_text
 
-    load = checked(wish_of(args))
+    load = checked(spec_of(args))
     planned = drill(load, LONG_S)
     found = replace(certified(planned), limit=(limit := climbed()))
     remember(limit)

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from burstline import exit_codes
-from servers.engine import Engine, EngineError, Target
+from servers.engine import Engine
 from servers.host.ready import getter
 from servers.host.recognise import engine_at
+from servers.messages import EngineError, Target
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 

@@ -1,13 +1,15 @@
-"""`burstline report`: a run's summary and page, made again from its files."""
+"""`burstline report`: a run's summary and page, made again from its files; or the run in another format."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from burstline import exit_codes
 from burstline.machine.hints import add_cost, add_hints, hints_of
+from burstline.stdout import json_text
 from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
@@ -16,8 +18,21 @@ if TYPE_CHECKING:
     from loadgen.record.rundir import Run
 
 
+PRINTED: Final = ("text", "json")
+WRITTEN: Final = ("parquet", "csv", "markdown", "junit", "trace", "figures")
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", type=Path, metavar="RUN", help="a folder that `burstline run` wrote")
+    parser.add_argument(
+        "--format",
+        action="append",
+        choices=(*PRINTED, *WRITTEN),
+        help="instead of the page: text and json are printed and change nothing; parquet, csv: the records; "
+        "markdown: for a pull request; junit: SLOs and verdict for CI; trace: for ui.perfetto.dev; figures: "
+        "SVG and PNG (all of them, with --to alone); may be given several times",
+    )
+    parser.add_argument("--to", type=Path, metavar="DIR", help="where files of other formats go")
     add_hints(parser)
     add_cost(parser)
     parser.add_argument(
@@ -27,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.format or args.to:
+        return _in_other_formats(args.run, args.format or WRITTEN, args.to)
     from burstline.bench.report import write_report
     from burstline.lean import import_lean
     from loadgen.record.rundir import RunDir, open_run
@@ -48,6 +65,49 @@ def run(args: argparse.Namespace) -> int:
     write_report(folder)
     print(f"Report: {folder.report}")
     return exit_codes.DONE
+
+
+def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> int:
+    """Print the run, or write it below `to`; its folder stays as it is."""
+    from loadgen.record.files import write_bytes
+    from loadgen.record.rundir import open_run
+    from loadgen.record.tables import keep_pandas_out
+    from reports.files import FILES
+
+    written = [name for name in formats if name in WRITTEN]
+    if written and to is None:
+        raise WorkloadError(f"--format {written[0]} writes files: give --to DIR")
+    if not written:
+        keep_pandas_out()
+    run = open_run(path)
+    for name in formats:
+        if name in PRINTED:
+            print(_printed(run, name))
+    for name in written:
+        assert to is not None
+        for file, content in FILES[name](run).items():
+            target = to / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(target, content)
+            print(target)
+    return exit_codes.DONE
+
+
+def _printed(run: "Run", name: str) -> str:
+    """The run's summary as text or JSON, also of one that was killed half-way."""
+    from loadgen.metrics.summary import summarize_run
+    from reports.digest import overview
+    from reports.formats.text import text
+
+    if not (run.path / "plan.parquet").exists():
+        why = f": {run.manifest.error}" if run.manifest.error else ""
+        words = f"the run ended ({run.status}) before its requests were planned, so nothing was sent{why}"
+        return (
+            json_text({"status": run.status, "absent": words}) if name == "json" else f"{run.name}\n{words}"
+        )
+    if name == "json":
+        return json_text((run.summary or summarize_run(run)).to_json())
+    return text(overview(run))
 
 
 def _decoded(run: "Run") -> "pa.Table":

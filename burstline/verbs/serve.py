@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
     from burstline.bench.server_session import check_start, check_where, choose_engine, serving
     from burstline.interrupt import terminable
-    from servers.engine import EngineError
+    from servers.messages import EngineError
 
     where = where_of(args)
     check_where(where)

@@ -1,4 +1,4 @@
-"""`burstline study`: what binds inference across devices, memories and generations; beside other models."""
+"""`burstline study`: what binds inference across devices, memories and generations."""
 
 import argparse
 import json
@@ -16,17 +16,7 @@ from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.bound import ceiling
 from roofline.predict.deployment import UniformBatch, latency_s
-from roofline.validate.study import (
-    GENERATIONS,
-    OTHERS,
-    DramPoint,
-    Generation,
-    PublishedRun,
-    dram_scaling,
-    generations,
-    mean_error,
-    published_runs,
-)
+from roofline.predict.generations import GENERATIONS, DramPoint, Generation, dram_scaling, generations
 
 TP = (1, 8)
 
@@ -45,17 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     asked = UniformBatch(args.batch, args.prompt, args.output)
-    runs = published_runs()
     scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
     compared = generations(args.model, asked, args.device)
     if args.figures:
         from reports.figures.study_figures import write_figures  # matplotlib takes a second to import
 
-        write_figures(args.figures, runs, scaling, compared)
+        write_figures(args.figures, scaling, compared)
     if args.json:
-        print(json.dumps(_facts(args, asked, runs, scaling, compared), indent=2))
+        print(json.dumps(_facts(args, asked, scaling, compared), indent=2))
     else:
-        print("\n\n".join(_told(args, asked, runs, scaling, compared)))
+        print("\n\n".join(_told(args, asked, scaling, compared)))
     return exit_codes.DONE
 
 
@@ -73,28 +62,23 @@ def _products(args: argparse.Namespace, asked: UniformBatch) -> dict[str, list[O
 def _told(
     args: argparse.Namespace,
     asked: UniformBatch,
-    runs: Sequence[PublishedRun],
     scaling: dict[int, list[DramPoint]],
     compared: Sequence[Generation],
 ) -> list[str]:
     what = f"{args.model}, batch {asked.batch}, {asked.n_prompt_tok} in, {asked.n_output_tok} out, fp16"
-    parts = [_answer(args, runs, scaling, compared)]
+    parts = [_answer(args, scaling, compared)]
     parts += [f"1. What bounds each product: {what}", _bound_table(args, asked)]
-    parts += ["2. Llama-2, batch 1, 200 in, 200 out: measured by NVIDIA, and predicted (seconds)"]
-    parts += [_published_table(runs), _error_table(runs)]
     for tp, points in scaling.items():
-        parts += [f"3. One A100's compute with other memories: {what}, tp {tp}", _dram_table(points)]
-    return [*parts, f"4. Generations: {what}, one device", _generation_table(compared)]
+        parts += [f"2. One A100's compute with other memories: {what}, tp {tp}", _dram_table(points)]
+    return [*parts, f"3. Generations: {what}, one device", _generation_table(compared)]
 
 
 def _answer(
     args: argparse.Namespace,
-    runs: Sequence[PublishedRun],
     scaling: dict[int, list[DramPoint]],
     compared: Sequence[Generation],
 ) -> str:
     """The findings in a sentence each."""
-    hosted = [_error(runs, [run.hosted_s for run in runs]), _error(runs, [run.crossed_s for run in runs])]
     first, *others = [g for g in compared if g.phases]
     limits = "; ".join(
         f"{g.device.name} {g.quant}: "
@@ -107,10 +91,6 @@ def _answer(
     return "\n".join(
         [
             f"{args.model}: {limits}.",
-            (
-                f"Error on NVIDIA's 22 cells: {hosted[0]} with one launch constant for both devices,"
-                f" {hosted[1]} with the other device's."
-            ),
             (
                 f"{points[-1].technology} instead of {points[0].technology} makes one A100 {gains:.1f} times"
                 f" as fast; {binds} binds then."
@@ -127,45 +107,6 @@ def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
             cells = [ceiling(op, device).limit for device in devices]
             rows.append([phase, op.name, f"{op.intensity:.1f}", *cells])
     return aligned(rows, n_words=2)
-
-
-def _published_table(runs: Sequence[PublishedRun]) -> str:
-    header = ["device", "model", "tp", "measured", "ceiling", "calibrated", "+ launches", "crossed", *OTHERS]
-    rows = [
-        [
-            r.device,
-            r.model,
-            str(r.tp),
-            *(f"{s:.3f}" for s in (r.measured_s, r.ceiling_s, r.calibrated_s, r.hosted_s, r.crossed_s)),
-            *("" if s is None else f"{s:.3f}" for s in r.others_s.values()),
-        ]
-        for r in runs
-    ]
-    return aligned([header, *rows], n_words=2)
-
-
-def _error_table(runs: Sequence[PublishedRun]) -> str:
-    header = [
-        "mean error",
-        *("ceiling", "calibrated", "+ one launch constant", "the other device's"),
-        *OTHERS,
-    ]
-    rows = []
-    for device in dict.fromkeys(r.device for r in runs):
-        own = [r for r in runs if r.device == device]
-        names = ("ceiling_s", "calibrated_s", "hosted_s", "crossed_s")
-        sets = [[getattr(r, name) for r in own] for name in names]
-        cells = [_error(own, predicted) for predicted in sets]
-        others = [_error(own, [r.others_s[name] for r in own]) for name in OTHERS]
-        rows.append([f"{device}, signed / absolute", *cells, *others])
-    return aligned([header, *rows], n_words=1)
-
-
-def _error(runs: Sequence[PublishedRun], predicted_s: Sequence[float | None]) -> str:
-    if all(seconds is None for seconds in predicted_s):
-        return ""
-    signed, absolute, n = mean_error(runs, predicted_s)
-    return f"{signed:+.0%} / {absolute:.1%} (n={n})"
 
 
 def _dram_table(points: Sequence[DramPoint]) -> str:
@@ -201,7 +142,6 @@ def _generation_table(compared: Sequence[Generation]) -> str:
 def _facts(
     args: argparse.Namespace,
     asked: UniformBatch,
-    runs: Sequence[PublishedRun],
     scaling: dict[int, list[DramPoint]],
     compared: Sequence[Generation],
 ) -> dict[str, Any]:
@@ -213,7 +153,6 @@ def _facts(
         "model": args.model,
         "asked": asdict(asked),
         "limits": limits,
-        "published": [asdict(run) for run in runs],
         "dram": {tp: [asdict(point) for point in points] for tp, points in scaling.items()},
         "generations": [
             {

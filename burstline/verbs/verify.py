@@ -87,9 +87,9 @@ def _plan(run: Run) -> PartCheck:
     from workloads.plan import fingerprint
 
     plan = run.plan
-    sha256 = fingerprint(plan.requests, plan.due_ns)
-    known = {plan.sha256, run.manifest.plan_sha256 or plan.sha256}
-    differs = known != {sha256}
+    contents = fingerprint(plan.requests, plan.due_ns)
+    differs = contents != (plan.contents_sha256 or plan.sha256)
+    differs |= run.manifest.plan_sha256 not in (None, plan.sha256)
     problem = "its contents do not have the hash that it is kept under" if differs else None
     return PartCheck(f"plan ({len(plan.requests):,} requests)", problem)
 

@@ -6,22 +6,10 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from servers.engine import (
-    Admission,
-    Call,
-    Capabilities,
-    Engine,
-    Event,
-    Get,
-    HttpReply,
-    Identity,
-    Kind,
-    Launch,
-    LaunchOptions,
-    Reply,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
+from servers.identity import Admission, Capabilities, Identity, Sign
+from servers.launch import Launch, LaunchOptions
+from servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
 from servers.protocol.openai import post
 from servers.protocol.replies import Tally, decode_reply
 from workloads.request import Request

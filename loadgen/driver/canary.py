@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from loadgen.record.drive_report import CanaryReport
 from servers.host import child
 
 if TYPE_CHECKING:
@@ -31,22 +31,6 @@ INDEX: Final = -1
 """The index of the canary's exchange, which is none of the plan's requests."""
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 _GOLDEN: Final = 0.6180339887498949
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryReport:
-    """Reported minus true arrival of `n` events, ns: percentiles of the absolute error, within 1.2%.
-
-    The truth is the time from just before the event's send until the kernel had taken it: a report from
-    within has no error, for a sender that sleeps between events needs some 20 us for its send.
-    `cpu_s` is what the truth process used.
-    """
-
-    n: int
-    p50_ns: int
-    p99_ns: int
-    max_ns: int
-    cpu_s: float
 
 
 class TruthProcess:
@@ -104,8 +88,8 @@ class CanaryErrors:
         """Count the events from the run's start on, but for the last one, whose send nothing tells of."""
         import numpy as np
 
+        from loadgen.record import http1
         from loadgen.record.capture import NO_STAMP, Reads
-        from loadgen.wire import http1
 
         parsed = http1.parse(capture.reads)
         if parsed is None:

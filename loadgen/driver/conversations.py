@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from servers.engine import ReplyContent
+from servers.messages import ReplyContent
 from workloads.request import Request
 
 PREDECESSOR: Final = "predecessor"
@@ -64,24 +64,26 @@ class Conversations:
 
         Times count from the run's start. A session that is over frees its slot for the next.
         """
-        turn = self._turns[index]
-        turn.done, turn.reply, turn.failed = True, reply, reply is None
         due: list[Due] = []
         skipped: list[Due] = []
-        self._leave(turn)
-        for follower in turn.followers:
-            child = self._turns[follower]
-            child.n_missing -= 1
-            child.end_ns = max(child.end_ns, end_ns)
-            child.failed = child.failed or turn.failed
-            if child.n_missing == 0:
-                pause_ns = child.request.turn.pause_ns if child.request.turn else 0
+        over: list[tuple[int, int, ReplyContent | None]] = [(index, end_ns, reply)]
+        while over:  # no recursion: a session may have thousands of turns
+            index, at_ns, reply = over.pop()
+            turn = self._turns[index]
+            turn.done, turn.reply, turn.failed = True, reply, reply is None
+            self._leave(turn)
+            for follower in turn.followers:
+                child = self._turns[follower]
+                child.n_missing -= 1
+                child.end_ns = max(child.end_ns, at_ns)
+                child.failed = child.failed or turn.failed
+                if child.n_missing:
+                    continue
                 if child.failed:
                     skipped.append((child.request, child.end_ns))
-                    more, never = self.ended(follower, child.end_ns, None)
-                    due += more
-                    skipped += never
+                    over.append((follower, child.end_ns, None))
                 else:
+                    pause_ns = child.request.turn.pause_ns if child.request.turn else 0
                     due.append((self._with_context(child), child.end_ns + pause_ns))
         if self._is_closed:
             due += [(request, max(at_ns, end_ns)) for request, at_ns in self.opening()]

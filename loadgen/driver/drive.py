@@ -40,15 +40,16 @@ from loadgen.driver.canary import CanaryErrors
 from loadgen.driver.conversations import PREDECESSOR, Conversations
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import DurationHistogram
-from loadgen.driver.job import DriveReport, Job
-from loadgen.driver.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
+from loadgen.driver.job import Job
 from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
 from loadgen.record.capture_store import CaptureWriter
+from loadgen.record.drive_report import DriveReport
+from loadgen.record.http1 import body_of
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.http1 import body_of
+from loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.wire.wire import Wire
-from servers.engine import HttpReply, ReplyContent
 from servers.host import child
+from servers.messages import HttpReply, ReplyContent
 from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
 from servers.redact import learn
@@ -131,6 +132,7 @@ class _Drive:
                 host=self._destination.host,
                 deadline_s=job.deadline_s,
                 concurrency=None if self._sessions else job.concurrency,
+                until_s=job.until_s,
                 counters=self._cells[1:],
             )
             self._spool = CaptureWriter(job.captures, job.worker, on_error=self._stop)
@@ -171,6 +173,7 @@ class _Drive:
             for each in due:
                 self._await_room(ahead)
                 self._prepare([each])
+                self._converse()
         else:
             self._prepare_throttled(due, ahead, job.max_rate_per_s)
         while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
@@ -225,7 +228,7 @@ class _Drive:
             self._sessions.sent(request)
         exchange = Exchange(request.index, due_ns)
         exchange.max_bytes = reply_limit_bytes(request.n_prompt_tok, request.n_output_tok)
-        if not self._stopped:
+        if not self._is_over:
             exchange.payload = self._built(request)
             exchange.hang_up_at = self._job.hang_ups.get(request.index)
             if exchange.hang_up_at is not None:
@@ -242,12 +245,13 @@ class _Drive:
         return self._destination.serialised(dressed(call, job.target, request.index, self._engine.lora_path))
 
     def _has_room(self, ahead: int) -> bool:
-        return self._n_prepared - self._wire.traffic.n_dispatched < ahead or self._stopped
+        return self._n_prepared - self._wire.traffic.n_dispatched < ahead or self._is_over
 
     def _await_room(self, ahead: int) -> None:
         """Hold back while as many requests are prepared as the look-ahead allows."""
         while not self._has_room(ahead) and self._is_running:
             self._listen(_POLL_S)
+            self._converse()  # turns that follow do not wait until every session has begun
 
     def _await_connections(self) -> None:
         """Until all that is due in the first second has its connection, a stop, or the limit."""
@@ -279,7 +283,7 @@ class _Drive:
 
         async def prepare() -> None:
             for each in due:
-                if not self._stopped:
+                if not self._is_over:
                     async with throttler:
                         pass
                 while not self._has_room(ahead) and self._is_running:
@@ -314,6 +318,11 @@ class _Drive:
     @property
     def _is_running(self) -> bool:
         return self._wire.error is None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing more is sent: what is prepared now only gets its capture."""
+        return self._stopped or self._wire.traffic.over
 
     # Called by any thread.
 

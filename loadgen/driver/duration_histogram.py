@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from loadgen.record.drive_report import DurationSpread
 
 _PER_DECADE = 100
 _N_DECADES = 12
 _BATCH = 4096
 """So many are counted at a time: one call of NumPy costs as much as counting a hundred."""
-
-
-@dataclass(frozen=True, slots=True)
-class DurationSpread:
-    """Median, 99th percentile and largest of `n` durations, ns; the first two within 1.2% or 1 ns."""
-
-    n: int
-    p50_ns: int
-    p99_ns: int
-    max_ns: int
 
 
 class DurationHistogram:

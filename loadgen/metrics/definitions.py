@@ -23,7 +23,17 @@ STALL_FACTOR: Final = 5.0
 
 
 PerRequest = Callable[[Columns], Floats]
+Which = Callable[[Columns], NDArray[np.bool_]]
 Pooled = Callable[[Columns], Samples]
+
+
+def never(c: Columns) -> NDArray[np.bool_]:
+    return np.zeros(len(c), dtype=bool)
+
+
+def without_later_tokens(c: Columns) -> NDArray[np.bool_]:
+    """Replies whose tokens were counted and all came with the first event."""
+    return c.output_tok <= c.first_n
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +41,7 @@ class Metric:
     """What a name means. `of` computes one value per request (NaN where undefined, in seconds), `pooled` one
     per token or gap; both None for what is made of the run as a whole. A request that failed counts as
     infinitely late, unless `failures` says that the metric is about the client and keeps what it knows.
+    `undefined` are the requests for which it has no value by nature; any other NaN was not measured.
     """
 
     title: str
@@ -42,6 +53,7 @@ class Metric:
     of: PerRequest | None = None
     pooled: Pooled | None = None
     failures: Literal["infinite", "kept"] = "infinite"
+    undefined: Which = never
 
 
 def ttft(c: Columns) -> Floats:
@@ -210,6 +222,7 @@ METRICS: Final[dict[str, Metric]] = {
         "per request; undefined where nothing follows the first event",
         f"{VLLM}, with the tokens that really came first",
         of=tpot,
+        undefined=without_later_tokens,
     ),
     "itl": Metric(
         "ITL",
@@ -249,6 +262,7 @@ METRICS: Final[dict[str, Metric]] = {
         "equals TTFT for a model that does not reason",
         "GenAI-Perf's time to first output token",
         of=ttfa,
+        undefined=lambda c: np.isnan(c.answer_s),
     ),
     "icl": Metric(
         "ICL",
@@ -279,6 +293,7 @@ METRICS: Final[dict[str, Metric]] = {
         "only connections opened for the request at hand",
         "TCP and TLS",
         of=connect,
+        undefined=lambda c: np.isnan(connect(c)),
         failures="kept",
     ),
     "dispatch_delay": Metric(
@@ -335,7 +350,7 @@ METRICS: Final[dict[str, Metric]] = {
         "Output throughput",
         "tok/s",
         "higher",
-        "Σ n_k with t_k in [a, b] / (b − a)",
+        "Σ n_k with t_k in (a, b] / (b − a)",
         "tokens of requests that succeeded, counted when they arrive",
         "each token in the window in which it was delivered",
     ),
@@ -343,7 +358,7 @@ METRICS: Final[dict[str, Metric]] = {
         "Input throughput",
         "tok/s",
         "higher",
-        "Σ prompt tokens with t_1 in [a, b] / (b − a)",
+        "Σ prompt tokens with t_1 in (a, b] / (b − a)",
         "of requests that succeeded, by the server's count where it gave one",
         VLLM,
     ),
@@ -356,7 +371,7 @@ METRICS: Final[dict[str, Metric]] = {
         VLLM,
     ),
     "requests_per_s": Metric(
-        "Request throughput", "1/s", "higher", "completions in [a, b] / (b − a)", "successes only", VLLM
+        "Request throughput", "1/s", "higher", "completions in (a, b] / (b − a)", "successes only", VLLM
     ),
     "concurrency": Metric(
         "Concurrency",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.driver.job import DriveReport
 from loadgen.metrics.summary_types import Cost, Memory
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
-from servers.engine import Identity
+from servers.identity import Identity
 
 
 def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity | None) -> Memory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
@@ -90,7 +90,7 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     asked_tok, earlier_tok = prompt_tok(c), _earlier_tok(c, turns)
     whole = int(np.isfinite(end_s[counts]).sum())
     return SessionFigures(
-        sessions=measured(float(counts.sum()), "sessions", "", n),
+        sessions=_counted(float(counts.sum()), n),
         completed=measured(whole / counts.sum() if counts.any() else None, "1", "no session ended", n),
         **{f"makespan_{label(p)}_s": figure for p, figure in percentiles(makespans, QUANTILES, "s").items()},
         makespan_mean_s=mean(makespans, "s"),
@@ -108,17 +108,23 @@ def session_figures(c: Columns, turns: Turns, start_s: float | None = None) -> S
     )
 
 
+def _counted(n_counted: float, n: int) -> Figure:
+    figure = measured(n_counted, "sessions", "", n)
+    if n_counted == n or isinstance(figure, Absent):
+        return figure
+    return replace(figure, note=f"of {n:,}: the others began before the window, or were cut off")
+
+
 def _turn(c: Columns, depth: int, where: NDArray[np.bool_], earlier_tok: Floats) -> TurnFigures:
     served = where & c.ok
     asked_tok = prompt_tok(c)
+    counted = served.any() and not np.isnan(asked_tok[served]).any()
     cached = served & ~np.isnan(c.cached_tok)
     return TurnFigures(
         turn=depth + 1,
         requests=int(where.sum()),
         ok=int(served.sum()),
-        prompt_tok_mean=measured(
-            asked_tok[served].mean() if served.any() else None, "tok", NO_SUCCESS.reason
-        ),
+        prompt_tok_mean=measured(asked_tok[served].mean() if counted else None, "tok", NO_SUCCESS.reason),
         earlier_fraction=_share(earlier_tok, asked_tok, served),
         cached_fraction=_share(c.cached_tok, asked_tok, cached) if cached.any() else NO_CACHE_COUNTS,
         **{name: _quantiles(latencies(METRICS[name], c)[where]) for name in ("ttft", "e2e")},
@@ -127,7 +133,7 @@ def _turn(c: Columns, depth: int, where: NDArray[np.bool_], earlier_tok: Floats)
 
 def _share(part_tok: Floats, whole_tok: Floats, where: NDArray[np.bool_]) -> Figure:
     n_tok = float(whole_tok[where].sum())
-    return measured(part_tok[where].sum() / n_tok if n_tok else None, "1", NO_SUCCESS.reason)
+    return measured(part_tok[where].sum() / n_tok if n_tok > 0 else None, "1", NO_SUCCESS.reason)
 
 
 def _quantiles(values: Floats) -> Quantiles:

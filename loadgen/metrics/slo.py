@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
@@ -51,6 +51,7 @@ UNITS: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """By stored unit, the units that a person may write and what each is worth."""
 
+WORST_FIRST: Final = (Result.FAIL, Result.INCONCLUSIVE, Result.PASS)
 UNKNOWN_NOISE: Final = 2.0
 """By what factor a single run must meet or miss a target where nothing is known of the noise between runs."""
 
@@ -119,17 +120,21 @@ def _unit_and_direction(text: str, metric: str, statistic: str | None) -> tuple[
     return METRICS[metric].unit, "<="
 
 
-def good(c: Columns, goals: Sequence[Goal]) -> NDArray[np.bool_]:
-    """Per request, whether it succeeded and meets every criterion among `goals`.
+def good(c: Columns, goals: Sequence[Goal]) -> NDArray[np.bool_] | None:
+    """Per request, whether it succeeded and meets every criterion among `goals`; None where that is unknown.
 
-    A metric that is undefined for a request (TPOT of a single token) is no criterion for it.
+    A metric that is undefined by nature (TPOT of a single token) is no criterion for that request. One that
+    was not measured for a success, for example because its tokens were not counted, decides nothing.
     """
     met = c.ok.copy()
     for goal in goals:
         of = METRICS[goal.metric].of if goal.per_request else None
         if of is not None:
             values = of(c)
-            met &= np.isnan(values) | (values <= goal.bound)
+            undefined = METRICS[goal.metric].undefined(c)
+            if (np.isnan(values) & c.ok & ~undefined).any():
+                return None
+            met &= undefined | (values <= goal.bound)
     return met
 
 
@@ -155,8 +160,36 @@ def judge_goals(
 ) -> tuple[TargetResult, ...]:
     """Every target among `goals` with what was measured; `noise` is that between runs, by number."""
     return tuple(
-        _judge(goal, _figure(goal, summary), c, summary, noise) for goal in goals if not goal.per_request
+        _judge(goal, summary.figure(*_path(goal)), c, summary, noise)
+        for goal in goals
+        if not goal.per_request
     )
+
+
+def judge_over_runs(
+    goals: Sequence[Goal], runs: Sequence[Summary], pooled: Callable[[tuple[str, ...]], Figure]
+) -> tuple[TargetResult, ...]:
+    """Every target among `goals` over several runs of one load; `pooled` is their common figure at a path.
+
+    What makes one run's result doubtful makes this one so. Where a run lacks the figure, its own result
+    counts.
+    """
+    results = []
+    for goal in goals:
+        if goal.per_request:
+            continue
+        figure = pooled(_path(goal))
+        if isinstance(figure, Absent):
+            own = [row for run in runs for row in run.targets if row.target == goal.text]
+            results.append(min(own, key=lambda row: list(WORST_FIRST).index(row.result)))
+            continue
+        result, reason = _held_against(goal, figure, None, None)
+        doubts = [] if result == Result.INCONCLUSIVE else [_doubt(goal, result, figure, run) for run in runs]
+        doubt = next(filter(None, doubts), None)
+        results.append(
+            TargetResult(goal.text, Result.INCONCLUSIVE if doubt else result, doubt or reason, figure)
+        )
+    return tuple(results)
 
 
 def _missed_below(goal: Goal, summary: Summary, c: Columns, noise: RunNoise | None) -> str:
@@ -170,11 +203,11 @@ def _missed_below(goal: Goal, summary: Summary, c: Columns, noise: RunNoise | No
     return ""
 
 
-def _figure(goal: Goal, summary: Summary) -> Figure:
+def _path(goal: Goal) -> tuple[str, ...]:
+    """Where a summary has the goal's number."""
     if goal.metric in WHOLE_RUN:
-        section, name = WHOLE_RUN[goal.metric][:2]
-        return summary.figure(section, name)
-    return summary.figure("metrics", goal.metric, str(goal.statistic))
+        return WHOLE_RUN[goal.metric][:2]
+    return "metrics", goal.metric, str(goal.statistic)
 
 
 def _judge(
@@ -209,9 +242,11 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     return None
 
 
-def _held_against(goal: Goal, figure: Figure, c: Columns, noise: RunNoise | None) -> tuple[Result, str]:
+def _held_against(
+    goal: Goal, figure: Figure, c: Columns | None, noise: RunNoise | None
+) -> tuple[Result, str]:
     if isinstance(figure, Absent):
-        if _lies_among_failures(goal, c):
+        if c is not None and _lies_among_failures(goal, c):
             n_failed = len(c) - int(c.ok.sum())
             return Result.FAIL, f"{n_failed:,} of {len(c):,} requests failed: infinitely late"
         return Result.INCONCLUSIVE, figure.reason

@@ -7,6 +7,7 @@ together, and ends when nothing is left to dispatch; in between it is on its pla
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.metrics.definitions import e2e, e2e_service, tpot, ttft
+from loadgen.metrics.definitions import e2e, e2e_due, e2e_service, tpot, ttft
 from loadgen.metrics.throughput import Window
 from loadgen.record.columns import Columns, Floats
 from loadgen.stats import distributions
@@ -38,10 +39,14 @@ NO_START_WAVE: Final = Absent("only a closed loop starts with a wave of requests
 LIVES_A_BLOCK: Final = 4
 """Requests of a closed loop that run together share their delays: blocks hold four times as many as run at a
 time, which is what intervals need to cover (tests/loadgen/test_closed_loop.py)."""
+FILLED: Final = 0.95
+"""The quantile of E2E after which an open loop has filled (tests/loadgen/test_stationary.py)."""
 FLAT: Final = 1e-3
 """A series that varies by less than a thousandth has no warm-up."""
 LEAST_BACKLOG: Final = 0.03
 """A server falls behind where the queue takes up this share of the requests that come."""
+CHANCE: Final = 4.0
+"""Without any queue the number in flight is Poisson: so many standard deviations are no chance."""
 LEAST_CHANGE: Final = {"in_flight": 0.25, "ttft": 0.25, "tpot": 0.1}
 """A trend must also matter: how far it must move its series over the run, as a share of the median."""
 
@@ -100,6 +105,8 @@ def steady_part(
     """The part of a run that counts; None for bursts, rates meant to vary and loops without a plateau.
 
     An open loop lasts as long as was asked (`duration_s`), also where its last request is due before the end.
+    It starts at an empty server: what is in flight, and what comes out, grows for as long as a request stays,
+    though no queue does. So nothing counts before the system has filled, for which half the run is the limit.
     """
     if concurrency is not None:
         return plateau(c, concurrency)
@@ -107,13 +114,15 @@ def steady_part(
     if pattern not in STEADY_PATTERNS or spread <= 0 or not c.ok.any():
         return None
     cut_s = _warm_up_end_s(c)
-    start_s = float(c.due_s.min()) if cut_s is None else cut_s
-    window = Window(start_s, max(float(c.due_s.max()), duration_s or 0.0))
+    first_s, end_s = float(c.due_s.min()), max(float(c.due_s.max()), duration_s or 0.0)
+    fill_s = min(float(np.quantile(e2e_due(c)[c.ok], FILLED)), (end_s - first_s) / 2)
+    start_s = max(first_s + fill_s, cut_s or 0.0)
+    window = Window(start_s, end_s)
     tests = _tests(c, window)
     return Steady(
         window=window,
         warm_up=measured(
-            None if cut_s is None else start_s - float(c.due_s.min()), "s", "it settled only past the middle"
+            None if cut_s is None else start_s - first_s, "s", "it settled only past the middle"
         ),
         n_warm_up=int((c.due_s < start_s).sum()),
         block_s=least_block_s(c),
@@ -215,7 +224,8 @@ def _reasons(tests: list[_Test], n: int, *, settled: bool) -> tuple[Reason, ...]
     by_name = {test.name: test for test in tests}
     queue = by_name["in_flight"]
     reasons = []
-    if queue.found() and queue.change * queue.median > LEAST_BACKLOG * n:
+    backlog, chance = queue.change * queue.median, CHANCE * math.sqrt(max(queue.median, 0.0))
+    if queue.found() and backlog > max(LEAST_BACKLOG * n, chance):
         reasons.append(
             Reason(
                 "overloaded",

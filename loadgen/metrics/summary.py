@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from loadgen.driver.job import DriveReport
 from loadgen.metrics import throughput
 from loadgen.metrics.cold_start import ColdStart, cold_start
 from loadgen.metrics.definitions import METRICS, Metric, latencies, samples_of
+from loadgen.metrics.laws import broken_laws
 from loadgen.metrics.memory import cost, memory
 from loadgen.metrics.schedule_fidelity import pacing
 from loadgen.metrics.server_histograms import agreement
@@ -26,17 +26,16 @@ from loadgen.metrics.summary_types import (
     Quantiles,
     Stationarity,
     Summary,
-    Survival,
 )
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise, WarmUpBursts
 from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
-from loadgen.stats.kaplan_meier import survival_percentiles
 from loadgen.stats.quantiles import mean, percentiles
 from loadgen.stats.serial_correlation import (
     OrderedSamples,
@@ -50,7 +49,7 @@ from loadgen.verdict.grades import grades
 from loadgen.verdict.instrument import instrument
 from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
 from loadgen.verdict.warnings import caveats
-from servers.engine import Identity
+from servers.identity import Identity
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
@@ -83,12 +82,12 @@ class Context:
     goals: tuple[Goal, ...] = ()
     arrivals: ArrivalFacts | None = None
     expected_cached: float | None = None
-    handed_over: bool = False
     warm_up: WarmUpBursts | None = None
     max_failures: float = MAX_FAILURES
     usd_per_hour: float | None = None
     turns: Turns | None = None
     server_url: str | None = None
+    cancel_share: float = 0.0
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
@@ -101,27 +100,27 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         status=run.status,
         death=(manifest.error or "") if run.status == "failed" else "",
         concurrency=manifest.concurrency,
-        duration_s=_duration_s(manifest),
+        duration_s=_number(manifest, "duration_s"),
         noise=manifest.noise,
         server_here=manifest.server is not None and not manifest.server.attached,
         certificate=manifest.certificate,
         not_comparable=not_comparable,
         arrivals=manifest.arrivals,
-        handed_over=manifest.asked.get("warmup_handover") is True,
         expected_cached=manifest.load.expected_cached_fraction if manifest.load else None,
         warm_up=manifest.load.warm_up if manifest.load else None,
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
         server_url=manifest.server.url if manifest.server else None,
+        cancel_share=_number(manifest, "cancel_share") or 0.0,
         goals=tuple(map(parse_goal, manifest.targets)),
         turns=turns_of(run),
     )
     return summarize(run.columns, context)
 
 
-def _duration_s(manifest: Manifest) -> float | None:
-    """How long requests were to arrive; None where that was not asked."""
-    asked = manifest.asked.get("duration_s")
+def _number(manifest: Manifest, name: str) -> float | None:
+    """A number that was asked for; None where it was not."""
+    asked = manifest.asked.get(name)
     return float(asked) if isinstance(asked, int | float) else None
 
 
@@ -129,22 +128,32 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     """Counts, metrics, throughput and the rest, with the verdict on them."""
     context = context or Context()
     planned = records if isinstance(records, Columns) else columns_of(records)
+    ran_out = None
+    if context.concurrency is not None and context.duration_s is not None:
+        # A loop that goes by time is planned longer than it can last: what it did not need was not asked for.
+        asked, planned = planned, planned.without(Outcome.NOT_SENT)
+        if len(planned) == len(asked):
+            ran_out = _ran_out(planned, context.duration_s)
     # What its client abandoned as planned is load, and no observation of how long a reply takes.
     whole = planned.without(Outcome.ABANDONED)
     pattern, closed = context.arrivals.pattern if context.arrivals else None, context.concurrency is not None
-    # What a person interrupted was never sent: it is outside the window, not infinitely late.
-    inside = whole.without(Outcome.NOT_SENT) if context.status == "interrupted" and not closed else whole
-    duration_s = None if context.status == "interrupted" else context.duration_s
+    # What was never sent, because the run was interrupted or ended by force, is outside the window.
+    inside = whole.without(Outcome.NOT_SENT)
+    duration_s = context.duration_s if context.status == "complete" else None
     steady = steady_part(inside, pattern, concurrency=context.concurrency, duration_s=duration_s)
-    c = inside.due_from(steady.window.start_s) if steady else inside
+    window = steady.window if steady else throughput.whole_run(inside)
+    c = inside.due_from(window.start_s) if steady and window else inside
     ends_s = planned.closed_s[~np.isnan(planned.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
     errors_s = errors_of(context.certificate)
     client = instrument(planned, context.reports, watched, closed_loop=closed)
     opening = context.turns.opens if context.turns else None
-    # A load that a warm-up led into begins amid its queue, whose first requests may be slow by chance.
-    cold = None if context.handed_over else cold_start(whole, context.concurrency, opening)
-    rates = throughputs_in(c, steady.window, steady.block_s) if steady else throughput.throughputs(c)
+    cold = cold_start(whole, context.concurrency, opening)
+    rates = (
+        throughputs_in(inside, steady.window, steady.block_s, steady.least_block if closed else None)
+        if steady
+        else throughput.throughputs(inside)
+    )
     unjudged = Summary(
         counts=counts(planned),
         metrics={
@@ -158,13 +167,12 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
             for name, metric in METRICS.items()
             if metric.of and metric.failures == "infinite"
         },
-        survival=survival(whole),
         throughput=rates,
-        goodput=_goodput(c, steady, context),
+        goodput=_goodput(inside, c, steady, context),
         window=_window(whole, steady, cold),
         stationarity=Stationarity(**steady.figures) if steady else Stationarity.absent(NOT_STEADY),
         schedule=pacing(planned, context.arrivals, closed_loop=closed),
-        concurrency=replace(throughput.concurrency(planned), **throughput.server_queue(watched)),
+        concurrency=replace(throughput.concurrency(planned, window), **throughput.server_queue(watched)),
         burst=throughput.burst(c),
         stalls=throughput.stalls(c),
         lengths=lengths(whole),
@@ -186,17 +194,30 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         server_here=context.server_here,
         expected_cached=context.expected_cached,
         counted_cached=_counted_cached(watched),
-        handed_over=context.handed_over,
         warm_up=context.warm_up,
         cold=cold.left_out() if cold and not cold_counts else None,
         server_url=context.server_url,
+        cancel_share=context.cancel_share,
     )
-    evidence = _evidence(unjudged, whole, context, steady)
+    warnings = (*warnings, *((ran_out,) if ran_out else ()))
+    evidence = replace(
+        _evidence(unjudged, whole, context, steady),
+        # A session counts once in a closed loop, and its branches may be in flight together.
+        contradictions=broken_laws(unjudged, planned, None if context.turns else context.concurrency),
+    )
     if cold and cold_counts:
         evidence = replace(evidence, cold=(cold.counted(),))
     verdict = judge(evidence, warnings)
     summary = replace(unjudged, verdict=verdict)
     return replace(summary, targets=judge_goals(context.goals, summary, c, context.noise))
+
+
+def _ran_out(c: Columns, duration_s: float) -> Reason | None:
+    """What to say of a loop by time whose requests were all sent before its time was over."""
+    if np.isnan(c.dispatched_s).all() or (last_s := float(np.nanmax(c.dispatched_s))) > 0.9 * duration_s:
+        return None
+    text = f"All {len(c):,} planned requests were sent within {last_s:.3g} s of the {duration_s:g} s asked."
+    return Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N.")
 
 
 def _counted_cached(watched: Watched) -> float | None:
@@ -207,15 +228,23 @@ def _counted_cached(watched: Watched) -> float | None:
     return served.point / asked.point
 
 
-def _goodput(c: Columns, steady: Steady | None, context: Context) -> Goodput:
-    """What met every criterion for single requests, by request, by token, and as a share of all planned."""
+def _goodput(inside: Columns, c: Columns, steady: Steady | None, context: Context) -> Goodput:
+    """What met every criterion for single requests: rates in the window, and the share of those due in it.
+
+    `inside` are all requests of the load, `c` those that were due in the window.
+    """
     criteria = [goal for goal in context.goals if goal.per_request]
     if not criteria:
         return replace(Goodput.absent(NO_CRITERION), criteria=())
-    met = good(c, criteria)
-    share = share_in_order(met, c.due_s, steady.least_block) if steady else attainment(met)
-    rates = good_rates_in(c, steady.window, steady.block_s, met) if steady else good_rates(c, met)
-    return Goodput(tuple(goal.text for goal in criteria), share, *rates)
+    names = tuple(goal.text for goal in criteria)
+    met, of_those_due = good(inside, criteria), good(c, criteria)
+    if met is None or of_those_due is None:
+        return replace(Goodput.absent(throughput.UNCOUNTED), criteria=names)
+    if steady is None:
+        return Goodput(names, attainment(of_those_due), *good_rates(inside, met))
+    least_block = None if context.concurrency is None else steady.least_block
+    share = share_in_order(of_those_due, c.due_s, steady.least_block)
+    return Goodput(names, share, *good_rates_in(inside, steady.window, steady.block_s, met, least_block))
 
 
 def figures(metric: Metric, c: Columns, steady: Steady | None = None) -> MetricFigures:
@@ -291,27 +320,3 @@ def _cause(c: Columns, counts: Mapping[str, int]) -> str:
     worst = max(kinds, key=kinds.__getitem__)
     errors = c.table.column("error").filter(pa.array(c.having("outcome", [worst])))
     return next((str(error)[:200] for error in errors.to_pylist() if error), "")
-
-
-NONE_CUT_OFF: Final = Absent("no request was cut off", "none-cut-off")
-
-_CUT_OFF = (Outcome.TIMEOUT.value, Outcome.CANCELLED.value)
-
-
-def survival(c: Columns) -> dict[str, Survival]:
-    """TTFT and E2E of all requests that were sent, those cut off counted for as long as they ran.
-
-    By metric and quantile. Cut off is what we ended ourselves, at its deadline or with the run, also where it
-    never got a connection; a request that failed in another way never ends.
-    """
-    cut_off, set_out = c.having("outcome", _CUT_OFF), ~c.having("outcome", [Outcome.NOT_SENT.value])
-    if not cut_off.any():
-        return dict.fromkeys(("ttft", "e2e"), Survival.absent(NONE_CUT_OFF))
-    watched_s = np.where(cut_off, c.closed_s - c.origin_s, np.inf)
-    began, ended = ~np.isnan(c.first_s) & (c.ok | cut_off), c.ok
-    ttft_s = np.where(began, c.first_s - c.origin_s, watched_s)
-    e2e_s = np.where(ended, c.last_s - c.origin_s, watched_s)
-    return {
-        "ttft": Survival(**survival_percentiles(ttft_s[set_out], began[set_out])),
-        "e2e": Survival(**survival_percentiles(e2e_s[set_out], ended[set_out])),
-    }

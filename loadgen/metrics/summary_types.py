@@ -97,15 +97,6 @@ class MetricFigures(Quantiles):
 
 
 @dataclass(frozen=True, slots=True)
-class Survival(Section):
-    """Percentiles in which requests that were cut off count for as long as they ran."""
-
-    p50: Figure = titled("p50")
-    p90: Figure = titled("p90")
-    p99: Figure = titled("p99")
-
-
-@dataclass(frozen=True, slots=True)
 class Throughput(Section):
     output_tok_per_s: Figure = titled()
     input_tok_per_s: Figure = titled()
@@ -407,7 +398,6 @@ class Summary:
     verdict: Verdict
     targets: tuple[TargetResult, ...] = ()
     bounds: Mapping[str, Quantiles] = field(default_factory=dict)
-    survival: Mapping[str, Survival] = field(default_factory=dict)
     throughput: Throughput = Throughput()
     goodput: Goodput = Goodput()
     window: CountedWindow = CountedWindow()
@@ -440,35 +430,7 @@ class Summary:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Summary:
-        """The summary of this or an older schema; MismatchError, naming the place, where it is none."""
-        for schema in range(typed_json.from_json(int, row.get("schema"), "schema"), SCHEMA):
-            row = _UPGRADES[schema](row)
+        """The summary; MismatchError, naming the place, where it is none of this schema."""
+        if (schema := row.get("schema")) != SCHEMA:
+            raise typed_json.MismatchError(f"schema is {schema!r}, this version reads {SCHEMA} alone")
         return typed_json.from_fields(cls, row)
-
-
-def _from_1(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema 1 gave reasons in words only, and one of them was branched on."""
-    row = {**row, "schema": 2}
-    if isinstance(row.get("roofline"), dict) and "absent" not in row["roofline"]:
-        row["roofline"] = {"explained": [], **row["roofline"]}
-    if isinstance(row.get("survival"), dict):
-        row["survival"] = {
-            metric: {
-                p: {**figure, "code": "none-cut-off"} if figure.get("absent") == _NONE_CUT_OFF_1 else figure
-                for p, figure in figures.items()
-            }
-            for metric, figures in row["survival"].items()
-        }
-    return row
-
-
-def _from_2(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema 3 calls a run that served too little FAILED, and grades every percentile."""
-    row, verdict = {**row, "schema": 3}, row.get("verdict")
-    if isinstance(verdict, dict) and verdict.get("state") == "INSUFFICIENT":
-        row["verdict"] = {**verdict, "state": "FAILED"}
-    return row
-
-
-_NONE_CUT_OFF_1: Final = "no request was cut off"
-_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}

@@ -21,7 +21,7 @@ from loadgen.record.telemetry import Watched
 from loadgen.stats.distributions import rankdata
 from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import quantile_of
-from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval
+from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
 
 NO_SUCCESS = Absent("no request succeeded", "no-success")
 NO_LENGTH = Absent("the window has no length", "no-window")
@@ -31,7 +31,10 @@ BINS_A_BLOCK: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From when until when things count, seconds from the run's start, both ends included."""
+    """From when until when things count, in seconds from the run's start: after `start_s`, up to `end_s`.
+
+    The window of a closed loop starts with the end of a request. Counting that end would add one.
+    """
 
     start_s: float
     end_s: float
@@ -85,33 +88,66 @@ def _over_run(c: Columns, amount: Floats, unit: str) -> Figure:
     return UNCOUNTED if np.isnan(total) else _once(total / window.length_s, unit, int(c.ok.sum()))
 
 
-def throughputs_in(c: Columns, window: Window, block_s: float) -> Throughput:
+def throughputs_in(c: Columns, window: Window, block_s: float, least_block: int | None = None) -> Throughput:
     """Rates of work within the window: each token and each completion when it came.
 
-    `block_s` is the least time over which neighbours are taken to depend on each other.
+    `block_s` is the least time over which neighbours are taken to depend on each other; in a closed loop
+    `least_block` is the least number of requests.
     """
     rate = partial(_rate, window, block_s)
     ok, own = c.ok, c.per_event(c.ok)
     output = _binned(window, block_s, c.event_s[own], c.event_n[own])
     given = _binned(window, block_s, c.first_s[ok], prompt_tok(c)[ok])
-    counted = not np.isnan(c.output_tok[ok]).any()
-    return Throughput(
+    counted, given_counted = (not np.isnan(n[ok]).any() for n in (c.output_tok, prompt_tok(c)))
+    requests = _binned(window, block_s, c.last_s[ok], np.ones(int(ok.sum())))
+    found = Throughput(
         output_tok_per_s=rate(output, "tok/s") if counted else UNCOUNTED,
-        input_tok_per_s=rate(given, "tok/s"),
-        total_tok_per_s=rate(output + given, "tok/s") if counted else UNCOUNTED,
-        requests_per_s=rate(_binned(window, block_s, c.last_s[ok], np.ones(int(ok.sum()))), "1/s"),
+        input_tok_per_s=rate(given, "tok/s") if given_counted else UNCOUNTED,
+        total_tok_per_s=rate(output + given, "tok/s") if counted and given_counted else UNCOUNTED,
+        requests_per_s=rate(requests, "1/s"),
+    )
+    if least_block is None:
+        return found
+    by_requests = partial(_by_requests, c, ok, window, least_block)
+    return Throughput(
+        output_tok_per_s=by_requests(found.output_tok_per_s, c.output_tok),
+        input_tok_per_s=by_requests(found.input_tok_per_s, prompt_tok(c)),
+        total_tok_per_s=by_requests(found.total_tok_per_s, c.output_tok + prompt_tok(c)),
+        requests_per_s=by_requests(found.requests_per_s, np.ones(len(c))),
     )
 
 
+def _by_requests(
+    c: Columns, counts: NDArray[np.bool_], window: Window, least_block: int, figure: Figure, amount: Floats
+) -> Figure:
+    """A closed loop's rate with the interval that its requests give."""
+    ended = np.flatnonzero(counts & (c.last_s > window.start_s) & (c.last_s <= window.end_s))
+    if isinstance(figure, Absent) or not len(ended):
+        return figure
+    ended = ended[np.argsort(c.dispatched_s[ended], kind="stable")]
+    factors = ratio_interval(amount[ended], (c.last_s - c.sent_s)[ended], least_block)
+    if factors is None:
+        note = (
+            f"an interval needs {LEAST_BLOCKS * least_block:,} requests that ended, there are {len(ended):,}"
+        )
+        return Estimate(figure.point, None, None, None, figure.n, figure.unit, note)
+    low, high = (figure.point * factor for factor in factors)
+    return Estimate(figure.point, low, high, LEVEL, figure.n, figure.unit, "1 run; from blocks of requests")
+
+
 def good_rates_in(
-    c: Columns, window: Window, block_s: float, met: NDArray[np.bool_]
+    c: Columns, window: Window, block_s: float, met: NDArray[np.bool_], least_block: int | None = None
 ) -> tuple[Figure, Figure]:
-    """Good requests due within the window, and their tokens, per second."""
-    rate = partial(_rate, window, block_s)
-    binned = partial(_binned, window, block_s, c.due_s[met])
-    requests, tokens = binned(np.ones(int(met.sum()))), c.output_tok[met]
-    counted = not np.isnan(tokens).any()
-    return rate(requests, "1/s"), rate(binned(tokens), "tok/s") if counted else UNCOUNTED
+    """Good requests that ended in the window, and their tokens that arrived in it, per second."""
+    rate, binned = partial(_rate, window, block_s), partial(_binned, window, block_s)
+    own = c.per_event(met)
+    requests = rate(binned(c.last_s[met], np.ones(int(met.sum()))), "1/s")
+    counted = not np.isnan(c.output_tok[met]).any()
+    tokens = rate(binned(c.event_s[own], c.event_n[own]), "tok/s") if counted else UNCOUNTED
+    if least_block is None:
+        return requests, tokens
+    by_requests = partial(_by_requests, c, c.ok, window, least_block)
+    return by_requests(requests, met.astype(float)), by_requests(tokens, np.where(met, c.output_tok, 0.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,8 +168,8 @@ def _edges(window: Window, block_s: float) -> Floats:
 
 
 def _binned(window: Window, block_s: float, at_s: Floats, amount: NDArray[Any]) -> _Binned:
-    inside = (at_s >= window.start_s) & (at_s <= window.end_s)
-    brought = np.histogram(at_s, _edges(window, block_s), weights=amount)[0]
+    inside = (at_s > window.start_s) & (at_s <= window.end_s)
+    brought = np.histogram(at_s[inside], _edges(window, block_s), weights=amount[inside])[0]
     return _Binned(brought.astype(np.float64), float(amount[inside].sum()), int(inside.sum()))
 
 
@@ -154,28 +190,34 @@ def _too_short(block_s: float) -> str:
 
 
 def prompt_tok(c: Columns) -> Floats:
-    """Prompt tokens by the server's count, by the plan's where it gave none."""
-    return np.where(np.isnan(c.prompt_tok), c.planned_prompt_tok, c.prompt_tok)
+    """Prompt tokens by the server's count, by the plan's where it gave none; NaN where neither knows."""
+    planned = np.where(c.planned_prompt_tok > 0, c.planned_prompt_tok, np.nan)
+    return np.where(np.isnan(c.prompt_tok), planned, c.prompt_tok)
 
 
-def concurrency(c: Columns) -> Concurrency:
-    """Requests in flight, [sent, closed), by sweep line; and how far L = λW is from holding.
+def concurrency(c: Columns, window: Window | None) -> Concurrency:
+    """Requests in flight within the window, [sent, closed), by sweep line; how far L = λW is from holding.
 
-    Over a whole run Little's law is an identity: what is left over measures our own accounts.
+    With the ages of the requests in flight at either end of the window, Little's law is an identity: what is
+    left over measures our own accounts.
     """
     known = ~np.isnan(c.sent_s) & ~np.isnan(c.closed_s)
-    reason = "no request was sent and closed"
-    start_s, end_s = c.sent_s[known], c.closed_s[known]
-    if not len(start_s) or (length_s := float(end_s.max() - start_s.min())) <= 0:
-        return Concurrency.absent(Absent(reason))
+    if window is None or window.length_s <= 0 or not known.any():
+        return Concurrency.absent(Absent("no request was sent and closed"))
+    inside = known & (c.sent_s < window.end_s) & (c.closed_s > window.start_s)
+    sent_s, closed_s = c.sent_s[inside], c.closed_s[inside]
+    start_s, end_s = np.maximum(sent_s, window.start_s), np.minimum(closed_s, window.end_s)
     at_s, in_flight = in_flight_steps(start_s, end_s)
-    mean = float((in_flight[:-1] * np.diff(at_s)).sum() / length_s)
-    by_little = len(start_s) / length_s * float((end_s - start_s).mean())
-    n = len(start_s)
+    mean = float((in_flight[:-1] * np.diff(at_s)).sum() / window.length_s)
+    ended = closed_s <= window.end_s
+    stays_s = float((closed_s - sent_s)[ended].sum() + (window.end_s - sent_s)[~ended].sum())
+    aged_s = float((window.start_s - sent_s).clip(0).sum())
+    by_little = (stays_s - aged_s) / window.length_s
+    n, reason = len(sent_s), "nothing was in flight in the window"
     return Concurrency(
-        mean=measured(mean, "requests", reason, n),
-        max=measured(float(in_flight.max()), "requests", reason, n),
-        little_residual=measured(round(1 - by_little / mean, 12) if mean else None, "1", reason, n),
+        mean=measured(mean if n else None, "requests", reason, n),
+        max=measured(float(in_flight.max()) if n else None, "requests", reason, n),
+        little_residual=measured(round(1 - by_little / mean, 9) if mean else None, "1", reason, n),
     )
 
 
@@ -259,7 +301,9 @@ def burst(c: Columns) -> Burst:
         ttft_slope_s_per_request=slope,
         ttft_residual_s=residual,
         prefill_requests_per_s=_inverse(slope, 1.0, "1/s"),
-        prefill_tok_per_s=_inverse(slope, float(prompt_tok(c)[c.ok].mean()), "tok/s"),
+        prefill_tok_per_s=UNCOUNTED
+        if np.isnan(prompt_mean := float(prompt_tok(c)[c.ok].mean()))
+        else _inverse(slope, prompt_mean, "tok/s"),
         fifo=_fifo(c),
     )
 

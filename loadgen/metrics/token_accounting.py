@@ -27,7 +27,8 @@ def lengths(c: Columns) -> LengthSummary:
     tokens of single events are known (see `Record.split`): "spread" and "unknown" are not measurements.
     """
     n_ok = int(c.ok.sum())
-    served = ~np.isnan(c.prompt_tok) & c.ok
+    # The length of a chat that only the server can count is planned as 0.
+    served = ~np.isnan(c.prompt_tok) & c.ok & (c.planned_prompt_tok > 0)
     counted = ~np.isnan(c.output_tok) & c.ok
     cached = ~np.isnan(c.cached_tok) & c.ok
     failed_tok = float(c.event_n[c.per_event(~c.ok)].sum())

@@ -26,15 +26,16 @@ from typing import IO, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from loadgen.record import http1
 from loadgen.record.capture import Capture, reply_limit_bytes
 from loadgen.record.capture_store import OnDamage, read_captures, refuse
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
-from loadgen.wire import http1
-from servers.engine import EngineError, Reply
 from servers.host import child
+from servers.messages import EngineError, Reply
 from servers.protocol.replies import understood
 from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
 from workloads.request import Request
@@ -93,25 +94,12 @@ class Decoding:
             for process in self.children:
                 child.end(process, 1.0)
         n = sum(request.stage is None for request in requests)
-        if n < len(requests):  # stages that were captured with the load are told apart by `stage_records`
-            seen = seen.filter(seen.column("index").to_numpy() < n)
         return with_cancelled(seen, requests[:n], due_ns[:n])
 
 
 def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
     """The records of a run's folder."""
     return begin_decoding(directory, decode, n_processes).records()
-
-
-def stage_records(directory: Path, decode: Decode) -> pa.Table | None:
-    """The records of a warm-up that led into the load; None where the plan has none."""
-    requests, _ = _read_asked(directory)
-    n = sum(request.stage is None for request in requests)
-    if n == len(requests):
-        return None
-    late = (c for c in read_captures(directory / "captures") if n <= c.index < len(requests))
-    rows = [record for batch in decoded_batches(late, requests, decode) for record in batch]
-    return record_table(sorted(rows, key=lambda record: record.index)) if rows else None
 
 
 def _received(process: _Child) -> pa.Table:
@@ -130,13 +118,18 @@ def _received(process: _Child) -> pa.Table:
 
 
 def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
-    """One row per request, in order: those of `seen`, and `cancelled` ones for the rest."""
+    """One row per request, in order: those of `seen`, and one without a reply for each of the rest.
+
+    A run that was ended by force leaves no capture of what it had in flight (`cancelled`), nor of what was
+    due after the last capture (`not_sent`).
+    """
     # A request that was captured twice is a bug elsewhere; the first capture stands.
     _, first = np.unique(seen.column("index").to_numpy(), return_index=True)
     seen = seen.take(first)
     there = set(seen.column("index").to_pylist())
+    last_ns = pc.max(seen.column("closed_ns")).as_py()
     missing = [
-        record_without_capture(request, due)
+        record_without_capture(request, due, sent=last_ns is None or due <= last_ns)
         for request, due in zip(requests, due_ns, strict=True)
         if request.index not in there
     ]

@@ -6,17 +6,18 @@ version does not know are kept (`unknown`); unknown keys further down are refuse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from loadgen.driver.job import DriveReport
 from loadgen.record import typed_json
+from loadgen.record.drive_report import DriveReport
 from loadgen.stats.figure import Absent
-from servers.engine import Capabilities, Identity, Stage
+from servers.identity import Capabilities, Identity
+from servers.launch import Stage
 from servers.settings import Setting
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
@@ -340,24 +341,9 @@ class Manifest:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Manifest:
-        """The manifest of this or an older schema; MismatchError, naming the place, where a type is wrong."""
-        for schema in range(row["schema"], SCHEMA):
-            row = _UPGRADES[schema](row)
+        """The manifest; MismatchError, naming the place, where a type is wrong."""
         known = {name for name in cls.__dataclass_fields__ if name != "unknown"}
         kept = {name: value for name, value in row.items() if name not in known}
         return typed_json.from_fields(
             cls, {**{name: value for name, value in row.items() if name in known}, "unknown": kept}
         )
-
-
-def _from_1(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema 2 gave absent figures a code; the manifest is the same."""
-    return {**row, "schema": 2}
-
-
-def _from_2(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Schema 3 keeps with each read since when its bytes can have come; the manifest is the same."""
-    return {**row, "schema": 3}
-
-
-_UPGRADES: Final[Mapping[int, Callable[[Mapping[str, Any]], dict[str, Any]]]] = {1: _from_1, 2: _from_2}

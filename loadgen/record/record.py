@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
+from loadgen.record import http1
 from loadgen.record.capture import NO_STAMP, Capture
-from loadgen.wire import http1
-from servers.engine import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
+from servers.messages import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
 from servers.protocol.replies import understood
 from servers.redact import words_of_server
 from workloads.request import Request
@@ -107,7 +107,7 @@ class Record:
     one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
     tokens, "spread" evenly as the server did not say, "unknown" (each 1, a placeholder) where not even the
     total is known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times
-    of this request (see `servers.engine.ServerTimes`), None where it does not tell them.
+    of this request (see `servers.messages.ServerTimes`), None where it does not tell them.
     """
 
     index: int
@@ -233,10 +233,11 @@ def _plausible(request: Request, reply: Reply) -> Reply:
     return reply
 
 
-def record_without_capture(request: Request, due_ns: int) -> Record:
-    """The record of a request of which a run that was cut off left nothing."""
+def record_without_capture(request: Request, due_ns: int, *, sent: bool = True) -> Record:
+    """The record of a request of which a run that was ended by force left nothing."""
     capture = Capture(request.index, due_ns, None, None, None, None, ())
-    return _record(request, capture, Outcome.CANCELLED, "the run left no capture of this request", _Heard())
+    outcome = Outcome.CANCELLED if sent else Outcome.NOT_SENT
+    return _record(request, capture, outcome, "the run left no capture of this request", _Heard())
 
 
 def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Reply, tokens: _Tokens) -> str:
@@ -267,7 +268,7 @@ def _outcome(request: Request, failure: str | None, http: HttpReply, reply: Repl
 
 def _length_outcome(request: Request, reply: Reply, n_output_tok: int | None) -> str:
     # A prompt sent as text may be tokenized otherwise than planned; one sent as ids can only be cut.
-    sent_ids = request.prompt_text is None
+    sent_ids = request.prompt_ids is not None
     if sent_ids and reply.n_prompt_tok is not None and reply.n_prompt_tok < request.n_prompt_tok:
         return Outcome.CLAMPED
     stopped = reply.finish_reason in STOPPED

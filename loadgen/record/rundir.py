@@ -405,12 +405,11 @@ def read_manifest(run: Path) -> Manifest:
         raise WorkloadError(f"{run} is not a run: {what}; expected a folder that `burstline run` wrote")
     row = _json(path)
     schema = row.get("schema") if isinstance(row, dict) else None
-    if not isinstance(schema, int) or schema < 1:
-        raise WorkloadError(f"{path} names no schema; expected a number from 1 to {SCHEMA}")
-    if schema > SCHEMA:
+    if schema != SCHEMA:
+        version = row.get("version") if isinstance(row, dict) else None
         raise WorkloadError(
-            f"{run} has schema {schema}, this Burstline reads up to {SCHEMA}; use the version that wrote it "
-            f"({row.get('version', 'not named')}) or a newer one"
+            f"{path} has schema {schema}, this Burstline reads schema {SCHEMA} alone: use the version that "
+            f"wrote it ({version or 'not named'}), or run it again"
         )
     try:
         return Manifest.from_json(row)

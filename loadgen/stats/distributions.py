@@ -1,48 +1,19 @@
 """The distributions and rank statistics that intervals need, under scipy.stats' names and with its numbers.
 
-By the ufuncs of scipy.special alone: importing scipy.stats would take as long as all else that a report
-computes, and scipy.special itself brings variants for other array libraries, numpy.f2py and numpy.testing.
+By the ufuncs of scipy.special: importing scipy.stats would take as long as all else that a report computes.
 """
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
+from scipy import special
 
 Floats = NDArray[np.float64]
-
-
-def _ufuncs() -> Any:
-    """The ufuncs of scipy.special without the rest of it, which can still be imported later."""
-    name = "scipy.special"
-    if name not in sys.modules:
-        bare = ModuleType(name)
-        bare.__path__ = [f"{folder}/special" for folder in scipy.__path__]
-        sys.modules[name] = bare
-        try:
-            ufuncs = importlib.import_module(f"{name}._ufuncs")
-            if all(hasattr(ufuncs, each) for each in _NEEDED):
-                return ufuncs
-        except ImportError:
-            pass  # this scipy keeps them elsewhere
-        finally:
-            # A later import of all of it begins anew, and then has its own attributes.
-            # The copy: another thread may import something meanwhile.
-            for each in [each for each in list(sys.modules) if each == name or each.startswith(f"{name}.")]:
-                del sys.modules[each]
-    return importlib.import_module(name)
-
-
-_NEEDED: Final = ("bdtrik", "betainc", "betaincc", "betaincinv", "ndtr", "ndtri", "stdtr", "stdtrit")
-special = _ufuncs()
 
 
 @dataclass(frozen=True, slots=True)

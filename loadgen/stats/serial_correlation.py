@@ -139,9 +139,25 @@ def rate_interval(sums: Floats, weights: Floats, least_block: int) -> tuple[floa
     error, freedom = standard_error(residuals, least_block)
     half = students_t(freedom) * error
     if point <= 0 or half >= point:
-        return point - half, point + half
+        return 0.0, point + half
     reach = math.exp(half / point)
     return point / reach, point * reach
+
+
+def ratio_interval(amounts: Floats, stays: Floats, least_block: int) -> tuple[float, float] | None:
+    """By which factors a closed loop's rate may be off, 95%; None where blocks are too few.
+
+    A loop that is kept full has as many requests in flight at any time, so that its rate is known as well as
+    sum(amounts) / sum(stays) over its requests, in the order of their dispatch. In blocks of time the counts
+    of slots that are independent scatter more than over a long time.
+    """
+    if len(amounts) < LEAST_BLOCKS * least_block or not amounts.mean() > 0:
+        return None
+    ratio = float(amounts.sum() / stays.sum())
+    residuals = np.asarray((amounts - ratio * stays) / amounts.mean(), dtype=np.float64)
+    error, freedom = standard_error(residuals, least_block)
+    reach = math.exp(students_t(freedom) * error)
+    return 1 / reach, reach
 
 
 def effective_size(samples: OrderedSamples, p: float) -> float:

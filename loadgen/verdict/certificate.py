@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from loadgen.driver.job import DriveReport
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from workloads import achieved

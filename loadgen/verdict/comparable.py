@@ -1,7 +1,6 @@
 """Whether engines may be compared: only if they did the same work under the same settings.
 
-Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld;
-the comparison of requests that did match is in `loadgen.verdict.equal_length`.
+Tolerances are stated here and shown with every comparison. Where the work differs the headline is withheld.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.record.columns import Columns
 from loadgen.verdict.served_work import Work
 from loadgen.verdict.verdict import Reason, State, state_of, worst
 
@@ -236,7 +234,7 @@ def _workload(works: Sequence[Work]) -> list[Reason]:
     for work in works[1:]:
         c = work.columns
         same_size = len(c) == len(first)
-        if same_size and work.seed != works[0].seed and _alike(c, first):
+        if same_size and work.seed != works[0].seed and _alike(work, works[0]):
             continue  # another seed draws other lengths and times from the same laws
         if len(c) != len(first):
             what = f"{len(first):,} requests were planned for {works[0].label}, {len(c):,} for {work.label}"
@@ -244,7 +242,9 @@ def _workload(works: Sequence[Work]) -> list[Reason]:
             c.planned_output_tok, first.planned_output_tok
         ):
             what = f"{works[0].label} and {work.label} were asked for other lengths"
-        elif works[0].opened and work.opened and not np.allclose(c.due_s, first.due_s, atol=1e-3):
+        elif (
+            works[0].opened and work.opened and not np.allclose(work.planned_s, works[0].planned_s, atol=1e-3)
+        ):
             what = f"{works[0].label} and {work.label} were asked at other times"
         else:
             continue
@@ -252,12 +252,13 @@ def _workload(works: Sequence[Work]) -> list[Reason]:
     return []
 
 
-def _alike(a: Columns, b: Columns) -> bool:
+def _alike(one: Work, other: Work) -> bool:
     """Whether two loads of different seeds agree in their means, to within what their sizes allow."""
+    a, b = one.columns, other.columns
     pairs = (
         (a.planned_prompt_tok.mean(), b.planned_prompt_tok.mean()),
         (a.planned_output_tok.mean(), b.planned_output_tok.mean()),
-        (float(np.ptp(a.due_s)), float(np.ptp(b.due_s))),
+        (float(np.ptp(one.planned_s)), float(np.ptp(other.planned_s))),
     )
     allowed = 4 / np.sqrt(len(a))
     return all(abs(x - y) <= allowed * max(x, y, 1e-9) for x, y in pairs)

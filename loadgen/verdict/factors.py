@@ -13,7 +13,7 @@ from typing import Final
 
 from loadgen.record.manifest import LoadFacts, Manifest
 from loadgen.verdict.served_work import quantization_of
-from servers.engine import Identity
+from servers.identity import Identity
 from servers.settings import Spelling, plain
 
 NAMES: Final = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.metrics.sessions import turns_of
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest, ServerFacts
@@ -15,7 +16,7 @@ from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent
-from servers.engine import Identity
+from servers.identity import Identity
 from servers.protocol.introspection import value_of
 from servers.settings import canonical
 from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
@@ -36,7 +37,8 @@ class Work:
     `cached_fraction` is the share of prompt tokens that the prefix cache served, `expected_cached_fraction`
     what the prompts' own prefix tree allows. In `settings` None means that the server does not say.
     `lengths_forced` is False where the engine cannot be told to go on past an end-of-text. `verdict_reason`
-    is the first reason of the run's own verdict, "" where it has none.
+    is the first reason of the run's own verdict, "" where it has none. `opens` says of sessions which
+    requests open one.
     """
 
     label: str
@@ -49,6 +51,12 @@ class Work:
     lengths_forced: bool = True
     verdict_reason: str = ""
     seed: int | None = None
+    opens: NDArray[np.bool_] | None = None
+
+    @property
+    def planned_s(self) -> Floats:
+        """When requests were due by the plan: of a session its first turn alone, no plan knows the others."""
+        return self.columns.due_s if self.opens is None else self.columns.due_s[self.opens]
 
     @property
     def opened(self) -> bool:
@@ -96,6 +104,7 @@ def work_of(run: Run, label: str) -> Work:
     caching = identity.prefix_caching is not False
     block_tok = identity.kv_block_tok or BLOCK_TOK
     verdict = run.summary.verdict if run.summary else None
+    turns = turns_of(run)
     config = manifest.hardware.model_config if manifest.hardware else None
     return Work(
         label=label,
@@ -111,6 +120,7 @@ def work_of(run: Run, label: str) -> Work:
             **settings_of(identity, server.argv, requests, config),
         },
         seed=manifest.seed,
+        opens=turns.opens if turns else None,
         lengths_forced=server.capabilities is None or server.capabilities.forced_output_length,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from loadgen.record.record import NO_FAILURES, OUTCOME_WORDS
+from loadgen.record.record import OUTCOME_WORDS, failed
 from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
 from loadgen.verdict.grades import Grade, Grades, tolerance_s
 
@@ -80,6 +80,7 @@ class Evidence:
     `waited_fraction` the client waited for a CPU, `throttled_fraction` a quota of its own stopped it,
     `others_cpu_fraction` what neither client nor server used; `server_here` says that the server ran on this
     machine and is none of those. `max_failures` is the share of planned requests that may fail.
+    `contradictions` are laws between the figures that do not hold: then none of them can be used.
     """
 
     counts: Mapping[str, int]
@@ -97,12 +98,13 @@ class Evidence:
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
     cold: tuple[Reason, ...] = ()
+    contradictions: tuple[Reason, ...] = ()
 
 
 def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
     """The verdict: the worst state that has a reason, then the reasons of the others."""
     reasons = {
-        State.FAILED: _failed(evidence),
+        State.FAILED: [*_failed(evidence), *evidence.contradictions],
         State.CLIENT_BOUND: _client_bound(evidence),
         State.DISTURBED: _disturbed(evidence),
         State.NOT_STATIONARY: list(evidence.not_stationary),
@@ -117,12 +119,16 @@ def _failed(evidence: Evidence) -> list[Reason]:
     """Nothing or too little was served, because requests failed."""
     counts = evidence.counts
     ok, planned = counts["ok"], counts["planned"]
-    failures = {kind: n for kind, n in counts.items() if kind not in NO_FAILURES and n}
-    n_failed = sum(failures.values())
-    if evidence.death:
-        text = f"{evidence.death.rstrip('.')}. {ok:,} of {planned:,} requests had succeeded."
-        return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     few = ok < early_stopping_floor(0.5)
+    failures = failed(counts)
+    n_failed = sum(failures.values())
+    if evidence.status == "interrupted" and not few:  # judged by what had ended
+        failures = failed(counts, interrupted=True)
+        planned -= n_failed - sum(failures.values())
+        n_failed = sum(failures.values())
+    if evidence.death:
+        text = f"{evidence.death.rstrip('.')}. {ok:,} of {counts['planned']:,} requests had succeeded."
+        return [Reason("died", text, "Read the server's log; lower the load, or raise its memory limits.")]
     if (ok and not n_failed) or (not few and n_failed <= evidence.max_failures * planned) or not planned:
         return (
             []
@@ -141,11 +147,9 @@ def _failed(evidence: Evidence) -> list[Reason]:
         text = f"Only {ok:,} of {planned:,} requests succeeded: {kinds}.{cause}"
         advice = "See the first failure below; lower the load or raise the server's limits."
         return [Reason("mostly-failed", text, advice)]
-    if evidence.status == "interrupted":
-        return []
     share, most = 100 * n_failed / planned, 100 * evidence.max_failures
-    failed = f"{n_failed:,} of {planned:,} requests failed ({share:.3g}%): {kinds}"
-    text = f"{failed}; at most {most:.3g}% may.{cause}"
+    text = f"{n_failed:,} of {planned:,} requests failed ({share:.3g}%): {kinds}"
+    text = f"{text}; at most {most:.3g}% may.{cause}"
     advice = "See the first failure below; lower the load, or allow more with --max-failures."
     return [Reason("too-many-failures", text, advice)]
 

@@ -25,17 +25,17 @@ def caveats(
     server_here: bool = False,
     expected_cached: float | None = None,
     counted_cached: float | None = None,
-    handed_over: bool = False,
     warm_up: WarmUpBursts | None = None,
     cold: Reason | None = None,
     server_url: str | None = None,
+    cancel_share: float = 0.0,
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
 
     `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
-    `counted_cached` what the server's counters say it served, `server_url` where the load went. With
-    `handed_over` these counters also hold a warm-up that led into the load. `cold` is the warning on slow
-    first requests that no figure counts.
+    `counted_cached` what the server's counters say it served, `server_url` where the load went. `cold` is the
+    warning on slow first requests that no figure counts. Clients of `cancel_share` of the requests were to
+    hang up.
     """
     lengths = summary.lengths
     found = (
@@ -43,13 +43,14 @@ def caveats(
         _few(summary.counts),
         _failures(summary.counts, status),
         _abandoned(summary),
+        _not_abandoned(summary.counts, cancel_share, status),
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
         _cached(_cached_fraction(summary, counted_cached), expected_cached, _from_earlier_turns(summary)),
         _unsettled(warm_up),
         cold,
-        None if handed_over else _conservation(summary.conservation, summary.counts),
+        _conservation(summary.conservation, summary.counts),
         _uncertified(certificate),
         _other_path(certificate, server_url),
         _beyond_certified(summary.instrument),
@@ -81,6 +82,15 @@ def _failures(counts: Mapping[str, int], status: str = "complete") -> Reason | N
     kinds = ", ".join(f"{n:,} {OUTCOME_WORDS.get(kind, kind)}" for kind, n in failures.items())
     text = f"{sum(failures.values()):,} of {counts['planned']:,} requests failed: {kinds}."
     return Reason("failures", text, "They count as infinitely late; the report lists the first of each kind.")
+
+
+def _not_abandoned(counts: Mapping[str, int], share: float, status: str) -> Reason | None:
+    """That fewer clients hung up than were to: replies ended first, or it was not seen where to hang up."""
+    n = counts.get(Outcome.ABANDONED, 0)
+    if status != "complete" or n >= share * (counts["ok"] + n) / 2:
+        return None
+    text = f"{n:,} clients hung up, though a share of {share:.0%} of {counts['planned']:,} was to."
+    return Reason("not-abandoned", text, "Replies shorter than --cancel-after end first: give fewer tokens.")
 
 
 def _abandoned(summary: Summary) -> Reason | None:
@@ -115,7 +125,8 @@ def _prompt_lengths(n: float) -> Reason | None:
     if not n:
         return None
     text = f"The server counted a different prompt length than planned for {n:,.0f} requests."
-    return Reason("prompt-length", text, "A special token that the server adds is the usual cause.")
+    causes = "a special token that the server adds, or a reply whose text splits otherwise in the next turn"
+    return Reason("prompt-length", text, f"The usual causes: {causes}.")
 
 
 def _guessed_chunks(n: int) -> Reason | None:
@@ -176,7 +187,10 @@ def _prefix_mismatch(share: float | None, expected: float) -> Reason | None:
     gap = abs(share - expected) * 100
     text = f"The prefix cache served {share:.1%} of the prompt tokens, {gap:.1f} points "
     if share > expected:
-        advice = "An earlier run left its prompts there: pass a new --salt."
+        advice = (
+            "An earlier run left its prompts there: pass a new --salt, or restart the server if the prompts "
+            "are rows of --data, which have no salt."
+        )
         return Reason(
             "prefix-more", f"{text}more than the plan's own prefixes allow ({expected:.1%}).", advice
         )

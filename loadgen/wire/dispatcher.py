@@ -12,7 +12,7 @@ from loadgen.wire.poller import IN, OUT, Poller
 from loadgen.wire.pool import Connection, Pool
 from loadgen.wire.reader import Reader
 from loadgen.wire.schedule import Schedule
-from servers.engine import EngineError
+from servers.messages import EngineError
 
 _OPEN_AHEAD_NS = 1_000_000_000
 _STALE_NS = 2_000_000_000
@@ -37,9 +37,9 @@ def _was_stale(connection: Connection, exchange: Exchange) -> bool:
 class Dispatcher:
     """What is parked, waiting for a connection, in flight, and ended since `take_ended`.
 
-    Its plain integers and `stopped` may be read from any thread without a lock: one thread writes them, and
-    a reader that is a moment late only waits a moment longer. All else belongs to the wire's thread.
-    `next_due_ns` is when there is next something to do, absolute.
+    Its plain integers, `stopped` and `over` may be read from any thread without a lock: one thread writes
+    them, and a reader that is a moment late only waits a moment longer. All else belongs to the wire's
+    thread. `next_due_ns` is when there is next something to do, absolute.
 
     Invariants: an exchange is in exactly one of the schedule, `_in_flight` and `_ended`. `_in_flight` keeps
     the order of dispatch (a dict does), so that the first entries expire first; its value is None while the
@@ -47,14 +47,21 @@ class Dispatcher:
     """
 
     def __init__(
-        self, poller: Poller, reader: Reader, pool: Pool, deadline_s: float | None, concurrency: int | None
+        self,
+        poller: Poller,
+        reader: Reader,
+        pool: Pool,
+        deadline_s: float | None,
+        concurrency: int | None,
+        until_s: float | None = None,
     ) -> None:
         self.n_parked = self.n_dispatched = self.n_sent = self.n_begun = 0
         self.n_done = self.n_failed = self.n_resent = 0
-        self.stopped = False
+        self.stopped = self.over = False
         self.next_due_ns = NEVER
         self._poller, self._reader, self._pool = poller, reader, pool
         self._deadline_ns = None if deadline_s is None else int(deadline_s * 1e9)
+        self._until_ns = NEVER if until_s is None else int(until_s * 1e9)
         self._limit = NEVER if concurrency is None else concurrency
         self._t0_ns: int | None = None
         self._schedule = Schedule(_OPEN_AHEAD_NS)
@@ -74,7 +81,7 @@ class Dispatcher:
         """Hold serialised requests until they are due."""
         self.n_parked += len(exchanges)
         for exchange in exchanges:
-            if self.stopped:
+            if self.stopped or self.over:
                 self.fail(exchange, "not_sent", None)
             else:
                 self._schedule.add(exchange)
@@ -115,6 +122,10 @@ class Dispatcher:
         soon, in_flight, limit, send = self._schedule.soon, self._in_flight, self._limit, self._send
         idle, waiting = self._pool.idle, self._waiting
         since_t0 = at_ns - (self._t0_ns or 0)
+        if since_t0 >= self._until_ns:
+            self.over = True
+            for exchange in self._schedule.clear():
+                self.fail(exchange, "not_sent", None)
         while soon and soon[0][0] <= since_t0 and len(in_flight) < limit:
             exchange = soon.popleft()[2]
             if exchange.failure is not None:

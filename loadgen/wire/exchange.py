@@ -10,15 +10,16 @@ import numpy as np
 import zstandard
 
 from loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
+from loadgen.record.http1 import Head, read_head, skip_chunks
 from loadgen.wire.clock import Offsets
-from loadgen.wire.http1 import Head, read_head, skip_chunks
 
 READ = struct.Struct("q16sqq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes, and
 the latest poll before which they had not come."""
 MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
-_BLANK_LINE = b"\n\n"
+_BLANK_LINES = (b"\n\n", b"\r\n\r\n")
+"""What ends an event. An LF stream has the second only behind its last chunk, a CR LF one never the first."""
 _LAST_CHUNK = b"\n\n\r\n0\r\n\r\n"
 NEVER: Final = 2**63 - 1
 """More than any count of bytes or ns."""
@@ -44,6 +45,7 @@ class Exchange:
         "acked",
         "acked_ns",
         "begun",
+        "blank_line",
         "closed_ns",
         "connected_ns",
         "cut_at",
@@ -97,6 +99,7 @@ class Exchange:
         self.hang_up_at: int | None = None
         self.hang_up_as = "hung_up"
         self.n_blocks = self.walked_blocks = 0
+        self.blank_line: bytes | None = None
         self.reads = bytearray()
         self.data = bytearray()
         self.head: Head | None = None
@@ -119,9 +122,14 @@ class Exchange:
         if self.hang_up_at is None or self.head is None:
             return False
         begin = max(self.walked_blocks, self.head.body_start)
-        self.n_blocks += self.data.count(_BLANK_LINE, begin)
-        last = self.data.rfind(_BLANK_LINE, begin)
-        self.walked_blocks = last + len(_BLANK_LINE) if last >= 0 else max(begin, len(self.data) - 1)
+        if self.blank_line is None:
+            self.blank_line = next((line for line in _BLANK_LINES if line in self.data[begin:]), None)
+        if (line := self.blank_line) is None:
+            self.walked_blocks = max(begin, len(self.data) - 3)
+            return False
+        self.n_blocks += self.data.count(line, begin)
+        last = self.data.rfind(line, begin)
+        self.walked_blocks = max(begin, len(self.data) - 3) if last < 0 else last + len(line)
         return self.n_blocks >= self.hang_up_at
 
     def is_whole(self) -> bool:

@@ -12,11 +12,11 @@ import time
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
+from loadgen.record.drive_report import NetworkReport
 from loadgen.wire.exchange import Exchange
 
 ERR: Final = 8
@@ -33,20 +33,6 @@ _STAMP_BYTES = 512
 # struct tcp_info, include/uapi/linux/tcp.h: offsets of tcpi_rtt, tcpi_total_retrans and tcpi_min_rtt.
 _INFO_BYTES, _RTT, _RETRANSMITS, _MIN_RTT = 256, 68, 100, 148
 _UINT32 = struct.Struct("I")
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkReport:
-    """What TCP said of `n` connections as they closed, ns: the least round trip of each, and the smoothed.
-
-    `least_rtt_p50_ns` is a median over connections. `retransmits` counts segments sent again.
-    """
-
-    n: int
-    least_rtt_p50_ns: int
-    rtt_p50_ns: int
-    rtt_p99_ns: int
-    retransmits: int
 
 
 def is_remote(addresses: Sequence[tuple[int, Any]]) -> bool:

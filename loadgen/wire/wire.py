@@ -16,12 +16,12 @@ from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from typing import Any
 
-from loadgen.driver.os_limits import cpu_wait_s
 from loadgen.wire.clock import Offsets
 from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import NEVER, Exchange
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.network import ERR, Network, is_remote
+from loadgen.wire.os_limits import cpu_wait_s
 from loadgen.wire.poller import IN, OUT, new_poller
 from loadgen.wire.pool import Connection, Pool
 from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
@@ -38,10 +38,11 @@ class Wire:
 
     Nothing leaves before `release(t0_ns)`. Without `concurrency` the load is open-loop: what is due goes out,
     over a connection opened up to a second ahead. With it, at most that many are in flight and the next goes
-    out on the very connection that became free. `deadline_s` counts from due, in a closed loop from dispatch
-    (there the queue is ours). Ended exchanges are handed to `on_ended`, in the wire's own thread.
-    Its methods may be called from any thread, its plain integers and those of `traffic` read from any.
-    `counters` gets them every 50 ms: connected, sent, begun, done, failed, reads, bytes.
+    out on the very connection that became free; what is left after `until_s` is never sent. `deadline_s`
+    counts from due, in a closed loop from dispatch (there the queue is ours). Ended exchanges are handed to
+    `on_ended`, in the wire's own thread. Its methods may be called from any thread, its plain integers and
+    those of `traffic` read from any. `counters` gets them every 50 ms: connected, sent, begun, done, failed,
+    reads, bytes.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Wire:
         host: str = "",
         deadline_s: float | None = None,
         concurrency: int | None = None,
+        until_s: float | None = None,
         counters: MutableSequence[int] | memoryview | None = None,
     ) -> None:
         self.offsets = Offsets()
@@ -67,7 +69,7 @@ class Wire:
         self.reader = Reader(self._poller)
         self.network = Network() if is_remote(addresses) else None
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
-        self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency)
+        self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency, until_s)
         self._view = memoryview(bytearray(2 * READ_BYTES))
         self._n_reads = self._n_bytes = 0
         self._wake_in, self._wake_out = os.pipe()

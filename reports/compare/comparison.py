@@ -12,10 +12,9 @@ import numpy as np
 from loadgen.metrics.definitions import METRICS
 from loadgen.record.columns import Floats
 from loadgen.record.rundir import Run
-from loadgen.stats.figure import Absent, Estimate, Figure
+from loadgen.stats.figure import Estimate, Figure
 from loadgen.verdict.admitted import admitted
 from loadgen.verdict.comparable import ALONE, Comparability, comparability
-from loadgen.verdict.equal_length import Matched, matched
 from loadgen.verdict.served_work import Work, work_of
 from loadgen.verdict.verdict import Reason
 from reports.compare.pooled_figures import Path, figure_of
@@ -84,7 +83,6 @@ class ComparisonCell:
     views: Mapping[str, tuple[View, ...]]
     works: tuple[Work, ...]
     gate: Comparability
-    matched: Matched | Absent
     hrefs: Mapping[str, str]
     contrasts: Mapping[Pair, Contrasts] = field(default_factory=dict)
     left_out: tuple[tuple[str, View], ...] = ()
@@ -174,7 +172,6 @@ def cell_of(
         views=views,
         works=works,
         gate=gate,
-        matched=matched(works, gate),
         hrefs={member.run.name: member.href for member in members},
         contrasts=contrasts_of(views, repeats) if gate.comparable else {},
         left_out=tuple((member.label, view_of(member.run)) for member in members if member not in kept),

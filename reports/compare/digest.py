@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.stats.figure import Absent
 from loadgen.verdict.comparable import ALONE
-from loadgen.verdict.verdict import State
+from reports.banner import tone_of
 from reports.blocks import Banner, Block, Findings, Heading, Note
 from reports.compare.answer import comparison_answer
 from reports.compare.comparison import Comparison, ComparisonCell
-from reports.compare.page import tone_of
 from reports.compare.side_by_side import findings, side_by_side, spread_table
 from reports.compare.sweep_words import told
 from reports.compare.sweeps import sweeps_in
@@ -39,5 +37,3 @@ def _cell(cell: ComparisonCell) -> Iterator[Block]:
     yield side_by_side(cell)
     if (spread := spread_table(cell)) is not None:
         yield spread
-    if state == State.NOT_COMPARABLE and isinstance(cell.matched, Absent):
-        yield Note(f"No estimate over matched work either: {cell.matched.reason}.")

@@ -7,33 +7,22 @@ from dataclasses import replace
 from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.stats.estimates import Absent, Figure
 from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
 from loadgen.verdict.verdict import State
+from reports.banner import SWEEP, facts_by_name, tone_of
 from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff
 from reports.compare.answer import comparison_answer, forests, grid, limits_of
 from reports.compare.comparison import HEADLINES, TITLES, Comparison, ComparisonCell
+from reports.compare.digest import digest
 from reports.compare.side_by_side import findings, side_by_side, spread_table
 from reports.compare.significance_text import to_json as contrast_json
 from reports.compare.sweeps import Sweep, sweeps_in
 from reports.figures.overlay import EXPLAINED, overlay
-from reports.number_format import interval, point, scale_of
-from reports.page.page import STATES, PageSection, document, facts_by_name
+from reports.formats.markdown import markdown
+from reports.page.page import PageSection, document
 from reports.tables import Cell as TableCell
 from reports.tables import Table, table
-
-SWEEP = "SWEEP"
-SENTENCES = {
-    SWEEP: ("good", "✓", "One system at several loads: throughput against latency."),
-    COMPARABLE: (
-        "good",
-        "✓",
-        "The engines did the same work under the same settings: the numbers compare.",
-    ),
-    ALONE: ("warn", "!", "Only one system: its runs are shown, nothing is compared."),
-    State.NOT_COMPARABLE: ("bad", "✕", "These runs did different work: they are not ranked."),
-}
 
 
 def render(comparison: Comparison) -> str:
@@ -55,9 +44,6 @@ def render(comparison: Comparison) -> str:
     whole = grid(comparison, anchors) if not swept else None
     if whole is not None:
         shown.insert(0, PageSection("cells", "Overview", "Which is fastest where?", [whole]))
-    from reports.compare.digest import digest  # which shows this page's banners
-    from reports.formats.markdown import markdown
-
     return document(
         comparison.title,
         (*comparison.facts, *(sweep.name for sweep, _ in swept), *common_facts(comparison)),
@@ -104,11 +90,6 @@ def banner(comparison: Comparison) -> Banner:
 
 def _is_good(cell: ComparisonCell) -> bool:
     return bool(cell.gate.comparable) or cell.gate.state == ALONE
-
-
-def tone_of(state: str) -> tuple[str, str, str]:
-    """Tone, mark and sentence of a comparison's state."""
-    return SENTENCES.get(state) or STATES.get(state, ("warn", "!", "See the reasons."))
 
 
 def _severity(state: str) -> int:
@@ -159,36 +140,13 @@ def _numbers(cell: ComparisonCell, prefix: str) -> list[Block]:
     own = side_by_side(cell)
     if cell.gate.state != State.NOT_COMPARABLE:
         return [Note(f"Not all runs are valid ({cell.gate.state}): nothing is ranked."), own]
-    if isinstance(cell.matched, Absent):
-        return [Note(f"No estimate over matched work either: {cell.matched.reason}."), own]
-    return [_matched(cell), own]
+    return [own]
 
 
 def _findings(cell: ComparisonCell, prefix: str) -> list[Block]:
     """With what limited the contenders, unless this is the only cell: then the top of the page has it."""
     found = [*findings(cell), *(limits_of([cell]) if prefix else ())]
     return [Findings(tuple(found))] if found else []
-
-
-def _matched(cell: ComparisonCell) -> Table:
-    estimate = cell.matched
-    assert not isinstance(estimate, Absent)
-    rows = [
-        (TableCell(METRICS[metric].title), *(_figure(estimate.means[label][metric]) for label in cell.labels))
-        for metric in next(iter(estimate.means.values()))
-    ]
-    caption = (
-        f"Mean latency of replies of equal realised length: {estimate.n_strata} lengths, "
-        f"{estimate.covered:.0%} of the replies at least; other replies still shared the server"
-    )
-    return table(caption, ["Metric", *cell.labels], rows)
-
-
-def _figure(figure: Figure) -> TableCell:
-    if isinstance(figure, Absent):
-        return TableCell("–", detail=figure.reason)
-    scale = scale_of([figure])
-    return TableCell(f"{point(figure, scale)} {scale.unit}", detail=interval(figure, scale))
 
 
 def _differences(cell: ComparisonCell, _: str) -> list[Block]:
@@ -273,12 +231,6 @@ def _cell_json(cell: ComparisonCell) -> dict[str, Any]:
             {"name": f.name, "values": dict(f.values), "agrees": f.agrees, "tolerance": f.tolerance}
             for f in cell.gate.facts
         ],
-        "matched": None
-        if isinstance(cell.matched, Absent)
-        else {
-            label: {metric: figure.to_json() for metric, figure in means.items()}
-            for label, means in cell.matched.means.items()
-        },
         "numbers": figures,
         "contrasts": [contrast_json(pair, each, TITLES) for pair, each in cell.contrasts.items()],
         "left_out": [view.name for _, view in cell.left_out],

@@ -26,7 +26,7 @@ def figure_of(views: Sequence[View], path: Path) -> Figure:
     values = points(views, path)
     if isinstance(values, Absent):
         return values
-    if path[0] == "metrics":
+    if path[0] == "metrics" and path[2] != "mean":
         metric, p = path[1], float(path[2].removeprefix("p")) / 100
         return percentile_over_runs([samples(view, metric) for view in views], p, METRICS[metric].unit)
     first = views[0].summary.figure(*path)

@@ -16,7 +16,7 @@ from reports.compare.sweeps import Point, Sweep, reach_of
 from reports.figures.drawing import HALF, NARROW, WIDE, Plot
 from reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from reports.number_format import Scale, interval, number, point, scale_for
-from reports.page.slo_lines import MARKS
+from reports.slo_lines import MARKS
 from reports.tables import Cell, Column, Row, Table
 
 

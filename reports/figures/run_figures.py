@@ -88,10 +88,22 @@ def timeline(
                 axis.axvline(at_s, color=MUTED, linewidth=1, linestyle=DASHES[2])
             for span in greyed:
                 axis.axvspan(span.start_s, min(span.end_s, edges[-1]), color=MUTED, alpha=0.14, linewidth=0)
-        for at_s, text in (*marks, *((span.start_s, span.text) for span in greyed)):
+        for span in greyed:  # within the last panel: above the panels stand their titles
+            is_left = span.start_s <= 0.5 * edges[-1]
+            axes[-1].annotate(
+                span.text,
+                (span.start_s if is_left else edges[-1], 0),
+                (3 if is_left else -3, 4),
+                xycoords=("data", "axes fraction"),
+                textcoords="offset points",
+                ha="left" if is_left else "right",
+                color=MUTED,
+                fontsize=TEXT,
+            )
+        for at_s, text in marks:
             # Beside the second panel's title, where no line and no legend is; on a narrow screen right of it.
             is_left = at_s <= 0.5 * edges[-1]
-            if narrow and at_s < 0.86 * edges[-1] and (at_s, text) in marks:
+            if narrow and at_s < 0.86 * edges[-1]:
                 at_s, text, is_left = float(edges[-1]), f"← {text}", False
             axes[min(1, len(axes) - 1)].annotate(
                 text,

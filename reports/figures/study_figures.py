@@ -9,10 +9,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 
 from roofline.predict.deployment import latency_s
-from roofline.validate.study import OTHERS, DramPoint, Generation, PublishedRun
+from roofline.predict.generations import DramPoint, Generation
 
 # Okabe and Ito's colours, which readers with colour-blindness can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")
@@ -20,14 +19,12 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")
 
 def write_figures(
     folder: Path,
-    runs: Sequence[PublishedRun],
     scaling: Mapping[int, Sequence[DramPoint]],
     compared: Sequence[Generation],
 ) -> None:
-    """Writes published.svg, dram.svg and generations.svg into `folder`, made where it is missing."""
+    """Writes dram.svg and generations.svg into `folder`, made where it is missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in (
-        ("published", _published(runs)),
         ("dram", _dram(scaling)),
         ("generations", _generations(compared)),
     ):
@@ -41,29 +38,6 @@ def _figure(n_panels: int) -> tuple[Figure, list[Axes]]:
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)
     return figure, panels
-
-
-def _published(runs: Sequence[PublishedRun]) -> Figure:
-    """Predicted over measured on a logarithmic scale; a perfect model lies on 1."""
-    figure, (panel,) = _figure(1)
-    figure.set_figwidth(9.2)
-    series = [("ceiling", [r.ceiling_s for r in runs]), ("calibrated", [r.calibrated_s for r in runs])]
-    series += [("+ 4 µs a launch", [r.hosted_s for r in runs])]
-    series += [(name, [np.nan if (s := r.others_s[name]) is None else s for r in runs]) for name in OTHERS]
-    for (name, predicted_s), colour, mark in zip(series, _COLOURS, "vosx+D", strict=True):
-        ratios = np.array(predicted_s) / [r.measured_s for r in runs]
-        panel.plot(ratios, mark, color=colour, label=name, markersize=6)
-    panel.axhline(1, color="#444444", linewidth=0.8)
-    panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g}"))
-    labels = [
-        f"{r.device.split('-')[0].upper()} {r.model.removeprefix('llama-2-').upper()} tp{r.tp}" for r in runs
-    ]
-    panel.set_xticks(range(len(runs)), labels, rotation=60, ha="right", fontsize=8)
-    panel.set_ylabel("predicted ÷ measured")
-    panel.set_title("Llama-2, 200 in, 200 out, batch 1: NVIDIA's measurements", loc="left", fontsize=10)
-    panel.legend(frameon=False, fontsize=8, ncols=3)
-    return figure
 
 
 def _dram(scaling: Mapping[int, Sequence[DramPoint]]) -> Figure:

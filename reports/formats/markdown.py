@@ -19,7 +19,7 @@ from reports.blocks import (
     Tiles,
 )
 from reports.figures.drawing import Plot
-from reports.page.slo_lines import MARKS
+from reports.slo_lines import MARKS
 from reports.tables import Cell, Table
 from servers.redact import printable
 

@@ -20,7 +20,7 @@ from reports.number_format import count, counted, number, scale_for
 from reports.request_sample import Shown
 from reports.run_view import View
 from reports.tables import Cell, Column, Row, Table, table
-from servers.engine import Stage
+from servers.launch import Stage
 
 MEANING = {
     "ok": "all that was asked",
@@ -108,7 +108,7 @@ def _listed(shown: Shown) -> str:
         text = (
             f"{len(shown.listed):,} of {shown.n:,} planned requests in the order of sending: "
             f"{len(shown.even):,} evenly spaced, the {len(shown.slowest):,} slowest and those named elsewhere"
-            " on this page; `burstline export` writes all of them as CSV and Parquet"
+            " on this page; `burstline report --to DIR` writes all of them as CSV and Parquet"
         )
     return f"{text}; ∞ stands for one that was not served"
 
@@ -189,7 +189,7 @@ def again(view: View) -> list[Block]:
     blocks.append(
         Command(
             "These numbers in a terminal, and this page again",
-            f"burstline show {view.name}\nburstline report {view.name}",
+            f"burstline report {view.name} --format text\nburstline report {view.name}",
         )
     )
     facts = [(Cell(key, tone="code"), Cell(value, tone="wrap")) for key, value in _flat(manifest.to_json())]

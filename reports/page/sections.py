@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadgen.metrics.summary import NONE_CUT_OFF
-from loadgen.metrics.summary_types import Quantiles, Section, Survival
+from loadgen.metrics.summary_types import Quantiles, Section
 from loadgen.record.columns import Floats
 from loadgen.stats.estimates import label
 from loadgen.stats.figure import Absent, Estimate, Figure
@@ -66,8 +65,6 @@ def numbers(view: View) -> list[Block]:
                              (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
     if bounds := {key: row for key, row in summary.bounds.items() if key in HEADLINE}:
         blocks.append(Folded("Upper bounds, as MLPerf computes them", (_bounds(bounds),)))
-    if cut_off := _cut_off(summary.survival):
-        blocks.append(Folded("Latencies with requests that were cut off as censored", (cut_off,)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
 
@@ -126,15 +123,6 @@ def _bounds(bounds: Mapping[str, Quantiles]) -> Table:
 
 def _without_interval(figure: Figure) -> Figure:
     return figure if isinstance(figure, Absent) else replace(figure, low=None, high=None)
-
-
-def _cut_off(survival: Mapping[str, Survival]) -> Table | None:
-    """None where no request was cut off."""
-    figures = [row.figure for section in survival.values() for row in section.rows()]
-    if all(isinstance(figure, Absent) and figure.code == NONE_CUT_OFF.code for figure in figures):
-        return None
-    caption = "Requests that we cut off count for as long as they ran, not as lost (Kaplan and Meier)"
-    return latency_table(caption, survival, evidence=False)
 
 
 def _evidence(view: View) -> Table:

@@ -20,7 +20,7 @@ from roofline.calibrate.timer import Probe
 from roofline.device.calibration import Calibration, calibration_toml
 from roofline.device.device import Device, Level, Link
 from roofline.errors import RooflineError
-from roofline.model.shapes import ModelShape
+from roofline.model.families import read_config
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--torch-python")
     parser.add_argument("--dtype", default="bf16")
     args = parser.parse_args(argv)
-    model = ModelShape.from_config(json.loads(args.config.read_text("utf-8")), args.config.stem)
+    model = read_config(json.loads(args.config.read_text("utf-8")), args.config.stem)
     if args.torch_python:
         from roofline.calibrate.probe_remote import RemoteProbe
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roofline.errors import RooflineError
-from roofline.model.families import quant_of
+from roofline.model.families import quant_of, read_config
 from roofline.model.shapes import ModelShape, Quant
 
 _FOLDER = Path(__file__).parent / "configs"
@@ -49,4 +49,4 @@ def _read(path: Path, name: str) -> tuple[ModelShape, Quant]:
         raise RooflineError(f"{path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise RooflineError(f"{path} holds no object, as a config.json does")
-    return ModelShape.from_config(config, name), quant_of(config)
+    return read_config(config, name), quant_of(config)

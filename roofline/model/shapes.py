@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from roofline.errors import RooflineError
 
@@ -324,13 +324,6 @@ class ModelShape:
     n_positions: int = 0
     max_context: int | None = None
     dtype: str = "bf16"
-
-    @staticmethod
-    def from_config(config: Mapping[str, Any], name: str | None = None) -> "ModelShape":
-        """The shape a Hugging Face `config.json` describes; raises on what is missing, odd or unknown."""
-        from roofline.model.families import read_config  # which builds on this module
-
-        return read_config(config, name)
 
     @property
     def n_layers(self) -> int:

@@ -4,30 +4,25 @@ Sent are the fields of OpenAI's own schema. What lies beyond it (token ids for a
 in a stream) is tried once, when the server is there, and left out of every request where it is refused.
 """
 
+import time
 from array import array
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from servers.engine import (
-    Ask,
-    Call,
-    Capabilities,
-    Engine,
-    EngineError,
-    Get,
-    Identity,
-    Launch,
-    LaunchOptions,
-    Reply,
-    Target,
-)
+import orjson
+
+from servers.engine import Engine
+from servers.identity import Capabilities, Identity
+from servers.launch import Launch, LaunchOptions
+from servers.messages import Ask, Call, EngineError, Get, Reply, Target
 from servers.protocol.introspection import first_model, json_at
 from servers.protocol.openai import post
 from workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
 """What a server may take besides OpenAI's own schema: the words in `Target.takes`."""
+BUSY, N_RETRIES, RETRY_S = (429, 502, 503, 504), 5, 0.5
 N_FORCED_TOK = 8
 """So many tokens, and `ignore_eos` is believed to work."""
 
@@ -99,7 +94,13 @@ class Endpoint(Engine):
 
         def works(takes: tuple[str, ...]) -> bool:
             request, does_it = trials[takes]
-            raw = ask(self.encode(request, replace(target, takes=takes)))
+            call = self.encode(request, replace(target, takes=takes))
+            raw = ask(call)
+            for _ in range(N_RETRIES):  # a server that is busy for a moment has refused nothing
+                if raw.status not in BUSY:
+                    break
+                time.sleep(RETRY_S)
+                raw = ask(call)
             reply = self.decode(raw)
             return raw.status == 200 and reply.error is None and does_it(reply)
 
@@ -133,12 +134,13 @@ class Endpoint(Engine):
         if USAGE in target.takes:
             each = {"continuous_usage_stats": True} if USAGE_EACH in target.takes else {}
             fields["stream_options"] = {"include_usage": True} | each
-        prompt = _prompt(request, target)
-        if self._style == "completions":
-            return post(target, "/v1/completions", fields | {"prompt": prompt})
-        return post(
-            target, "/v1/chat/completions", fields | {"messages": [{"role": "user", "content": prompt}]}
-        )
+        if request.messages is not None:
+            messages: object = orjson.Fragment(request.messages)
+        elif self._style == "chat":
+            messages = [{"role": "user", "content": _prompt(request, target)}]
+        else:
+            return post(target, "/v1/completions", fields | {"prompt": _prompt(request, target)})
+        return post(target, "/v1/chat/completions", fields | {"messages": messages})
 
 
 def completions() -> Endpoint:

@@ -6,24 +6,11 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servers.engine import (
-    Call,
-    Capabilities,
-    Engine,
-    Event,
-    Gauges,
-    Get,
-    HttpReply,
-    Identity,
-    Image,
-    Kind,
-    Launch,
-    LaunchOptions,
-    Reply,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
 from servers.host.installation import Installation, find_installation, installation_for, python_of
+from servers.identity import Capabilities, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
 from servers.protocol.introspection import (
     MIB,
     first_model,

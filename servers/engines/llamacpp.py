@@ -8,26 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers.engine import (
-    Call,
-    Capabilities,
-    Engine,
-    EngineError,
-    Event,
-    Gauges,
-    Get,
-    HttpReply,
-    Identity,
-    Image,
-    Kind,
-    Launch,
-    LaunchOptions,
-    Reply,
-    ServerTimes,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
 from servers.host.process import threads_for_server
+from servers.identity import Capabilities, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Reply, ServerTimes, Target
 from servers.protocol.introspection import (
     MIB,
     drafts,

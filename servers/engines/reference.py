@@ -4,13 +4,19 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import orjson
 
-from servers.engine import CpuSetup, EngineError, Get, Identity, Image, Launch, LaunchOptions, Sign
 from servers.engines.vllm import Vllm
+from servers.identity import CpuSetup, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import EngineError, Get
 from servers.protocol.introspection import owned_by
 from servers.settings import Spelling, switch, valued
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Killed)\b).*", re.MULTILINE)
 
@@ -41,6 +47,11 @@ class Reference(Vllm):
 
     def installed(self, python: str | None) -> str | None:  # noqa: ARG002
         return ""
+
+    def tokenizer(self, identity: Identity) -> "Tokenizer | None":
+        from servers.reference.tokenizer import built_in  # drivers import this module, without tokenizers
+
+        return None if identity.vocab_size is None else built_in(identity.vocab_size)
 
     def launch(self, options: LaunchOptions) -> Launch:
         step_log = options.run_dir / "steps.jsonl"

@@ -10,28 +10,12 @@ from typing import Any
 
 import psutil
 
-from servers.engine import (
-    Admission,
-    Call,
-    Capabilities,
-    CpuSetup,
-    Engine,
-    Event,
-    Gauges,
-    Get,
-    HttpReply,
-    Identity,
-    Image,
-    Kind,
-    Launch,
-    LaunchOptions,
-    Reply,
-    ServerTimes,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
 from servers.host.installation import Installation, find_installation, installation_for, python_of
 from servers.host.process import threads_for_server
+from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, Event, Get, HttpReply, Kind, Reply, ServerTimes, Target
 from servers.protocol.introspection import (
     GIB,
     Mean,

@@ -16,28 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servers.engine import (
-    Admission,
-    Call,
-    Capabilities,
-    Engine,
-    EngineError,
-    Event,
-    Gauges,
-    Get,
-    HttpReply,
-    Identity,
-    Image,
-    Kind,
-    Launch,
-    LaunchOptions,
-    Reply,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
 from servers.host.model_overlay import endless_copy
 from servers.host.process import free_ports
 from servers.host.ready import generate
+from servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Reply, Target
 from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
 from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply

@@ -8,21 +8,12 @@ from pathlib import Path
 
 import orjson
 
-from servers.engine import (
-    Call,
-    Capabilities,
-    Engine,
-    EngineError,
-    Get,
-    Identity,
-    Image,
-    Launch,
-    LaunchOptions,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
 from servers.host.installation import Installation, find_installation, python_of
 from servers.host.process import threads_for_server
+from servers.identity import Capabilities, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, EngineError, Get, Target
 from servers.protocol.introspection import logged, option_of
 from servers.protocol.openai import post
 from servers.settings import Spelling, valued

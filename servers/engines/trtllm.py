@@ -6,21 +6,10 @@ import shutil
 from array import array
 from collections.abc import Mapping, Sequence
 
-from servers.engine import (
-    Admission,
-    Call,
-    Capabilities,
-    Engine,
-    EngineError,
-    Gauges,
-    Get,
-    Identity,
-    Image,
-    Launch,
-    LaunchOptions,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
+from servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, EngineError, Get, Target
 from servers.protocol.introspection import drafts, first_model, gauges_in, json_at, mean_of, owned_by
 from servers.protocol.openai import encode_completion
 from servers.settings import Spelling, valued

@@ -5,19 +5,10 @@ from collections.abc import Sequence
 
 import orjson
 
-from servers.engine import (
-    Call,
-    Capabilities,
-    Engine,
-    Gauges,
-    Get,
-    Identity,
-    Image,
-    Launch,
-    LaunchOptions,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
+from servers.identity import Capabilities, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, Get, Target
 from servers.protocol.introspection import gauges_in, owned_by
 from servers.protocol.openai import encode_completion
 from servers.truth.router import LATENCIES
@@ -56,6 +47,7 @@ class Truth(Engine):
     default_port: int | None = None
     image: Image | None = None
     speaks = "completions"
+    index_header = "x-burstline-index"
     is_public = False
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline-truth")),)
     brings_model = True
@@ -71,12 +63,11 @@ class Truth(Engine):
 
     def ready_call(self, target: Target) -> Call:
         call = encode_completion(Request(0, (1, 2, 3), None, 3, 1), target)
-        return Call(call.method, call.path, call.body, (*call.headers, ("x-burstline-script", _READY_SCRIPT)))
+        return call.with_header("x-burstline-script", _READY_SCRIPT)
 
     def encode(self, request: Request, target: Target) -> Call:
         call = encode_completion(request, target, extra={"return_token_ids": True})
-        headers = (*call.headers, ("x-burstline-index", str(request.index)))
-        return Call(call.method, call.path, call.body, headers)
+        return call.with_header(self.index_header, str(request.index))
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

@@ -9,23 +9,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from servers.engine import (
-    Admission,
-    Call,
-    Capabilities,
-    CpuSetup,
-    Engine,
-    Gauges,
-    Get,
-    Identity,
-    Image,
-    Launch,
-    LaunchOptions,
-    Sign,
-    Target,
-)
+from servers.engine import Engine
 from servers.host.installation import Installation, find_installation, installation_for, python_of
 from servers.host.process import threads_for_server
+from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import Call, Get, Target
 from servers.protocol.introspection import (
     GIB,
     drafts,

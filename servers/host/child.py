@@ -50,7 +50,7 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start one of our modules; its standard output is a pipe. Without a task it imports and waits."""
     if os.name != "posix":
-        from servers.engine import EngineError  # here: no child needs it to be one
+        from servers.messages import EngineError
 
         raise EngineError(
             f"servers are started and watched on Linux and macOS, this is {sys.platform}: "

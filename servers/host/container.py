@@ -18,7 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from servers.engine import Engine, EngineError, Image, Launch, LaunchOptions
+from servers.engine import Engine
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import EngineError
 
 ANYWHERE = "0.0.0.0"  # noqa: S104
 """What a server inside a container listens on, where its loopback is its own."""

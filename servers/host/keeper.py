@@ -5,7 +5,7 @@ whatever an engine's process leaves orphaned, sessions of its own included, beco
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
 Standard input: one line of JSON `{argv, env, n_cores, log, stop_grace_s, after, leftovers, leftover_id,
-secrets}` (`servers.engine.Launch` says what they are); any more of it, or its end, means stop. Standard
+secrets}` (`servers.launch.Launch` says what they are); any more of it, or its end, means stop. Standard
 output: one JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has
 ended, `{"survivors"}` when all have.
 

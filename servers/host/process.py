@@ -9,12 +9,13 @@ import subprocess
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import psutil
 
-from servers.engine import EngineError, Launch
 from servers.host import child
+from servers.launch import Launch
+from servers.messages import EngineError
 from servers.redact import known_secrets, printable
 
 KEEPER_GRACE_S = 60.0
@@ -152,6 +153,10 @@ def _path_of(launch: Launch) -> str:
     return os.pathsep.join([*paths, *filter(None, [os.environ.get("PATH")])])
 
 
+OUR_PORTS: Final = range(18_000, 30_000)
+"""Below those that systems give to outgoing connections: none of them takes a port before its server does."""
+
+
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port without a listener at this moment."""
     return free_ports(1, host)[0]
@@ -159,10 +164,16 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def free_ports(n: int, host: str = "127.0.0.1", *, but: int | None = None) -> list[int]:
     """Different TCP ports without a listener at this moment, none of them `but`."""
-    with contextlib.ExitStack() as held:
-        listeners = [held.enter_context(socket.create_server((host, 0))) for _ in range(n + 1)]
-        ports = [int(listener.getsockname()[1]) for listener in listeners]
-    return [port for port in ports if port != but][:n]
+    found: list[int] = []
+    begin = int.from_bytes(os.urandom(4), "big")
+    for k in range(len(OUR_PORTS)):
+        port = OUR_PORTS[(begin + k) % len(OUR_PORTS)]
+        with contextlib.suppress(OSError):
+            socket.create_server((host, port)).close()
+            found += [port] if port != but else []
+        if len(found) == n:
+            break
+    return found
 
 
 def require_free_port(host: str, port: int) -> None:

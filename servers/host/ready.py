@@ -16,8 +16,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from servers.engine import Call, Engine, EngineError, Get, HttpReply, Identity, Kind, Reply, Stage, Target
+from servers.engine import Engine
 from servers.host.process import Server
+from servers.identity import Identity
+from servers.launch import Stage
+from servers.messages import Call, EngineError, Get, HttpReply, Kind, Reply, Target
 from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
 from servers.protocol.introspection import log_message

@@ -3,7 +3,8 @@
 import re
 from contextlib import suppress
 
-from servers.engine import EngineError, Get, Sign
+from servers.identity import Sign
+from servers.messages import EngineError, Get
 from servers.registry import ENGINES
 
 UNKNOWN = "openai"

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 
-from servers.engine import Engine, EngineError, Gauges, Get, HttpReply, Target
+from servers.engine import Engine
 from servers.host.ready import getter
 from servers.host.telemetry import Row, missing, rows_of
+from servers.identity import Gauges
+from servers.messages import EngineError, Get, HttpReply, Target
 from servers.redact import words_of_server
 
 PERIOD_S = 1.0

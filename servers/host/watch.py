@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from servers.engine import Target
 from servers.host import child
 from servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
 from servers.host.sources import (
@@ -31,6 +30,7 @@ from servers.host.sources import (
     gpus,
 )
 from servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
+from servers.messages import Target
 from servers.redact import known_secrets, learn
 from servers.registry import ENGINES
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
 
-from servers.engine import Call, EngineError, Target
+from servers.messages import Call, EngineError, Target
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from servers.engine import Call, Target
+from servers.messages import Call, Target
 
 
 def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str] | None) -> Call:

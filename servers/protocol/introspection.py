@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from servers.engine import Gauges, Get
+from servers.identity import Gauges
+from servers.messages import Get
 
 MIB, GIB = 2**20, 2**30
 

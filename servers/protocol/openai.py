@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from servers.engine import Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
+from servers.messages import Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
 from servers.protocol import sse
 from servers.protocol.replies import DONE, Tally, decode_reply, error_message, is_stream, loads, loads_all
 from workloads.request import Request, RequestKind

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from servers.engine import Event, HttpReply, Kind, Reply, ServerTimes
+from servers.messages import Event, HttpReply, Kind, Reply, ServerTimes
 from servers.protocol import sse
 from servers.redact import words_of_server
 

@@ -36,6 +36,7 @@ class Api:
         self.app = Starlette(
             routes=[
                 Route("/v1/completions", self._complete, methods=["POST"]),
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
                 Route("/v1/embeddings", self._embed, methods=["POST"]),
                 Route("/rerank", self._rerank, methods=["POST"]),
                 Route("/v1/rerank", self._rerank, methods=["POST"]),
@@ -52,9 +53,11 @@ class Api:
 
     async def _complete(self, request: Request) -> Response:
         body = self._parsed(await request.body())
+        if is_chat := request.url.path.endswith("/chat/completions"):
+            body = self._reader.of_chat(body)
         self._n_asked += 1
         sequence = self._reader.sequence(body, unseeded=rng(self._seed, f"request {self._n_asked}"))
-        writer = Writer(body, sequence, self._reader)
+        writer = Writer(body, sequence, self._reader, is_chat=is_chat)
         kind = "text/event-stream" if writer.streams else "application/json"
         return StreamingResponse(self._answer(sequence, writer), media_type=kind)
 

@@ -13,7 +13,8 @@ from tokenizers import Tokenizer
 
 from servers.reference.scheduler import Sequence
 from servers.reference.tokenizer import TextStream
-from workloads.request import Sampling
+from workloads.data.data_sets import Template
+from workloads.request import Sampling, WorkloadError
 from workloads.seeds import rng
 
 NOT_OFFERED: dict[str, tuple[object, ...]] = {
@@ -44,6 +45,29 @@ class Reader:
     max_model_len: int
     vocab_size: int
     tokenizer: Tokenizer
+    template: Template | None = None
+
+    def of_chat(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """A chat's body as that of a completion: its messages by the model's template, else a line each."""
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise ApiError("messages must be a list of objects with role and content", "messages")
+        for message in messages:
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                raise ApiError(f"a message is {message!r:.60}, expected role and content", "messages")
+            if not isinstance(message.get("content") or "", str):
+                raise ApiError("content other than text is not offered by the reference engine", "messages")
+        n_output = body.get("max_completion_tokens") or body.get("max_tokens")
+        if self.template is not None:
+            try:
+                prompt = self.template(messages)
+            except WorkloadError as error:
+                raise ApiError(str(error), "messages") from None
+            more = {"add_special_tokens": False}  # a template writes them itself
+        else:
+            prompt = "".join(f"{each['role']}: {each.get('content') or ''}\n" for each in messages)
+            prompt, more = f"{prompt}assistant:", {}
+        return {**body, "prompt": prompt, "max_tokens": n_output, **more}
 
     def parse(self, raw: bytes) -> dict[str, Any]:
         try:
@@ -122,15 +146,22 @@ def _number(body: Mapping[str, Any], name: str, default: Any, low: float, high: 
 class Writer:
     """The bytes of one answer: an event with every token where it is streamed, else all with the last."""
 
-    def __init__(self, body: Mapping[str, Any], sequence: Sequence, reader: Reader) -> None:
+    def __init__(
+        self, body: Mapping[str, Any], sequence: Sequence, reader: Reader, *, is_chat: bool = False
+    ) -> None:
         options = body.get("stream_options") or {}
         if not isinstance(options, dict):
             raise ApiError(f"stream_options is {options!r}, expected an object", "stream_options")
         self.streams, self._with_ids = bool(body.get("stream")), bool(body.get("return_token_ids"))
         self._usage_at_end = bool(options.get("include_usage"))
         self._usage_always = self._usage_at_end and bool(options.get("continuous_usage_stats"))
-        now, self._head = int(datetime.now(UTC).timestamp()), dict[str, Any](id=f"cmpl-{uuid4().hex[:16]}")
-        self._head |= {"object": "text_completion", "created": now, "model": reader.served_name}
+        self._is_chat = is_chat
+        kind = "text_completion"
+        if is_chat:
+            kind = "chat.completion.chunk" if self.streams else "chat.completion"
+        now, name = int(datetime.now(UTC).timestamp()), "chatcmpl" if is_chat else "cmpl"
+        self._head = {"id": f"{name}-{uuid4().hex[:16]}", "object": kind, "created": now}
+        self._head["model"] = reader.served_name
         self._sequence, self._prompt_ids, self._n_output = sequence, list(sequence.ids), 0
         self._decoder, self._text, self._ids = TextStream(reader.tokenizer), "", list[int]()
 
@@ -142,7 +173,10 @@ class Writer:
             self._text += self._decoder.push(token, last=finish_reason is not None)
         if not (self.streams or finish_reason):
             return b""
-        choice: dict[str, Any] = {"index": 0, "text": self._text, "finish_reason": finish_reason, **NULLS}
+        said: dict[str, Any] = {"text": self._text}
+        if self._is_chat:
+            said = {"delta" if self.streams else "message": {"role": "assistant", "content": self._text}}
+        choice: dict[str, Any] = {"index": 0, **said, "finish_reason": finish_reason, **NULLS}
         if self._with_ids:
             first = self._n_output == len(self._ids)
             choice |= {"token_ids": self._ids, "prompt_token_ids": self._prompt_ids if first else None}

@@ -20,6 +20,7 @@ from servers.reference.model import GEMMS, Model
 from servers.reference.scheduler import Scheduler
 from servers.reference.steplog import StepLog
 from servers.reference.weights import ModelConfig, ModelError, assemble, random_source, safetensors_source
+from workloads.data.chat import template_of
 
 
 def serve(options: argparse.Namespace, listener: socket.socket) -> None:
@@ -76,7 +77,9 @@ def _load(options: argparse.Namespace) -> tuple[Api, Engine]:
     pool, budget = BlockPool(n_blocks, caches=options.enable_prefix_caching), options.max_num_batched_tokens
     scheduler = Scheduler(pool, options.block_size, options.max_num_seqs, budget)
     engine = Engine(Model(config, weights), kv, scheduler, log)
-    reader = Reader(name, max_model_len, config.vocab_size, tokenizer.load(folder, config.vocab_size))
+    template = template_of(folder) if folder else None
+    tokens = tokenizer.load(folder, config.vocab_size)
+    reader = Reader(name, max_model_len, config.vocab_size, tokens, template)
     return Api(engine, reader, info, options.seed), engine
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from servers.truth.dialects import ROUTES
 from servers.truth.queue import Queue
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script, scripts_from_json
 from servers.truth.serve import TruthServer
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves as asked; prints the URL once it listens."""
     args = _arguments(argv)
     _raise_file_limit()
-    server = TruthServer(_house(args), args.host, args.port)
+    server = TruthServer(_setup(args), args.host, args.port)
     if args.until_eof:
         server.stop_at_end_of(sys.stdin.fileno())
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -58,7 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _house(args: argparse.Namespace) -> House:
+def _setup(args: argparse.Namespace) -> TruthSetup:
     text = args.script.encode()
     if text.startswith(b"@"):
         text = Path(args.script[1:]).read_bytes()
@@ -66,7 +66,7 @@ def _house(args: argparse.Namespace) -> House:
     if args.queue_servers is not None:
         queue = Queue(args.queue_servers, args.service_s, args.service_cv, args.seed)
     scripts: tuple[Script, ...] = scripts_from_json(text)
-    return House(
+    return TruthSetup(
         scripts=scripts,
         native=args.dialect,
         model=args.model,

@@ -11,10 +11,10 @@ from urllib.request import ProxyHandler, build_opener
 
 import orjson
 
-from servers.engine import EngineError
 from servers.host import child
+from servers.messages import EngineError
 from servers.truth.exchanges import Served, from_jsonl
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from servers.truth.serve import serving_in_thread
 
@@ -49,26 +49,26 @@ class TruthRig:
 
 @contextmanager
 def truth_server(
-    script: Script | Sequence[Script] | None = None, *, house: House | None = None, thread: bool = False
+    script: Script | Sequence[Script] | None = None, *, setup: TruthSetup | None = None, thread: bool = False
 ) -> Iterator[TruthRig]:
     """A server on a free port of 127.0.0.1, gone at the end of the block or with this process.
 
     It runs in a process of its own, so that its interpreter's lock is apart from the client's; `thread` runs
-    it here, quick to start but only for tests in which no timing matters. `script` overrides the house's.
+    it here, quick to start but only for tests in which no timing matters. `script` overrides the setup's.
     """
-    house = house or House()
+    setup = setup or TruthSetup()
     if script is not None:
         scripts = (script,) if isinstance(script, Script) else tuple(script)
-        house = replace(house, scripts=scripts)
+        setup = replace(setup, scripts=scripts)
     if thread:
-        with serving_in_thread(house) as server:
+        with serving_in_thread(setup) as server:
             yield TruthRig(server.url, None)
         return
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        file.write(orjson.dumps([asdict(each) for each in house.scripts]))
+        file.write(orjson.dumps([asdict(each) for each in setup.scripts]))
         file.flush()
         process = subprocess.Popen(
-            [*child.command("servers.truth"), *arguments(house, Path(file.name)), "--until-eof"],
+            [*child.command("servers.truth"), *arguments(setup, Path(file.name)), "--until-eof"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -82,19 +82,19 @@ def truth_server(
                 process.terminate()
 
 
-def arguments(house: House, scripts: Path) -> list[str]:
-    """The command line of a server with this house, its scripts lying in a file, on a free port."""
-    words = ["--port", "0", "--script", f"@{scripts}", "--dialect", house.native, "--model", house.model]
-    if house.queue:
-        queue = house.queue
+def arguments(setup: TruthSetup, scripts: Path) -> list[str]:
+    """The command line of a server with this setup, its scripts lying in a file, on a free port."""
+    words = ["--port", "0", "--script", f"@{scripts}", "--dialect", setup.native, "--model", setup.model]
+    if setup.queue:
+        queue = setup.queue
         words += ["--queue-servers", str(queue.n_servers), "--service-s", str(queue.mean_s)]
         words += ["--service-cv", str(queue.cv), "--seed", str(queue.seed)]
-    if house.prefix_cache:
+    if setup.prefix_cache:
         words.append("--prefix-cache")
-    words += ["--max-model-len", str(house.max_model_len)]
-    words += ["--counters-late-s", str(house.counters_late_s), "--counters-lost", str(house.counters_lost)]
-    if house.max_in_flight is not None:
-        words += ["--max-in-flight", str(house.max_in_flight), "--shed-status", str(house.shed_status)]
+    words += ["--max-model-len", str(setup.max_model_len)]
+    words += ["--counters-late-s", str(setup.counters_late_s), "--counters-lost", str(setup.counters_lost)]
+    if setup.max_in_flight is not None:
+        words += ["--max-in-flight", str(setup.max_in_flight), "--shed-status", str(setup.shed_status)]
     return words
 
 

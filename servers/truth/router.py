@@ -23,7 +23,7 @@ LATENCIES = {"ttft": "truth:time_to_first_token_seconds", "e2e": "truth:e2e_requ
 
 
 @dataclass(frozen=True, slots=True)
-class House:
+class TruthSetup:
     """What a server plays and under which rules.
 
     `scripts` are used in the order of arrival, the last for all that follow; a request that brings its own in
@@ -117,9 +117,9 @@ class TruthCounters:
 
 @dataclass(slots=True)
 class Desk:
-    """Answers calls by the house's rules."""
+    """Answers calls by the setup's rules."""
 
-    house: House
+    setup: TruthSetup
     counters: TruthCounters = field(default_factory=TruthCounters)
     _late: deque[tuple[int, LoadTally]] = field(default_factory=deque)
     _n_ended: int = 0
@@ -131,18 +131,18 @@ class Desk:
         """Forgets prompts and queue and begins the scripts anew; counters go on."""
         self._order = 0
         self._cache.reset()
-        if self.house.queue:
-            self.house.queue.reset()
+        if self.setup.queue:
+            self.setup.queue.reset()
 
     @property
     def counts_late(self) -> bool:
-        return self.house.counters_late_s > 0 or self.house.counters_lost > 0
+        return self.setup.counters_late_s > 0 or self.setup.counters_lost > 0
 
     def ended(self, tally: LoadTally, at_ns: int) -> None:
-        """Count a whole reply late, or never, as the house is made."""
-        before, self._n_ended = int(self._n_ended * self.house.counters_lost), self._n_ended + 1
-        if int(self._n_ended * self.house.counters_lost) == before:
-            self._late.append((at_ns + round(self.house.counters_late_s * 1e9), tally))
+        """Count a whole reply late, or never, as the setup is made."""
+        before, self._n_ended = int(self._n_ended * self.setup.counters_lost), self._n_ended + 1
+        if int(self._n_ended * self.setup.counters_lost) == before:
+            self._late.append((at_ns + round(self.setup.counters_late_s * 1e9), tally))
 
     def _count_what_is_due(self, now_ns: int) -> None:
         counters = self.counters
@@ -158,29 +158,29 @@ class Desk:
         self.counters.arrived += 1
         try:
             body = orjson.loads(call.body)
-            ask, prompt = read_request(call.path, body, self.house.model, self.house.native)
+            ask, prompt = read_request(call.path, body, self.setup.model, self.setup.native)
             script = self._script(call)
         except KeyError:
             return RoutedAnswer(plain_reply(404, b'{"detail":"Not Found"}'))
         except (AttributeError, TypeError, orjson.JSONDecodeError, WorkloadError) as error:
             self.counters.refused += 1
             return RoutedAnswer(error_reply("completions", 400, str(error)))
-        if self.house.max_in_flight is not None and self.counters.running >= self.house.max_in_flight:
+        if self.setup.max_in_flight is not None and self.counters.running >= self.setup.max_in_flight:
             self.counters.refused += 1
             return RoutedAnswer(self._shed(ask), ask)
-        if self.house.prefix_cache:
+        if self.setup.prefix_cache:
             ask = replace(ask, n_cached_tok=self._cache.look_up(prompt))
         if not self.counts_late:
             self.counters.prompt_tok += ask.n_prompt_tok
         self.counters.cached_tok += ask.n_cached_tok or 0
-        if self.house.queue is None:
+        if self.setup.queue is None:
             return RoutedAnswer(self._scenes.make(script, ask, _cached_pace(script, ask)), ask)
-        start_ns, departure_ns = self.house.queue.admit(call.arrival_ns)
+        start_ns, departure_ns = self.setup.queue.admit(call.arrival_ns)
         pace = _spread(start_ns - call.arrival_ns, departure_ns - call.arrival_ns)
         return RoutedAnswer(self._scenes.make(script, ask, pace), ask, start_ns, departure_ns)
 
     def _script(self, call: Call) -> Script:
-        scripts = self.house.scripts
+        scripts = self.setup.scripts
         script = scripts[min(self._order, len(scripts) - 1)]
         if own := call.headers.get(b"x-burstline-script"):
             return script_from_header(own, script)
@@ -188,45 +188,45 @@ class Desk:
         return script
 
     def _shed(self, ask: Ask) -> Scene:
-        message = f"Model is overloaded: {self.house.max_in_flight} requests are in flight"
+        message = f"Model is overloaded: {self.setup.max_in_flight} requests are in flight"
         if ask.dialect == "tgi" and ask.stream:
             return self._scenes.refusal_in_stream(ask, 429, message)
-        return error_reply(ask.dialect, self.house.shed_status, message)
+        return error_reply(ask.dialect, self.setup.shed_status, message)
 
     def page(self, path: str) -> Scene:
         """The scene for a GET: health, identity and gauges."""
         pages: dict[str, Any] = {
             "/health": {},
             "/version": {"version": version("burstline")},
-            "/v1/models": _models(self.house),
-            "/info": _info(self.house),
-            "/get_server_info": _lightllm_info(self.house),
+            "/v1/models": _models(self.setup),
+            "/info": _info(self.setup),
+            "/get_server_info": _lightllm_info(self.setup),
         }
         if path == "/metrics":
             self._count_what_is_due(time.monotonic_ns())
-            text = metrics(self.counters, time.process_time(), self.house.native).encode()
+            text = metrics(self.counters, time.process_time(), self.setup.native).encode()
             return plain_reply(200, text, "text/plain; version=0.0.4")
         if path not in pages:
             return plain_reply(404, b'{"detail":"Not Found"}')
         return plain_reply(200, orjson.dumps(pages[path]))
 
 
-def _info(house: House) -> dict[str, Any]:
+def _info(setup: TruthSetup) -> dict[str, Any]:
     """As TGI tells its limits."""
-    limits = {"max_concurrent_requests": house.max_in_flight, "max_total_tokens": house.max_model_len}
-    return {"model_id": house.model, "router": "text-generation-router", "version": "3.3.7", **limits}
+    limits = {"max_concurrent_requests": setup.max_in_flight, "max_total_tokens": setup.max_model_len}
+    return {"model_id": setup.model, "router": "text-generation-router", "version": "3.3.7", **limits}
 
 
-def _lightllm_info(house: House) -> dict[str, Any]:
+def _lightllm_info(setup: TruthSetup) -> dict[str, Any]:
     """As LightLLM tells its slots: the servers of the queue."""
-    slots = house.queue.n_servers if house.queue else 1000
+    slots = setup.queue.n_servers if setup.queue else 1000
     types = {"data_type": "float32", "llm_kv_type": "None", "vocab_size": None}
-    return {"model_dir": house.model, "running_max_req_size": slots, "tp": 1, **types}
+    return {"model_dir": setup.model, "running_max_req_size": slots, "tp": 1, **types}
 
 
-def _models(house: House) -> dict[str, Any]:
-    row = {"id": house.model, "object": "model", "created": 0, "owned_by": "burstline-truth"}
-    return {"object": "list", "data": [row | {"max_model_len": house.max_model_len}]}
+def _models(setup: TruthSetup) -> dict[str, Any]:
+    row = {"id": setup.model, "object": "model", "created": 0, "owned_by": "burstline-truth"}
+    return {"object": "list", "data": [row | {"max_model_len": setup.max_model_len}]}
 
 
 def _cached_pace(script: Script, ask: Ask) -> Pace | None:
@@ -267,7 +267,7 @@ _NATIVE_LATENCIES = {
 
 
 def _native_metrics(counters: TruthCounters, native: str) -> str:
-    """The same under the names of the engine that the house speaks like."""
+    """The same under the names of the engine that the setup speaks like."""
     if native not in _NATIVE_ROWS:
         return ""
     values = (counters.running, counters.prompt_tok, counters.output_tok)

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
-from servers.engine import EngineError
+from servers.messages import EngineError
 from servers.truth.exchanges import Connection, Exchange, served, to_jsonl
 from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
-from servers.truth.router import Desk, House, LoadTally
+from servers.truth.router import Desk, LoadTally, TruthSetup
 from servers.truth.timed_reply import Scene, plain_reply
 from servers.truth.writes import STAMP
 
@@ -31,12 +31,12 @@ _LINGER_RESET = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
 
 
 class TruthServer:
-    """Serves a house on `host`:`port` (0: any free one) until stopped; `run` is the whole of it."""
+    """Serves a setup on `host`:`port` (0: any free one) until stopped; `run` is the whole of it."""
 
-    def __init__(self, house: House, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, setup: TruthSetup, host: str = "127.0.0.1", port: int = 0) -> None:
         if not hasattr(select, "epoll"):
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
-        self.desk = Desk(house)
+        self.desk = Desk(setup)
         self.exchanges: list[Exchange] = []
         self._numbers = count()
         self._heap: list[tuple[int, int, Exchange]] = []
@@ -310,9 +310,9 @@ def _sharpen_timers() -> None:
 
 
 @contextmanager
-def serving_in_thread(house: House) -> Iterator[TruthServer]:
+def serving_in_thread(setup: TruthSetup) -> Iterator[TruthServer]:
     """A server in a thread of this process, for tests in which its timing does not matter."""
-    server = TruthServer(house)
+    server = TruthServer(setup)
     thread = threading.Thread(target=server.run, name="truth", daemon=True)
     thread.start()
     try:

@@ -23,11 +23,11 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from loadgen.record import http1
 from loadgen.record.capture import Capture, Reads
 from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.decode import decoded_batches
 from loadgen.record.tables import record_table
-from loadgen.wire import http1
 from servers.registry import ENGINES
 from workloads.request import Request
 

@@ -28,7 +28,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.bench.fire import fire
 from loadgen.driver.job import Job
-from loadgen.driver.os_limits import ensure_fd_limit
 from loadgen.metrics.summary import Context
 from loadgen.record.capture import Capture, Reads
 from loadgen.record.capture_store import read_captures
@@ -36,7 +35,8 @@ from loadgen.record.decode import decoded_batches
 from loadgen.record.tables import record_table
 from loadgen.stats.estimates import early_stopping_floor
 from loadgen.verdict.verdict import tolerance_s
-from servers.engine import HttpReply, Kind, Reply, Target
+from loadgen.wire.os_limits import ensure_fd_limit
+from servers.messages import HttpReply, Kind, Reply, Target
 from servers.protocol.openai import decode_completion
 from tests.bench.wire import server
 from workloads.request import Request

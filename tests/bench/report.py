@@ -71,8 +71,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> None:
     page = folder / "compared.html"
     both = ("compare", *map(str, runs), "--anyway", "--format", "html", "--out", str(page))
     timed("compare", asked.repeats, *both)
-    timed("show", asked.repeats, "show", str(runs[0]))
-    timed("export", asked.repeats, "export", str(runs[0]), "--to", str(folder / "exported"))
+    timed("text", asked.repeats, "report", "--format", "text", str(runs[0]))
+    timed("formats", asked.repeats, "report", str(runs[0]), "--to", str(folder / "exported"))
     sizes = {"page": runs[0] / "report.html", "compared": page, "records": runs[0] / "records.parquet"}
     print(", ".join(f"{name} {path.stat().st_size / 1e6:.2f} MB" for name, path in sizes.items()))
 

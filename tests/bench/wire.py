@@ -28,12 +28,13 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.driver import drive
-from loadgen.driver.canary import CanaryReport
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import DriveReport, Job
+from loadgen.driver.job import Job
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import read_captures
-from servers.engine import Call, Engine, Target
+from loadgen.record.drive_report import CanaryReport, DriveReport
+from servers.engine import Engine
+from servers.messages import Call, Target
 from servers.registry import ENGINES
 from workloads.request import Request
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.report import write_report
+from burstline.comparing import comparison_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from burstline.verbs.compare import comparison_of, comparison_of_suite
+from burstline.suites.execution import comparison_of_suite
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run

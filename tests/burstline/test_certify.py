@@ -23,7 +23,7 @@ from burstline.bench.certification import (
     ladder,
 )
 from burstline.bench.load_options import Load, checked
-from burstline.bench.wish import Wish
+from burstline.bench.load_spec import LoadSpec
 from burstline.verbs.certify import told
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.record.typed_json import from_json, to_json
@@ -57,27 +57,27 @@ def lasts_s(planned: Drill) -> float:
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "spec",
     [
-        Wish(),
-        Wish(requests=1),
-        Wish(requests=5000, output_tokens="2000"),
-        Wish(rate=10, duration_s=600),
-        Wish(arrival="poisson", rate=0.1, requests=100),
-        Wish(arrival="ramp", rate=1, ramp_to=500, duration_s=60),
-        Wish(concurrency=1, requests=500, output_tokens="256"),
-        Wish(concurrency=1000, requests=100_000, output_tokens="16"),
+        LoadSpec(),
+        LoadSpec(requests=1),
+        LoadSpec(requests=5000, output_tokens="2000"),
+        LoadSpec(rate=10, duration_s=600),
+        LoadSpec(arrival="poisson", rate=0.1, requests=100),
+        LoadSpec(arrival="ramp", rate=1, ramp_to=500, duration_s=60),
+        LoadSpec(concurrency=1, requests=500, output_tokens="256"),
+        LoadSpec(concurrency=1000, requests=100_000, output_tokens="16"),
     ],
-    ids=lambda wish: checked(wish).name,
+    ids=lambda spec: checked(spec).name,
 )
-def test_every_load_has_a_drill_of_a_few_seconds(wish: Wish) -> None:
-    planned = drill(checked(wish), 2.0)
+def test_every_load_has_a_drill_of_a_few_seconds(spec: LoadSpec) -> None:
+    planned = drill(checked(spec), 2.0)
     assert lasts_s(planned) < 5
-    assert len(planned.plan.requests) >= min(32, checked(wish).arrivals.n)
+    assert len(planned.plan.requests) >= min(32, checked(spec).arrivals.n)
 
 
 def test_the_classic_burst_is_drilled_whole_at_a_gpus_pace() -> None:
-    planned = drill(checked(Wish()), 10.0)
+    planned = drill(checked(LoadSpec()), 10.0)
     assert planned.notes == ()
     assert len(planned.plan.requests) == 1000
     assert {(r.n_prompt_tok, r.n_output_tok) for r in planned.plan.requests} == {(512, 64)}
@@ -85,16 +85,16 @@ def test_the_classic_burst_is_drilled_whole_at_a_gpus_pace() -> None:
 
 
 def test_neither_a_slow_ceiling_nor_a_short_deadline_stands_in_a_drills_way() -> None:
-    planned = drill(checked(Wish(requests=500, concurrency=4, max_rate=0.5, deadline_s=0.01)), 2.0)
+    planned = drill(checked(LoadSpec(requests=500, concurrency=4, max_rate=0.5, deadline_s=0.01)), 2.0)
     assert planned.load.max_rate_per_s == pytest.approx(16)
     assert planned.load.deadline_s > 5
     assert any("times as fast" in note for note in planned.notes)
 
 
 def test_what_is_cut_or_hastened_is_said() -> None:
-    notes = drill(checked(Wish(arrival="poisson", rate=1, requests=500, output_tokens="4096")), 2.0).notes
+    notes = drill(checked(LoadSpec(arrival="poisson", rate=1, requests=500, output_tokens="4096")), 2.0).notes
     assert [note.partition(" ")[0] for note in notes] == ["the", "arrivals", "180"]
-    law = drill(checked(Wish(arrival="poisson", rate=1, requests=500)), 2.0).law
+    law = drill(checked(LoadSpec(arrival="poisson", rate=1, requests=500)), 2.0).law
     assert law is not None
     assert law[0] > 5
 
@@ -149,20 +149,20 @@ def test_a_clean_certificate_is_kept_for_the_same_shape_whatever_seed_and_salt(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fired = counted(monkeypatch, CLEAN)
-    load = checked(Wish(requests=50))
+    load = checked(LoadSpec(requests=50))
     made = certificate_for(load)
     assert replace(made, made_utc=None) == CLEAN
     assert not made.cached
     again = certificate_for(replace(load, seed=9, salt="ff", deadline_s=1.0))
     assert again == replace(made, cached=True)
     assert len(fired) == len(list(home.iterdir())) == 1
-    assert not certificate_for(checked(Wish(requests=51))).cached
+    assert not certificate_for(checked(LoadSpec(requests=51))).cached
     assert len(fired) == 2
 
 
 def test_a_certificate_is_dated_and_holds_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """One from the future was kept by a wrong clock."""
-    load = checked(Wish(requests=50))
+    load = checked(LoadSpec(requests=50))
     with TemporaryDirectory() as folder:
         monkeypatch.setenv("XDG_CACHE_HOME", folder)
         counted(monkeypatch, CLEAN)
@@ -184,7 +184,7 @@ def test_of_three_that_are_not_clean_the_best_counts(home: Path, monkeypatch: py
         return replace(CLEAN, errors={"ttft": error})
 
     monkeypatch.setattr(certification, "certified", certify)
-    assert certificate_for(checked(Wish(requests=50))).errors["ttft"].p99_s == 2e-3
+    assert certificate_for(checked(LoadSpec(requests=50))).errors["ttft"].p99_s == 2e-3
     assert not home.exists()
 
 
@@ -192,7 +192,7 @@ def test_what_a_busy_moment_spoilt_and_what_is_torn_is_not_kept(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fired = counted(monkeypatch, replace(CLEAN, n_unmatched=1))
-    load = checked(Wish(requests=50))
+    load = checked(LoadSpec(requests=50))
     certificate_for(load)
     certificate_for(load)
     assert len(fired) == 6
@@ -208,7 +208,7 @@ def test_what_certify_finds_of_the_hosts_limit_stands_in_the_certificates_of_lat
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     counted(monkeypatch, replace(CLEAN, limit=None))
-    load, knee = checked(Wish(requests=50)), EventRateLimit(9_000.0, "client")
+    load, knee = checked(LoadSpec(requests=50)), EventRateLimit(9_000.0, "client")
     assert certificate_for(load).limit is None
     monkeypatch.setattr(certification, "climbed", lambda: knee)
     assert cli.main(["certify", "--requests", "10"]) == 0
@@ -223,7 +223,7 @@ def test_a_home_that_cannot_be_written_to_is_no_error(
     blocked.touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
     counted(monkeypatch, CLEAN)
-    assert certificate_for(checked(Wish(requests=50))).errors == CLEAN.errors
+    assert certificate_for(checked(LoadSpec(requests=50))).errors == CLEAN.errors
 
 
 def test_the_client_is_within_its_tolerance_of_the_truth() -> None:
@@ -241,7 +241,7 @@ def test_the_client_is_within_its_tolerance_of_the_truth() -> None:
 
 
 def short() -> Load:
-    return checked(Wish(requests=50, prompt_tokens="64", output_tokens="16"))
+    return checked(LoadSpec(requests=50, prompt_tokens="64", output_tokens="16"))
 
 
 def test_a_certificate_is_told_with_whose_limit_it_was() -> None:

@@ -14,16 +14,16 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.verbs.compare import CHECKED, CHOSEN, labels_of
+from burstline.comparing import CHECKED, CHOSEN, labels_of
 from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, LoadFacts, Manifest, ServerFacts, StageFacts
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.verdict.factors import canonical
-from servers.engine import Identity
+from servers.identity import Identity
 from servers.settings import Setting
 from servers.truth.rig import TruthRig, truth_server
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from tests.reports import synthetic
 
@@ -511,7 +511,7 @@ def codes(cell: dict) -> set[str]:
 
 @pytest.mark.slow
 def test_an_engine_that_serves_from_its_cache_is_found_out(honest, tmp_path, capsys):
-    with truth_server(house=House(prefix_cache=True)) as server:
+    with truth_server(setup=TruthSetup(prefix_cache=True)) as server:
         fired(server, tmp_path)
         cheat = fired(server, tmp_path)
     code, cell = verdict(capsys, honest, cheat)
@@ -532,7 +532,7 @@ def test_an_engine_that_stops_early_is_found_out(honest, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_an_engine_that_refuses_load_is_found_out_and_no_faster_for_it(honest, tmp_path, capsys):
-    with truth_server(house=House(max_in_flight=60)) as server:
+    with truth_server(setup=TruthSetup(max_in_flight=60)) as server:
         cheat = fired(server, tmp_path)
     code, cell = verdict(capsys, honest, cheat)
     assert (code, cell["state"]) == (4, "NOT-COMPARABLE")

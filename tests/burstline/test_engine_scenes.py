@@ -19,7 +19,7 @@ from burstline.models.model_folder import make_model
 from loadgen.record.rundir import Run, open_run
 from servers.truth.queue import Queue
 from servers.truth.rig import truth_server
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from tests.servers.golden import GOLDEN
 
@@ -56,7 +56,7 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
     tmp_path: Path, tokenizer: Path
 ) -> None:
     rounds = Script(ttft_s=0.05, gaps_s=(0.001,), round_tok=1024, round_gap_s=0.6, text=" w1")
-    with truth_server(house=House((rounds,), native="tgi", max_model_len=4096)) as truth:
+    with truth_server(setup=TruthSetup((rounds,), native="tgi", max_model_len=4096)) as truth:
         load = ("--requests", "16", "--prompt-tokens", "16", "--output-tokens", "1500")
         where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
         stdout, stderr, run = burstline(tmp_path / "runs", *where, *load)
@@ -84,8 +84,8 @@ def test_tgi_beyond_1024_tokens_serves_what_was_asked_and_its_time_is_that_of_th
 def test_what_a_full_tgi_refuses_is_told_before_the_load_and_called_a_refusal(
     tmp_path: Path, tokenizer: Path
 ) -> None:
-    house = House((Script(ttft_s=0.3, text=" w1"),), native="tgi", max_in_flight=6)
-    with truth_server(house=house) as truth:
+    setup = TruthSetup((Script(ttft_s=0.3, text=" w1"),), native="tgi", max_in_flight=6)
+    with truth_server(setup=setup) as truth:
         load = ("--requests", "20", "--prompt-tokens", "16", "--output-tokens", "8")
         where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
         stdout, stderr, run = burstline(tmp_path / "runs", *where, *load)
@@ -104,7 +104,7 @@ def test_streams_that_end_with_a_dead_shards_error_are_told_in_the_servers_words
     words = "Request failed during generation: Server error: transport error"
     dies = Script(ttft_s=0.2, gaps_s=(0.02,), fault="error", fault_after_tok=20, message=words, text=" w1")
     ready = Script(text=" w1")  # the server lives until the load
-    with truth_server(house=House((ready, dies), native="tgi")) as truth:
+    with truth_server(setup=TruthSetup((ready, dies), native="tgi")) as truth:
         load = ("--requests", "20", "--prompt-tokens", "16", "--output-tokens", "64")
         where = ("--engine", "tgi", "--url", truth.url, "--tokenizer", str(tokenizer))
         stdout, _, run = burstline(tmp_path / "runs", *where, *load)
@@ -161,8 +161,8 @@ def warnings(run: Run) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_counters_that_are_late_are_waited_for(tmp_path: Path) -> None:
-    house = House((Script(ttft_s=0.05),), native="lightllm", counters_late_s=0.7)
-    with truth_server(house=house) as truth:
+    setup = TruthSetup((Script(ttft_s=0.05),), native="lightllm", counters_late_s=0.7)
+    with truth_server(setup=setup) as truth:
         _, _, run = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
     tokens = run.summary.to_json()["conservation"]
     assert tokens["output_client_tok"]["point"] == tokens["output_server_tok"]["point"] == 480
@@ -172,8 +172,8 @@ def test_counters_that_are_late_are_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_counters_that_lose_requests_are_called_incomplete_and_compared_with_nothing(tmp_path: Path) -> None:
-    house = House((Script(ttft_s=0.05),), native="lightllm", counters_lost=0.2)
-    with truth_server(house=house) as truth:
+    setup = TruthSetup((Script(ttft_s=0.05),), native="lightllm", counters_lost=0.2)
+    with truth_server(setup=setup) as truth:
         stdout, _, run = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
     incomplete = "The server's own metrics are incomplete: 384 of 480 generated tokens."
     assert warnings(run)["metrics-incomplete"] == incomplete
@@ -184,8 +184,8 @@ def test_counters_that_lose_requests_are_called_incomplete_and_compared_with_not
 
 @pytest.mark.slow
 def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_path: Path) -> None:
-    house = House(native="lightllm", queue=Queue(8, 0.02, 0.0))
-    with truth_server(house=house) as truth:
+    setup = TruthSetup(native="lightllm", queue=Queue(8, 0.02, 0.0))
+    with truth_server(setup=setup) as truth:
         _, stderr, _ = burstline(tmp_path / "runs", "--url", truth.url, *LIGHTLLM, "--prompt-tokens", "32")
     assert "LightLLM has 8 slots: of 60 requests at once up to 52 wait in a queue that none of its" in stderr
 
@@ -194,8 +194,8 @@ def test_requests_that_will_wait_in_a_hidden_queue_are_told_before_the_load(tmp_
 def test_a_rank_that_dies_unnoticed_is_told_after_the_first_stall_of_all_streams(tmp_path: Path) -> None:
     """A killed model process of LightLLM: `/health` answers 200 a minute later, and requests time out."""
     stalls = Script(ttft_s=0.1, gaps_s=(0.02,), fault="stall", fault_after_tok=5)
-    house = House((Script(), stalls), native="lightllm")
-    with truth_server(house=house) as truth:
+    setup = TruthSetup((Script(), stalls), native="lightllm")
+    with truth_server(setup=setup) as truth:
         load = (*LIGHTLLM, "--prompt-tokens", "32", "--deadline-s", "25")
         _, stderr, run = burstline(tmp_path / "runs", "--url", truth.url, *load)
     told = "No token from any of 60 streams for 20 s; the server still says healthy (/health answers 200)"

@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from burstline.bench import fire
-from burstline.bench.driver_processes import Pairs
+from burstline.driver_processes import Pairs
 from loadgen.driver.counters import Counters
 from loadgen.driver.job import Job
 from loadgen.record.capture_store import read_captures
-from servers.engine import Target
+from servers.messages import Target
 from workloads.request import Request
 
 

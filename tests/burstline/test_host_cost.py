@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from burstline.bench.fire import Load
-from burstline.bench.wish import Wish
+from burstline.bench.fire import DriveOutcome
+from burstline.bench.load_spec import LoadSpec
 from burstline.machine import host_overhead
 from burstline.machine.host_overhead import BURST, add_host, fit_of, host_fit
 from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.model.step import Step
-from servers.engine import EngineError
+from servers.messages import EngineError
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,
@@ -85,7 +85,7 @@ def test_a_server_that_computed_nothing_says_nothing(monkeypatch):
     faked = {
         "serving": lambda *_: nullcontext(SimpleNamespace(target=None)),
         "job_of": lambda *_, **__: None,
-        "fire": lambda *_: Load([SimpleNamespace(t0_ns=0)], False),
+        "fire": lambda *_: DriveOutcome([SimpleNamespace(t0_ns=0)], False),
         "load_steps": lambda _: ({}, {}),
     }
     for name, fake in faked.items():
@@ -122,13 +122,13 @@ def device_file(folder):
 
 @pytest.mark.slow
 def test_a_burst_that_is_not_answered_in_time_says_nothing():
-    burst = Wish(requests=32, prompt_tokens="512", output_tokens="512", deadline_s=0.02)
+    burst = LoadSpec(requests=32, prompt_tokens="512", output_tokens="512", deadline_s=0.02)
     assert measured_host(burst) is None
 
 
 @pytest.mark.slow
 def test_a_real_burst_measures_what_a_python_server_can_cost():
-    found = measured_host(Wish(requests=64, prompt_tokens="128", output_tokens="8..64", deadline_s=30.0))
+    found = measured_host(LoadSpec(requests=64, prompt_tokens="128", output_tokens="8..64", deadline_s=30.0))
     assert 1e-6 < found.token_s < 1e-3
     assert 0 <= found.step_s < 0.1
     assert 0 <= found.prompt_tok_s < 1e-3

@@ -10,10 +10,11 @@ import orjson
 import pytest
 
 from loadgen.record.rundir import Run, open_run
-from servers.engine import LaunchOptions, Target
 from servers.engines.vllm import PYTHON_VARIABLE
 from servers.host import process
 from servers.host.ready import wait_ready
+from servers.launch import LaunchOptions
+from servers.messages import Target
 from servers.registry import ENGINES
 from servers.truth.rig import truth_server
 from servers.truth.script import Script

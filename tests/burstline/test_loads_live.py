@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from burstline.cli import main
 from loadgen.record.rundir import open_run
-from servers.engine import Target
 from servers.engines.truth import Truth
+from servers.messages import Target
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 from tests.burstline.test_run import finished, the_run
@@ -31,7 +31,7 @@ def folder(tmp_path_factory) -> str:
     [
         (("--trace", str(DATA / "mooncake.jsonl"), "--trace-speed", "8"), 60),
         (("--data", str(DATA / "prompts.jsonl"), "--arrival", "replay"), 40),
-        (("--data", str(DATA / "sharegpt.json"), "--requests", "20", "--data-order", "file"), 20),
+        (("--data", str(DATA / "sharegpt.json"), "--requests", "20"), 20),
         (("--requests", "40", "--shared-prefix", "32", "--groups", "2", "--prompt-tokens", "64"), 40),
         (("--requests", "40", "--prompt-tokens", "normal:90,30", "--output-tokens", "zipf:1,2..9"), 40),
     ],
@@ -63,12 +63,11 @@ def test_the_embedded_engines_cache_serves_the_planned_share_within_a_point(hit,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fan_out", [(), ("--fan-out", "3")])
-def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_prompts(fan_out, tmp_path):
+def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_prompts(tmp_path):
     script = Script(ttft_s=0.02, gaps_s=(0.005,))
     lengths = ("--turn-tokens", "8..16", "--prompt-tokens", "32", "--output-tokens", "4")
-    shape = ("--sessions", "12", "--turns", "4", *fan_out, *lengths)
-    pauses = ("--think-s", "0.05..0.1", "--tool-s", "0.2", "--tool-share", "0.5")
+    shape = ("--sessions", "12", "--turns", "4", *lengths)
+    pauses = ("--think-s", "0.05..0.1")
     with truth_server(script) as truth:
         where = ("--engine", "truth", "--url", truth.url, "--workers", "2")
         code, output = finished(tmp_path / "runs", *where, *shape, *pauses)
@@ -76,16 +75,12 @@ def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_promp
     assert code in (0, 4), output
     run = open_run(the_run(tmp_path / "runs"))
     assert len(run.manifest.drivers) == 2
-    n_turns = 12 * (6 if fan_out else 4)
-    assert (run.records["outcome"] == "ok").sum() == len(run.records) == n_turns
+    assert (run.records["outcome"] == "ok").sum() == len(run.records) == 12 * 4
     assert (run.records["prompt_tok"] == run.records["planned_prompt_tok"]).all()
-    paused_ms = []
     for request in run.plan.requests:
         if request.turn.after:
             over_ns = max(served[index].event_ns[-1] for index in request.turn.after)
             assert served[request.index].arrival_ns >= over_ns + request.turn.pause_ns
-            paused_ms.append(request.turn.pause_ns / 1e6)
-    assert {200.0} < set(paused_ms), "both tools and people"
     assert run.summary.sessions.sessions.point == 12
     assert run.summary.sessions.early_turns.point == 0
 
@@ -95,7 +90,7 @@ def test_sessions_over_two_drivers_keep_their_order_their_pauses_and_their_promp
     "load",
     [
         ("--request-kind", "embed", "--requests", "700", "--prompt-tokens", "64"),
-        ("--request-kind", "rerank", "--data", str(DATA / "rerank.jsonl"), "--data-order", "file"),
+        ("--request-kind", "rerank", "--data", str(DATA / "rerank.jsonl")),
     ],
     ids=["embed", "rerank"],
 )

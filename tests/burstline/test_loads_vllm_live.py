@@ -13,10 +13,11 @@ from burstline.cli import main
 from loadgen.metrics.summary import summarize_run
 from loadgen.record.rundir import Run, open_run
 from loadgen.record.telemetry import Watched
-from servers.engine import LaunchOptions, Target
 from servers.engines.vllm import PYTHON_VARIABLE, Vllm
 from servers.host import process
 from servers.host.ready import wait_ready
+from servers.launch import LaunchOptions
+from servers.messages import Target
 from tests.servers.tiny_model import make_tiny_model
 from tests.workloads import made_files
 

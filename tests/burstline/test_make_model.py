@@ -31,7 +31,7 @@ from burstline.models.random_weights import (
     write_weights,
 )
 from roofline.model.catalog import bundled_models
-from roofline.model.shapes import ModelShape
+from roofline.model.families import read_config
 from servers.reference.weights import ModelConfig, assemble, safetensors_source
 from workloads.request import WorkloadError
 
@@ -138,7 +138,7 @@ def test_every_bundled_model_has_a_config_of_its_architecture(name):
 def test_the_tensors_hold_as_many_parameters_as_the_roofline_counts(name):
     config = config_like(name)
     n_params = n_bytes_of(tensors_of(config, name)) // 2
-    shape = ModelShape.from_config(config, name)
+    shape = read_config(config, name)
     assert n_params == shape.params()
 
 

@@ -27,7 +27,7 @@ from roofline.calibrate.calibrate import device_toml
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from servers.engine import CpuSetup, Identity
+from servers.identity import CpuSetup, Identity
 from tests.reports import synthetic
 
 ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")

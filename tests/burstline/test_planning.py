@@ -9,11 +9,12 @@ from tokenizers import Tokenizer
 
 from burstline.bench import plan_for_server
 from burstline.bench.load_options import Load, checked
+from burstline.bench.load_spec import LoadSpec
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
-from burstline.bench.wish import Wish
-from servers.engine import Identity, Target
 from servers.host.ready import Startup
+from servers.identity import Identity
+from servers.messages import Target
 from servers.registry import ENGINES
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
@@ -51,7 +52,7 @@ def counting(count: object) -> Iterator[Site]:
 
 
 def load() -> Load:
-    return checked(Wish(requests=5, prompt_tokens="30..90", output_tokens="4", salt="5eed"))
+    return checked(LoadSpec(requests=5, prompt_tokens="30..90", output_tokens="4", salt="5eed"))
 
 
 def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
@@ -60,7 +61,7 @@ def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
     words = words_of(tokenizer)
     said: list[str] = []
     with counting(lambda text: len(tokenizer.encode(text).ids)) as site:
-        plan, _ = plan_for(load(), site, None, None, str(folder), said.append)
+        plan, _, _ = plan_for(load(), site, None, None, str(folder), said.append)
     assert all(request.prompt_ids is None for request in plan.requests)
     assert words.count(texts_of(plan)) == [request.n_prompt_tok for request in plan.requests]
     assert said == []
@@ -75,7 +76,7 @@ def test_what_the_server_adds_to_every_prompt_is_found_out_and_left_out(
 ) -> None:
     words = words_of(tokenizer)
     with counting(lambda text: len(tokenizer.encode(text).ids) + 11) as site:
-        plan, _ = plan_for(load(), site, folder, None, None, lambda words: None)
+        plan, _, _ = plan_for(load(), site, folder, None, None, lambda words: None)
     assert words.count(texts_of(plan)) == [request.n_prompt_tok - 11 for request in plan.requests]
 
 

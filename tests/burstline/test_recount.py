@@ -18,8 +18,9 @@ from loadgen.record.decode import GLANCE, uncounted
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import counts_of, records_of
-from servers.engine import Identity, Target
 from servers.host.ready import Startup
+from servers.identity import Identity
+from servers.messages import Target
 from servers.protocol.openai import decode_completion
 from servers.registry import ENGINES
 from tests.burstline.answering import answering

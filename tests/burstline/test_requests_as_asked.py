@@ -16,12 +16,12 @@ import pytest
 from burstline import cli
 from burstline.bench.server_session import Where, check_start, choose_engine
 from loadgen.record.rundir import open_run
-from servers.engine import Call, Target
+from servers.messages import Call, Target
 from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
 from servers.registry import ENGINES
 from servers.truth.rig import truth_server
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
@@ -182,22 +182,11 @@ def test_replicas_share_the_requests_evenly_and_their_counters_add_up(tmp_path: 
     assert summary.conservation.output_server_tok.point == 48
 
 
-def test_requests_with_a_common_beginning_stay_at_one_replica_where_asked(tmp_path: Path) -> None:
-    asked: tuple[list[tuple[str, Any]], list[tuple[str, Any]]] = ([], [])
-    with completions(asked[0]) as one, completions(asked[1]) as two:
-        words = ("--engine", "vllm", "--vocab-size", "1000", "--shared-prefix", "32", "--groups", "4")
-        assert run(tmp_path / "runs", "--url", f"{one},{two}", "--url-by", "session", *words) in (0, 4)
-    beginnings = [
-        {tuple(body["prompt"][:32]) for _, body in each if body["max_tokens"] == 4} for each in asked
-    ]
-    assert len(beginnings[0] | beginnings[1]) <= 4
-    assert beginnings[0]
-    assert beginnings[1]
-    assert not beginnings[0] & beginnings[1]
-
-
 def test_a_server_of_another_kind_is_no_replica(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with truth_server(thread=True) as one, truth_server(house=House(max_model_len=64), thread=True) as two:
+    with (
+        truth_server(thread=True) as one,
+        truth_server(setup=TruthSetup(max_model_len=64), thread=True) as two,
+    ):
         assert run(tmp_path / "runs", "--engine", "truth", "--url", f"{one.url},{two.url}") == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("burstline:")]
     assert f"--url {two.url} is no replica: its max model len is 64, the first URL's is 1048576" in line
@@ -239,7 +228,8 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
         (("--insecure",), "--insecure would be ignored: it is for a --url that begins with https"),
         (("--ca-bundle", "/nowhere.pem"), "--ca-bundle /nowhere.pem is no file"),
         (("--top-p", "0.9"), "--top-p 0.9 would be ignored: greedy decoding draws nothing"),
-        (("--url", "http://127.0.0.1:1", "--url-by", "session"), "--url-by session would be ignored"),
+        (("--url-by", "session"), "--url-by is gone: requests take turns"),
+        (("--tool-s=3",), "--tool-s is gone: say all pauses with --think-s"),
         (("--cancel-share", "2"), "--cancel-share 2: expected a share from 0 to 1"),
         (("--cancel-after", "3"), "--cancel-after needs --cancel-share P"),
         (

@@ -17,10 +17,11 @@ from safetensors.numpy import save_file
 from burstline import cli
 from burstline.models.model_folder import make_model
 from loadgen.record.rundir import Run, open_run
-from servers.engine import LaunchOptions, Target
 from servers.engines import vllm
 from servers.host import process
 from servers.host.ready import send, wait_ready
+from servers.launch import LaunchOptions
+from servers.messages import Target
 from servers.protocol.openai import reply_content
 from servers.registry import ENGINES
 from workloads.request import Request

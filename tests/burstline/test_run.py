@@ -170,7 +170,10 @@ def test_a_killed_burstline_leaves_a_readable_run_and_no_server(tmp_path):
         os.kill(process.pid, signal.SIGKILL)
         wait_until(lambda: not engine_processes(run))
     shown = subprocess.run(
-        [sys.executable, "-m", "burstline", "show", str(run)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "burstline", "report", "--format", "text", str(run)],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert shown.returncode == 0, shown.stderr
     assert "60" in shown.stdout

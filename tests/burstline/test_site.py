@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from burstline.bench.server_session import Where, choose_engine, serving
-from servers.engine import EngineError
+from servers.messages import EngineError
 from tests.burstline.answering import answering
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]}

@@ -11,7 +11,7 @@ from tests.burstline.test_run import finished, the_run
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan
 from workloads.prompts import vocabulary_from_size
-from workloads.warm_up import HANDOVER, WarmUp, with_warm_up
+from workloads.warm_up import WarmUp, with_warm_up
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 
@@ -31,15 +31,6 @@ def test_a_warm_up_has_the_loads_lengths_other_prompts_and_changes_nothing_of_th
     assert {(r.n_prompt_tok, r.n_output_tok) for r in stage.requests} <= lengths
     heads = {bytes(r.prompt_ids[:8]) for r in [*before.requests, *stage.requests]}
     assert len(heads) == 50
-
-
-@pytest.mark.parametrize("warm_up", [WarmUp(n=15, handover=True), WarmUp(seconds=1.0, handover=True)])
-def test_a_handover_ends_where_the_load_begins(warm_up):
-    _, after = plan([0.1 * k for k in range(20)], warm_up)
-    (stage,) = after.stages
-    assert stage.name == HANDOVER
-    assert list(stage.due_ns) == sorted(stage.due_ns)
-    assert -200_000_000 <= stage.due_ns[-1] < 0
 
 
 def test_an_automatic_warm_up_is_bounded_and_its_bursts_are_the_same_work():
@@ -112,7 +103,7 @@ def test_without_a_warm_up_the_run_is_cold_and_says_by_how_much(tmp_path):
 def test_a_run_that_counts_from_its_steady_state_is_not_cold_but_says_what_it_left_out(tmp_path):
     path, _ = cold_run(tmp_path, "--rate", "200", "--requests", "700", server=varied_scripts())
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["window"]["n_warm_up"]["point"] == 10
+    assert summary["window"]["n_warm_up"]["point"] >= 10
     assert "cold" not in {reason["code"] for reason in summary["verdict"]["reasons"]}
     cold = next(w for w in summary["verdict"]["warnings"] if w["code"] == "cold")
     assert "COLD: The first 10 requests waited 1.1 s longer" in cold["text"]

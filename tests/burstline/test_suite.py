@@ -68,7 +68,7 @@ def test_every_engine_meets_every_model_and_workload_in_every_repeat():
 
 def test_a_suite_says_how_requests_are_asked_and_which_clients_hang_up():
     engine = {
-        "engine": "vllm", "url": "http://a:1,http://b:1", "url_by": "session", "endpoint": "chat",
+        "engine": "vllm", "url": "http://a:1,http://b:1", "endpoint": "chat",
         "header": ["X-Team: blue"], "extra_body": '{"min_p": 0.1}', "lora": "one,two",
     }  # fmt: skip
     load = {
@@ -81,7 +81,7 @@ def test_a_suite_says_how_requests_are_asked_and_which_clients_hang_up():
     (slot,) = schedule(suite(engine=[engine], workload=[load]))
     argv = " ".join(slot.argv(Path("out")))
     for words in (
-        "--url http://a:1,http://b:1", "--url-by session", "--endpoint chat", "--header X-Team: blue",
+        "--url http://a:1,http://b:1", "--endpoint chat", "--header X-Team: blue",
         '--extra-body {"min_p": 0.1}', "--lora one,two", "--temperature 0.7", "--cancel-share 0.2",
         "--cancel-after 4..8", "--max-failures 0.05",
     ):  # fmt: skip

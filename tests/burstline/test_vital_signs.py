@@ -10,8 +10,9 @@ import pytest
 from burstline.bench.fire import VitalSigns
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
-from servers.engine import EngineError, HttpReply, Identity, Target
 from servers.host.ready import Startup
+from servers.identity import Identity
+from servers.messages import EngineError, HttpReply, Target
 from servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
 

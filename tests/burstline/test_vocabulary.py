@@ -7,8 +7,9 @@ import pytest
 from burstline.bench import vocabulary
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import vocabulary_for, vocabulary_of_folder
-from servers.engine import HttpReply, Identity, Target
 from servers.host.ready import Startup
+from servers.identity import Identity
+from servers.messages import HttpReply, Target
 from servers.registry import ENGINES
 from workloads.request import WorkloadError
 

@@ -7,16 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.driver.clock_offset import (
-    MAX_DRIFT,
-    ClockClient,
-    ClockError,
-    ClockMap,
-    ClockServer,
-    ClockWatch,
-    Exchange,
-    Offset,
-)
+from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
+from loadgen.record.clock_map import MAX_DRIFT, ClockError, ClockMap, Exchange, Offset
 
 delays = st.lists(
     st.tuples(st.integers(1_000, 50_000_000), st.integers(1_000, 50_000_000)), min_size=1, max_size=40

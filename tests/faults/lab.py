@@ -18,12 +18,13 @@ import psutil
 
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import DriveReport, Job
+from loadgen.driver.job import Job
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches
+from loadgen.record.drive_report import DriveReport
 from loadgen.record.record import Record
-from servers.engine import target_at
+from servers.messages import target_at
 from servers.registry import ENGINES
 from workloads.request import Request
 

@@ -134,7 +134,7 @@ def test_show_tells_a_damaged_folder_in_one_line(
 ) -> None:
     DAMAGES[name](copied)
     began_s = time.monotonic()
-    code = main(["show", str(copied)])
+    code = main(["report", "--format", "text", str(copied)])
     said = capsys.readouterr()
     noted(f"show: {name}", "no traceback, 0 or 2", code, time.monotonic() - began_s)
     assert code in (0, 2), said.err
@@ -147,7 +147,7 @@ def test_damaged_records_are_made_again_from_the_captures(
 ) -> None:
     whole = open_run(copied).record_table
     DAMAGES["half of records.parquet's rows"](copied)
-    assert main(["show", str(copied)]) == 2
+    assert main(["report", "--format", "text", str(copied)]) == 2
     assert "has 32 rows, but 64 requests were planned" in capsys.readouterr().err
     assert main(["report", "--decode", str(copied)]) == 0
     assert open_run(copied).record_table.equals(whole)
@@ -161,13 +161,14 @@ def test_every_verb_tells_a_damaged_folder_in_one_line(
     DAMAGES[name](copied)
     began_s = time.monotonic()
     codes = {}
-    for verb, more in (
-        ("show", []),
-        ("report", []),
-        ("export", ["--to", str(tmp_path / "to"), "--format", "csv"]),
-        ("verify", []),
+    for verb, *more in (
+        ("report", "--format", "text"),
+        ("report",),
+        ("report", "--to", str(tmp_path / "to"), "--format", "csv"),
+        ("verify",),
     ):
-        fresh = shutil.copytree(copied, tmp_path / verb, copy_function=_copy) if verb == "report" else copied
+        writes = verb == "report" and not more
+        fresh = shutil.copytree(copied, tmp_path / verb, copy_function=_copy) if writes else copied
         codes[verb] = main([verb, str(fresh), *more])
         said = capsys.readouterr()
         assert "Traceback" not in said.err, (verb, said.err[-3000:])
@@ -198,7 +199,7 @@ def test_a_link_in_a_folder_of_others_is_never_written_through(copied: Path, tmp
     (copied / "report.html").symlink_to(mine)
     began_s = time.monotonic()
     assert main(["report", "--decode", str(copied)]) == 0
-    assert main(["export", str(copied), "--to", str(to), "--format", "csv"]) == 0
+    assert main(["report", str(copied), "--to", str(to), "--format", "csv"]) == 0
     seen = mine.read_text()[:20]
     noted("links in a folder of others", "not written through", seen, time.monotonic() - began_s)
     assert seen == "mine"
@@ -248,5 +249,5 @@ def test_a_run_killed_before_its_plan_is_shown_in_one_line(
     for name in ("plan.parquet", "records.parquet", "summary.json", "report.html"):
         (copied / name).unlink()
     shutil.rmtree(copied / "captures")
-    assert main(["show", str(copied)]) == 0
+    assert main(["report", "--format", "text", str(copied)]) == 0
     assert "before its requests were planned" in capsys.readouterr().out

@@ -29,12 +29,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from burstline.cli import main
+from loadgen.record import http1
 from loadgen.record.capture import Capture
 from loadgen.record.record import Record, record_of
 from loadgen.record.tables import record_table
-from loadgen.wire import http1
 from loadgen.wire.exchange import Exchange
-from servers.engine import EngineError, HttpReply, Read
+from servers.messages import EngineError, HttpReply, Read
 from servers.protocol.replies import understood
 from servers.registry import ENGINES
 from tests.faults.lab import GOLDEN_RUN, noted
@@ -260,8 +260,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def check_folder(run: Path, change: Callable[[Path], None], capsys: pytest.CaptureFixture[str]) -> None:
     change(run)
-    for verb in ("show", "verify"):
-        code = main([verb, str(run)])
+    for words in (["report", "--format", "text"], ["verify"]):
+        code = main([*words, str(run)])
         said = capsys.readouterr()
         assert code in (0, 2, 4), said.err
         assert "Traceback" not in said.err, said.err[-3000:]

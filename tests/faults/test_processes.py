@@ -144,7 +144,7 @@ def problems(ended: Ended, was_alive: bool, phase: str, number: int, took_s: flo
     if "Traceback" in ended.out and "in _terminable_verb" in ended.out:
         found.append(f"a traceback: {ended.out[-1500:]}")
     for run in runs_in(ended.out_dir):
-        code, said = verb("show", run)
+        code, said = verb("report", "--format", "text", run)
         if code != 0 or "Traceback" in said:
             found.append(f"show exits {code}: {said[-600:]}")
         if was_alive and number != signal.SIGKILL and phase in FROM_LOAD_ON:
@@ -386,9 +386,9 @@ def exported(run: Path, folder: Path) -> str:
         word for name in ("parquet", "csv", "markdown", "junit", "trace") for word in ("--format", name)
     ]
     for argv in (
-        ("show", run),
-        ("show", "--json", run),
-        ("export", run, "--to", folder, *formats),
+        ("report", "--format", "text", run),
+        ("report", "--format", "json", run),
+        ("report", run, "--to", folder, *formats),
         ("report", run),
     ):
         said += verb(*argv)[1]

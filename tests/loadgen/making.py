@@ -11,7 +11,7 @@ import orjson
 from loadgen.metrics.summary import summarize
 from loadgen.record.capture import Capture
 from loadgen.record.record import Record, record_of
-from servers.engine import Read
+from servers.messages import Read
 from servers.protocol.openai import decode_completion
 from workloads.request import Request
 
@@ -96,7 +96,7 @@ def ok(index: int, first_s: float, gaps_s: Sequence[float], n: Sequence[int] | N
 
 def failed(index: int, outcome: str = "timeout", planned_output_tok: int = 4) -> Record:
     record = recorded(request(planned_output_tok), failure=outcome)
-    return replace(record, index=index, outcome=outcome, http_status=None)
+    return replace(record, index=index, outcome=outcome, http_status=None, closed_ns=3 * MS)
 
 
 def summarized(records, context=None) -> dict[str, Any]:

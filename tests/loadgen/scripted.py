@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from servers.engine import Call, Engine, Target
+from servers.engine import Engine
+from servers.messages import Call, Target
 from workloads.request import Request
 
 Script = Callable[[asyncio.StreamWriter, "Asked"], Awaitable[None]]

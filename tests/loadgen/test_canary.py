@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, CanaryErrors, CanaryReport, canary, due_after_s
+from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, CanaryErrors, canary, due_after_s
 from loadgen.metrics.summary import Context
 from loadgen.record.capture import NO_STAMP, Capture, Reads
+from loadgen.record.drive_report import CanaryReport
 from loadgen.record.tables import record_table
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.wire import Wire
-from servers.engine import Read
+from servers.messages import Read
 from servers.truth.script import Script
 from tests.loadgen.making import HEAD, MS, chunk, ok, summarized
 from tests.pitfalls.chain import play
@@ -86,10 +87,10 @@ def test_the_wire_reads_a_truth_process_beside_its_load():
     exchange = Exchange(INDEX)
     exchange.payload = REQUEST
     wire.start()
-    with canary() as bird:
-        assert bird.pid > 0
+    with canary() as server:
+        assert server.pid > 0
         t0_ns = time.monotonic_ns()
-        wire.watch_canary(exchange, bird.port)
+        wire.watch_canary(exchange, server.port)
         limit_s = time.monotonic() + 20
         while len(exchange.data) < 1200 and time.monotonic() < limit_s:
             time.sleep(0.1)
@@ -143,11 +144,11 @@ def test_the_canarys_gaps_are_of_many_sizes():
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux alone keeps processes to cores")
 def test_the_truth_process_leaves_the_server_its_cores_where_others_are_left():
     cores = sorted(os.sched_getaffinity(0))
-    with canary() as bird:
-        bird.leave_to_server(len(cores))
-        assert sorted(os.sched_getaffinity(bird.pid)) == cores, "none is left: it shares them"
-        bird.leave_to_server(len(cores) - 1)
-        assert sorted(os.sched_getaffinity(bird.pid)) == cores[-1:]
+    with canary() as server:
+        server.leave_to_server(len(cores))
+        assert sorted(os.sched_getaffinity(server.pid)) == cores, "none is left: it shares them"
+        server.leave_to_server(len(cores) - 1)
+        assert sorted(os.sched_getaffinity(server.pid)) == cores[-1:]
 
 
 def test_the_summary_says_what_the_canary_found_and_what_it_cost():
@@ -175,9 +176,9 @@ def _cpu_share() -> float:
     wire, exchange = Wire([], lambda ended: None), Exchange(INDEX)
     exchange.payload = REQUEST
     wire.start()
-    with canary() as bird:
+    with canary() as server:
         t0_ns = time.monotonic_ns()
-        wire.watch_canary(exchange, bird.port)
+        wire.watch_canary(exchange, server.port)
         time.sleep(3)
         wire.close()
         lasted_s = (time.monotonic_ns() - t0_ns) / 1e9

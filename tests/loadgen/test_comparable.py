@@ -15,11 +15,10 @@ from loadgen.record.record import Record
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.quantiles import percentile
 from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
-from loadgen.verdict.equal_length import matched
 from loadgen.verdict.factors import differing
 from loadgen.verdict.served_work import Work, quantization_of, settings_of
 from loadgen.verdict.verdict import Reason
-from servers.engine import Identity
+from servers.identity import Identity
 from tests.loadgen.making import failed, ok
 from workloads.plan import Plan, fingerprint
 from workloads.prefixes import expected_hit_fraction, hits
@@ -153,47 +152,6 @@ def test_differences_found_elsewhere_come_first():
 # ---- matched work
 
 
-def mixed(n_short: int, step_s: float) -> list[Record]:
-    records = served(100 - n_short, 8, step_s=step_s) + served(n_short, 6, step_s=step_s)
-    return [replace(record, index=k) for k, record in enumerate(records)]
-
-
-def test_replies_of_equal_length_are_compared_where_the_load_is_nearly_the_same():
-    works = [work("A", mixed(0, 0.01) + mixed(60, 0.01)), work("B", mixed(30, 0.02) + mixed(60, 0.02))]
-    gate = comparability(works)
-    assert set(codes(gate)) == {"output-tokens", "finish-reasons"}
-    estimate = matched(works, gate)
-    assert not isinstance(estimate, Absent)
-    assert estimate.n_strata == 2
-    assert estimate.covered == 1.0
-    tpot = {label: figures["tpot"] for label, figures in estimate.means.items()}
-    assert isinstance(tpot["A"], Estimate)
-    assert isinstance(tpot["B"], Estimate)
-    assert (tpot["A"].point, tpot["B"].point) == pytest.approx((0.01, 0.02))
-
-
-def test_matching_lengths_does_not_mend_a_refusal():
-    works = [work("A", served()), work("B", served(70) + refused(30, 70))]
-    estimate = matched(works, comparability(works))
-    assert isinstance(estimate, Absent)
-    assert "failures" in estimate.reason
-
-
-def test_a_server_with_much_less_to_do_is_not_matched():
-    few = {"prompt_tok": 8, "planned_prompt_tok": 8}
-    works = [work("A", served(**few)), work("B", served(n_tok=2, **few))]
-    estimate = matched(works, comparability(works))
-    assert isinstance(estimate, Absent)
-    assert "lighter load" in estimate.reason
-
-
-def test_lengths_that_do_not_overlap_are_not_matched():
-    works = [work("A", served()), work("B", served(n_tok=7))]
-    estimate = matched(works, comparability(works))
-    assert isinstance(estimate, Absent)
-    assert "cover 0%" in estimate.reason
-
-
 # ---- the prompts' own prefix tree
 
 
@@ -218,6 +176,17 @@ def test_texts_share_words():
     text = " ".join(f"w{k}" for k in range(33))
     plan = Plan(tuple(Request(k, None, text, 33, 4) for k in range(2)), array("q", [0, 0]), 0, "")
     assert expected_hit_fraction(plan.requests, "5eed") == pytest.approx(32 / 66)
+
+
+def test_sessions_are_compared_by_when_they_begin():
+    """When a later turn is due, the replies before it decide."""
+    opens = np.array([True, False] * 50)
+    late = [
+        replace(row, due_ns=row.due_ns + 50_000_000 * (k % 2), sent_ns=row.due_ns + 50_000_000)
+        for k, row in enumerate(served())
+    ]
+    assert codes(comparability([work("a", served(), opens=opens), work("b", late, opens=opens)])) == []
+    assert codes(comparability([work("a", served()), work("b", late)])) == ["workload"]
 
 
 # ---- settings

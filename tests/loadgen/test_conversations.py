@@ -3,10 +3,9 @@
 import json
 from array import array
 
-import pytest
-
+from loadgen.driver import drive
 from loadgen.driver.conversations import Conversations
-from servers.engine import ReplyContent
+from servers.messages import ReplyContent
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 from tests.pitfalls.chain import VOCABULARY, fired
@@ -61,6 +60,16 @@ def test_what_follows_a_failed_turn_is_never_sent_and_its_slot_is_free_again():
     assert due == [(other, 40)]
 
 
+def test_a_long_session_whose_first_turn_fails_ends_whole():
+    n = 3000
+    requests = [turn(0, "1"), *(turn(k, "2", k - 1) for k in range(1, n))]
+    sessions = Conversations(requests, [0] * n, None)
+    assert [request.index for request, _ in sessions.opening()] == [0]
+    due, skipped = sessions.ended(0, 40, None)
+    assert due == []
+    assert [request.index for request, _ in skipped] == list(range(1, n))
+
+
 def test_a_chat_goes_on_with_the_assistants_own_words():
     def chat(index: int, text: str, *after: int) -> Request:
         messages = json.dumps([{"role": "user", "content": text}])
@@ -73,9 +82,8 @@ def test_a_chat_goes_on_with_the_assistants_own_words():
     assert said == [("user", "a"), ("assistant", "hello"), ("user", "b")]
 
 
-@pytest.mark.parametrize("fan_out", [1, 3])
-def test_at_a_real_server_every_turn_follows_its_predecessors_by_its_pause(fan_out):
-    requests, _, _ = drawn_sessions(shape(4, fan_out=fan_out), 5, VOCABULARY, 0)
+def test_at_a_real_server_every_turn_follows_its_predecessors_by_its_pause():
+    requests, _, _ = drawn_sessions(shape(4), 5, VOCABULARY, 0)
     with truth_server(Script(ttft_s=0.01, gaps_s=(0.002,)), thread=True) as truth:
         played = fired(truth, requests, due_s=[0.0] * len(requests))
     records = {record.index: record for record in played.records}
@@ -95,3 +103,13 @@ def test_turns_after_a_refused_one_have_an_outcome_of_their_own():
     with truth_server([Script(), Script(status=500)], thread=True) as truth:
         played = fired(truth, requests, due_s=[0.0] * 3)
     assert [record.outcome for record in played.records] == ["ok", "http_500", "predecessor"]
+
+
+def test_later_turns_do_not_wait_until_every_session_has_begun(monkeypatch):
+    monkeypatch.setattr(drive, "_LOOK_AHEAD", 10)
+    requests, of, _ = drawn_sessions(shape(2), 60, VOCABULARY, 0)
+    with truth_server(Script(ttft_s=0.01, gaps_s=(0.001,)), thread=True) as truth:
+        played = fired(truth, requests, due_s=[k / 30 for k in of])
+    records = {record.index: record for record in played.records}
+    late_ns = [records[r.index].sent_ns - records[r.index].due_ns for r in requests if r.turn.after]
+    assert max(late_ns) < 0.5e9, "if they waited for the last session's first turn, it would be 2 s"

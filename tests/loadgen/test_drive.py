@@ -22,13 +22,14 @@ import pytest
 
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import DriveReport, Job
-from loadgen.driver.os_limits import ensure_fd_limit
+from loadgen.driver.job import Job
+from loadgen.record import http1
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures
-from loadgen.wire import http1
+from loadgen.record.drive_report import DriveReport
 from loadgen.wire.exchange import Exchange
-from servers.engine import Target
+from loadgen.wire.os_limits import ensure_fd_limit
+from servers.messages import Target
 from servers.registry import ENGINES
 from tests.loadgen.scripted import Asked, FakeEngine, Script, Scripted, reset, serving, stream
 from workloads.request import Request, WorkloadError
@@ -329,10 +330,16 @@ def test_a_job_is_split_without_losing_a_request(tmp_path: Path) -> None:
         assert list(part.due_ns) == [(r.index - 100) * MS for r in part.requests]
 
 
+def test_each_slot_of_a_closed_loop_gets_as_many_requests_as_any_other(tmp_path: Path) -> None:
+    job = job_for(tmp_path, "http://x", [0.0] * 400, concurrency=10)
+    parts = job.split(4)
+    assert [(p.concurrency, len(p.requests)) for p in parts] == [(3, 120), (3, 120), (2, 80), (2, 80)]
+
+
 def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))\n"
-        "from loadgen.driver.os_limits import ensure_fd_limit\n"
+        "from loadgen.wire.os_limits import ensure_fd_limit\n"
         "ensure_fd_limit(150); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "ensure_fd_limit(1000)"
     )

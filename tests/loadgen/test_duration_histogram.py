@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from loadgen.driver.duration_histogram import DurationHistogram, DurationSpread
+from loadgen.driver.duration_histogram import DurationHistogram
+from loadgen.record.drive_report import DurationSpread
 
 
 def test_nothing_counted_has_no_spread():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from burstline import exit_codes
@@ -153,6 +155,17 @@ def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
 def test_a_single_token_has_no_tpot_to_miss():
     c = columns_of(record_table([ok(0, 0.1, []), ok(1, 0.1, [0.5])]))
     assert good(c, [parse_goal("tpot<=100ms")]).tolist() == [True, False]
+
+
+def test_an_slo_on_what_was_not_measured_is_neither_met_nor_missed():
+    """The server counted no tokens: what a token took is not known, so it meets no criterion for it."""
+    rows = [replace(ok(k, 0.1, [0.02] * 3), output_tok=None) for k in range(30)]
+    goals = tuple(map(parse_goal, ("tpot<=1s", "attainment>=90%")))
+    summary = summarized(record_table(rows), Context(goals=goals))
+    assert summary["goodput"]["attainment"] == {
+        "point": None, "absent": "the server did not count its tokens", "code": "not-counted"
+    }  # fmt: skip
+    assert [row["result"] for row in summary["targets"]] == ["inconclusive"]
 
 
 @pytest.mark.parametrize(

@@ -268,8 +268,9 @@ def test_a_reply_too_long_to_wait_is_packed_on_its_way(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("cut_at", [0, LATER])
-def test_events_that_were_packed_count_for_who_hangs_up(cut_at: int) -> None:
-    events = [chunk(b"data: %d\n\n" % k) for k in range(20)]
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CR LF"])
+def test_events_that_were_packed_count_for_who_hangs_up(cut_at: int, end: bytes) -> None:
+    events = [chunk(b"data: %d%s%s" % (k, end, end)) for k in range(20)]
     failures = [
         exchanged([STREAM_HEAD, *events], closes=False, cut_at=cut_at, hang_up_at=n).failure
         for n in (3, 20, 21)

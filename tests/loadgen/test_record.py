@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.record import record_of, record_without_capture
-from servers.engine import Event, Kind, Read, Reply
+from servers.messages import Event, Kind, Read, Reply
 from servers.protocol.openai import decode_completion
 from servers.registry import ENGINES
 from tests.loadgen.making import DONE, HEAD, MS, capture, chat, chunk, event, recorded, request, usage, wire

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter, DamagedCapturesError, packed, read_captures, unpacked
 from loadgen.wire.clock import Offsets
-from servers.engine import Read
+from servers.messages import Read
 
 moments = st.none() | st.integers(-(10**12), 10**15)
 texts = st.none() | st.text(min_size=1, max_size=50)

@@ -1,3 +1,6 @@
+import heapq
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,9 +11,9 @@ from loadgen.metrics.steady_state import steady_part
 from loadgen.metrics.summary import Context, figures
 from loadgen.record.columns import columns_of
 from loadgen.record.manifest import ArrivalFacts
-from loadgen.record.tables import RECORDS
+from loadgen.record.tables import RECORDS, record_table
 from loadgen.stats.estimates import Absent, Estimate
-from tests.loadgen.making import summarized
+from tests.loadgen.making import ok, summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 
 POISSON = ArrivalFacts("poisson", 20.0)
@@ -158,7 +161,7 @@ def test_the_window_is_the_duration_that_was_asked_for():
     records = table(due_s, due_s + 0.05, due_s + 0.1, 5)
     summary = summarized(records, Context(arrivals=ArrivalFacts("constant", 4.0), duration_s=15.0))
     assert summary["window"]["end_s"]["point"] == 15.0
-    assert summary["throughput"]["requests_per_s"]["point"] == pytest.approx(60 / 15)
+    assert summary["throughput"]["requests_per_s"]["point"] == pytest.approx(60 / 15, rel=0.02)
 
 
 def test_what_an_interrupt_left_unsent_is_outside_the_window_and_not_infinitely_late():
@@ -174,3 +177,69 @@ def test_what_an_interrupt_left_unsent_is_outside_the_window_and_not_infinitely_
     assert summary["metrics"]["ttft"]["p90"]["point"] == pytest.approx(0.05, abs=1e-6)
     assert summary["verdict"]["state"] == "VALID"
     assert summary["verdict"]["warnings"][0]["code"] == "interrupted"
+
+
+def loop(c: int, n: int, seed: int = 0):
+    """A closed loop of `c` slots whose replies take 0.3 to 3 s, and what a server in it brings a second."""
+    random = np.random.default_rng(seed)
+    slots, rows = [0.0] * c, []
+    for _ in range(n):
+        sent_s = heapq.heappop(slots)
+        stay_s = float(random.uniform(0.3, 3.0))
+        heapq.heappush(slots, sent_s + stay_s)
+        rows.append((sent_s, stay_s))
+    return rows
+
+
+@pytest.mark.parametrize(("c", "n"), [(8, 400), (32, 160), (64, 1000)])
+def test_a_closed_loops_rates_are_those_of_the_server_whoever_sent_the_requests_when(c, n):
+    """A full loop of C ends C requests in each mean stay: throughput is C / E[stay], by Little."""
+    ratios = []
+    for seed in range(20):
+        rows = loop(c, n, seed)
+        records = [
+            replace(
+                ok(i, sent_s + stay_s / 2, [stay_s / 2]),
+                due_ns=round(sent_s * 1e9),
+                dispatched_ns=round(sent_s * 1e9),
+                sent_ns=round(sent_s * 1e9) + 1,
+            )
+            for i, (sent_s, stay_s) in enumerate(rows)
+        ]
+        context = Context(concurrency=c, goals=(parse_goal("ttft<=1000s"),))
+        summary = summarized(record_table(records), context)
+        rates, good = summary["throughput"], summary["goodput"]
+        ratios.append(rates["requests_per_s"]["point"] * 1.65 / c)
+        assert rates["output_tok_per_s"]["point"] == pytest.approx(
+            2 * rates["requests_per_s"]["point"], rel=0.15
+        )
+        assert good["requests_per_s"]["point"] == pytest.approx(rates["requests_per_s"]["point"])
+        assert good["tok_per_s"]["point"] == pytest.approx(rates["output_tok_per_s"]["point"])
+        assert summary["concurrency"]["mean"]["point"] == pytest.approx(c, rel=1e-3)
+        assert summary["concurrency"]["little_residual"]["point"] == pytest.approx(0, abs=1e-9)
+    assert np.mean(ratios) == pytest.approx(1, abs=0.02)
+
+
+def held(rate_per_s, length_s, seed, low_s=5.0, high_s=15.0):
+    """Poisson arrivals at a server without a queue, whose replies stay this long."""
+    random = np.random.default_rng(seed)
+    due_s = np.cumsum(random.exponential(1 / rate_per_s, int(rate_per_s * length_s)))
+    stays_s = random.uniform(low_s, high_s, len(due_s))
+    return record_table(
+        [
+            replace(
+                ok(i, due + 0.1, [stay_s]),
+                due_ns=round(due * 1e9),
+                dispatched_ns=round(due * 1e9),
+                sent_ns=round(due * 1e9) + 1,
+            )
+            for i, (due, stay_s) in enumerate(zip(due_s, stays_s, strict=True))
+        ]
+    )
+
+
+def test_a_load_that_is_held_is_not_overloaded_while_it_fills_up():
+    runs = [held(10, 60, seed) for seed in range(30)]
+    assert sum(bool(reasons(run)) for run in runs) <= 1
+    rates = [summarized(run, Context(arrivals=POISSON))["throughput"]["requests_per_s"] for run in runs]
+    assert np.mean([rate["point"] for rate in rates]) == pytest.approx(10, rel=0.03)

@@ -16,6 +16,7 @@ from loadgen.stats.estimates import (
     order_statistic_ranks,
 )
 from loadgen.stats.quantiles import Ranked, Samples, mean, percentile, percentiles, quantile_of
+from loadgen.stats.serial_correlation import rate_interval
 
 FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
 
@@ -231,3 +232,12 @@ def test_amounts_are_summed_by_request_also_where_a_request_has_no_sample():
     samples = Samples(np.array([1.0, 2.0, 3.0]), np.array([1, 2, 1]), np.array([0, 2, 0, 1]))
     assert samples.by_request(samples.value).tolist() == [0, 3, 0, 3]
     assert samples.by_request(samples.value > 1).tolist() == [0, 1, 0, 1]
+
+
+def test_no_rate_is_below_zero() -> None:
+    """Where almost nothing came, the interval reaches down to nothing at all and no further."""
+    came = np.zeros(64)
+    came[[5, 40]] = (1.0, 30.0)
+    low, high = rate_interval(came, np.ones(64), 8) or (math.nan, math.nan)
+    assert low == 0.0
+    assert high > came.mean()

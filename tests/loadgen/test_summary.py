@@ -11,8 +11,8 @@ from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.summary import Context
 from loadgen.record.tables import RECORDS, record_table, telemetry_table
 from loadgen.record.telemetry import Telemetry
-from servers.engine import Identity
 from servers.host.telemetry import Row
+from servers.identity import Identity
 from tests.loadgen.making import failed, ok, summarized
 
 SECTIONS = {
@@ -27,7 +27,7 @@ SECTIONS = {
     "burst",
 }
 SECTIONS |= {"stalls", "lengths", "instrument", "memory", "conservation", "targets", "goodput"}
-SECTIONS |= {"cost", "grades", "stationarity", "schedule", "agreement", "survival"}
+SECTIONS |= {"cost", "grades", "stationarity", "schedule", "agreement"}
 
 
 def run_of(n_ok, n_failed=0):
@@ -114,8 +114,17 @@ def test_a_run_without_success_is_insufficient_and_still_complete():
 
 def test_a_run_that_was_cut_off_says_so():
     verdict = summarized(RUNS["some failed"], Context(status="interrupted"))["verdict"]
-    assert verdict["state"] == "VALID"
     assert verdict["warnings"][0]["code"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"), [("cancelled", "VALID"), ("not_sent", "VALID"), ("http_500", "FAILED")]
+)
+def test_an_interrupted_run_is_judged_by_the_requests_that_had_ended(outcome, state):
+    records = record_table(
+        [*(ok(i, 0.1, [0.02]) for i in range(40)), *(failed(i, outcome) for i in range(40, 70))]
+    )
+    assert summarized(records, Context(status="interrupted"))["verdict"]["state"] == state
 
 
 def test_the_same_records_give_the_same_bytes():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from loadgen.metrics.throughput import (
     ONE_RUN,
+    Window,
     burst,
     concurrency,
     in_flight_steps,
@@ -86,7 +87,7 @@ def test_an_end_makes_room_before_a_start_at_the_same_moment():
 def test_concurrency_of_two_that_overlap_by_half():
     first = replace(ok(0, 0.1, []), sent_ns=0, closed_ns=2_000_000_000)
     second = replace(ok(1, 0.1, []), sent_ns=1_000_000_000, closed_ns=3_000_000_000)
-    found = concurrency(columns(first, second))
+    found = concurrency(columns(first, second), Window(0.0, 3.0))
     assert (found.mean.point, found.max.point) == (pytest.approx(4 / 3), 2)
     assert found.little_residual.point == pytest.approx(0)
 

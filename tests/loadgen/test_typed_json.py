@@ -14,7 +14,6 @@ from loadgen.metrics.summary_types import (
     MetricFigures,
     Result,
     Summary,
-    Survival,
     TargetResult,
     Throughput,
 )
@@ -87,7 +86,6 @@ SMALL = Summary(
     metrics={"ttft": MetricFigures(p50=Estimate(1.0, None, None, None, 1, "s"))},
     verdict=Verdict(State.VALID, (), (Reason("c", "t", "a"),)),
     targets=(TargetResult("ttft.p50<=1s", Result.PASS, "why", Estimate(1.0, None, None, None, 1, "s")),),
-    survival={"ttft": Survival.absent(Absent("no request was cut off", "none-cut-off"))},
 )
 
 
@@ -101,14 +99,6 @@ def test_a_figure_that_an_older_summary_lacks_says_so():
     assert again.figure("no", "such", "figure") is LACKING
 
 
-def test_a_summary_of_schema_1_knows_its_reasons_by_code():
-    row = orjson.loads(orjson.dumps(SMALL.to_json()))
-    row["schema"] = 1
-    for figure in row["survival"]["ttft"].values():
-        del figure["code"]
-    assert Summary.from_json(row).survival == SMALL.survival
-
-
 @pytest.mark.parametrize(
     ("change", "line"),
     [
@@ -116,7 +106,7 @@ def test_a_summary_of_schema_1_knows_its_reasons_by_code():
         ({"metrics": {"ttft": {"p50": {"point": 1.0}}}}, "metrics.ttft.p50.low is missing"),
         ({"counts": {"ok": "many"}}, "counts.ok: expected a whole number, not 'many'"),
         ({"verdict": {"state": "FINE"}}, "verdict.state: expected '"),
-        ({"schema": "two"}, "schema: expected a whole number, not 'two'"),
+        ({"schema": "two"}, "schema is 'two', this version reads"),
     ],
 )
 def test_a_spoilt_summary_is_refused_with_its_place(change, line):

@@ -21,8 +21,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from loadgen.record import http1
 from loadgen.record.capture import Capture
-from loadgen.wire import http1
 from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.poller import new_poller

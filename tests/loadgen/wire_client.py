@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, MutableSequence
 
 import httpx
 
+from loadgen.record.http1 import body_of
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.http1 import body_of
 from loadgen.wire.wire import Wire
 from servers.protocol.destination import addresses_of
 

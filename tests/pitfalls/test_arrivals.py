@@ -7,7 +7,7 @@ from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.stats.stationarity import mann_kendall, warm_up_end
 from servers.truth.queue import Queue, departures, service_times
 from servers.truth.rig import truth_server
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from tests.pitfalls.chain import fired, play, requests
 from workloads import achieved, arrivals
@@ -97,7 +97,7 @@ def test_13_departures_over_sockets_follow_the_recursion(cv: float, n_servers: i
     mean_s, n = 0.01, 400
     due_s = arrivals.poisson(0.8 * n_servers / mean_s, n, rng(1, "arrivals"))
     queue = Queue(n_servers, mean_s, cv, seed=3)
-    with truth_server(House().scripts[0], house=House(queue=queue)) as truth:
+    with truth_server(TruthSetup().scripts[0], setup=TruthSetup(queue=queue)) as truth:
         played = fired(truth, requests(n, 1), due_s.tolist())
     rows = sorted(played.served, key=lambda row: row.number)
     services = service_times(mean_s, cv, 3)

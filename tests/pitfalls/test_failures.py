@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from loadgen.driver.job import Job
-from servers.engine import Target
+from servers.messages import Target
 from servers.truth.rig import truth_server
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from tests.pitfalls.chain import VOCABULARY, fired, play, requests
 from workloads.prompts import salted
@@ -48,7 +48,7 @@ def test_07_every_way_to_fail_has_its_name_and_brings_no_throughput() -> None:
 
 def test_14_a_salt_repeated_is_flagged_and_a_fresh_one_hits_no_cache() -> None:
     asked = requests(40, 2, n_prompt_tok=64)
-    with truth_server(Script(**FAST), house=House(prefix_cache=True), thread=True) as truth:
+    with truth_server(Script(**FAST), setup=TruthSetup(prefix_cache=True), thread=True) as truth:
         first = fired(truth, asked, salt="aa").summary()
         again = fired(truth, asked, salt="aa").summary()
         fresh = fired(truth, asked, salt="bb").summary()
@@ -62,7 +62,7 @@ def test_14_workers_that_ask_each_others_prompts_are_flagged() -> None:
     """Without a salt, and with the same seed in both: every prompt is asked twice."""
     asked = requests(20, 2, n_prompt_tok=64)
     twice = (*asked, *(replace(request, index=20 + request.index) for request in asked))
-    with truth_server(Script(**FAST), house=House(prefix_cache=True), thread=True) as truth:
+    with truth_server(Script(**FAST), setup=TruthSetup(prefix_cache=True), thread=True) as truth:
         summary = fired(truth, twice).summary()
     assert summary["lengths"]["cached_fraction"]["point"] == pytest.approx(48 / 64 / 2)
     assert "prefix-cache" in {warning["code"] for warning in summary["verdict"]["warnings"]}
@@ -79,7 +79,7 @@ def test_16_a_server_that_sheds_load_never_looks_faster() -> None:
     """The same server with and without shedding: what it refuses counts as infinitely late."""
     script = Script(ttft_s=0.02, gaps_s=(0.001,))
     everything = play(script, 60).summary()
-    with truth_server(script, house=House(max_in_flight=20), thread=True) as truth:
+    with truth_server(script, setup=TruthSetup(max_in_flight=20), thread=True) as truth:
         shed = fired(truth, requests(60)).summary()
     assert everything["counts"] == {"planned": 60, "ok": 60}
     assert shed["counts"]["http_503"] == 40

@@ -16,9 +16,9 @@ from burstline.bench.report import write_report
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.tables import telemetry_table
 from loadgen.record.telemetry import Telemetry
-from servers.engine import Target
 from servers.host.ready import getter
 from servers.host.scrape import _gauge_rows
+from servers.messages import Target
 from servers.registry import ENGINES
 from servers.truth.rig import TruthRig, truth_server
 from servers.truth.script import Script

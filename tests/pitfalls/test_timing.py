@@ -21,7 +21,7 @@ import loadgen.wire.clock
 from burstline.bench.certification import Fired, drill
 from burstline.bench.certification import fired as fired_drill
 from burstline.bench.load_options import checked
-from burstline.bench.wish import Wish
+from burstline.bench.load_spec import LoadSpec
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.metrics.summary import Context
 from loadgen.record.manifest import EventRateLimit
@@ -226,7 +226,7 @@ def test_11_busy_neighbours_are_noticed() -> None:
     assert verdict["state"] in ("CLIENT-BOUND", "DISTURBED"), verdict
 
 
-WISH = Wish(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)
+WISH = LoadSpec(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)
 DRILL = replace(drill(checked(WISH), 2.0), scripts=(Script(ttft_s=0.05, gaps_s=(0.01,)),))
 """A TTFT of 50 ms bears a lateness of 1 ms."""
 

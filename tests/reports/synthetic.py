@@ -14,8 +14,8 @@ from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run
-from servers.engine import Identity
 from servers.host.telemetry import Row
+from servers.identity import Identity
 
 MS = 1_000_000
 

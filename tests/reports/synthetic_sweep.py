@@ -14,7 +14,7 @@ from loadgen.record import tables
 from loadgen.record.manifest import ArrivalFacts, GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.record import Record
 from loadgen.record.rundir import Run, RunDir, open_run
-from servers.engine import Identity
+from servers.identity import Identity
 from tests.reports import synthetic
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan
@@ -96,7 +96,8 @@ def _records(
         entering = [k for k in range(upcoming, min(upcoming + room, n)) if due_ns[k] <= now]
         upcoming += len(entering)
         for k in entering:
-            sent[k] = (int(now) if at_once < n else due_ns[k]) + LAG_NS
+            # A slot is free once its last reply has ended, a little after its last token.
+            sent[k] = (int(now + MS) if at_once < n else due_ns[k]) + LAG_NS
         running += entering
         step_ms = speed * (8 + 0.03 * PROMPT_TOK * len(entering) + 0.15 * len(running))
         now += step_ms * MS * float(rng.lognormal(0, 0.05))

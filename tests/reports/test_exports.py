@@ -17,9 +17,9 @@ from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.digest import pull_request
-from reports.formats.figure_files import figure_files
 from reports.formats.junit import junit
 from reports.formats.markdown import markdown
+from reports.page.figure_files import figure_files
 from reports.run_view import view_of
 from tests.reports import synthetic
 
@@ -42,7 +42,7 @@ def targeted(tmp_path_factory):
 
 
 def test_all_formats_are_written_where_they_were_asked(lossy, tmp_path, capsys):
-    assert main(["export", str(lossy.path), "--to", str(tmp_path / "out")]) == 0
+    assert main(["report", str(lossy.path), "--to", str(tmp_path / "out")]) == 0
     written = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.*")}
     assert {"records.parquet", "records.csv", "summary.md", "junit.xml", "trace.json"} <= written
     assert {"figures/ecdf-ttft.svg", "figures/ecdf-ttft.png"} <= written
@@ -51,12 +51,12 @@ def test_all_formats_are_written_where_they_were_asked(lossy, tmp_path, capsys):
 
 
 def test_only_the_asked_format_is_written(lossy, tmp_path):
-    assert main(["export", str(lossy.path), "--to", str(tmp_path), "--format", "csv"]) == 0
+    assert main(["report", str(lossy.path), "--to", str(tmp_path), "--format", "csv"]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["records.csv"]
 
 
 def test_the_csv_has_every_request_and_its_latencies(lossy, tmp_path):
-    main(["export", str(lossy.path), "--to", str(tmp_path), "--format", "csv"])
+    main(["report", str(lossy.path), "--to", str(tmp_path), "--format", "csv"])
     frame = pd.read_csv(tmp_path / "records.csv")
     view = view_of(lossy)
     assert len(frame) == 120
@@ -138,5 +138,5 @@ def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
 
 
 def test_what_is_no_run_is_refused(tmp_path, capsys):
-    assert main(["export", str(tmp_path / "nothing"), "--to", str(tmp_path)]) == 2
+    assert main(["report", str(tmp_path / "nothing"), "--to", str(tmp_path)]) == 2
     assert "is not a run" in capsys.readouterr().err

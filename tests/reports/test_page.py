@@ -16,13 +16,15 @@ from loadgen.stats.figure import Absent, Estimate, measured
 from loadgen.verdict.certificate import certified
 from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.answer import answer
+from reports.banner import STATES, banner
 from reports.digest import overview
 from reports.formats.text import text
 from reports.number_format import duration, number, scale_for
 from reports.page import sections
-from reports.page.page import STATES, banner, json_in_html, render
+from reports.page.page import json_in_html, render
 from reports.run_view import view_of
-from servers.engine import Identity, Stage
+from servers.identity import Identity
+from servers.launch import Stage
 from servers.settings import Setting
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run

@@ -149,9 +149,9 @@ def test_latencies_are_the_same_in_every_format(run, tmp_path, capsys):
     for (title, p), shown in page.items():
         check(shown, summary.figure("metrics", LATENCIES[title], p), (title, p))
     columns = [p for p in PERCENTILES if ("E2E", p) in page]
-    terminal = printed(["show", str(run.path)], capsys)
+    terminal = printed(["report", "--format", "text", str(run.path)], capsys)
     assert latency_rows(terminal.splitlines(), columns) == page
-    main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    main(["report", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
     text = (tmp_path / "summary.md").read_text()
     assert latency_rows(text.splitlines(), columns) == page
 
@@ -164,8 +164,8 @@ def test_throughput_memory_and_other_totals_are_the_same_in_every_format(run, tm
         ("Stalls", summary.stalls), ("The burst in numbers", summary.burst),
         ("Everything about the client", summary.instrument), ("Tokens, counted twice", summary.conservation),
     ]  # fmt: skip
-    terminal, n = printed(["show", str(run.path)], capsys), 0
-    main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    terminal, n = printed(["report", "--format", "text", str(run.path)], capsys), 0
+    main(["report", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
     whole = next(t for t in markdown_tables((tmp_path / "summary.md").read_text()) if t[0][0] == "Whole run")
     for caption, section in groups:
         figures = {row.title: row.figure for row in section.rows()}
@@ -185,8 +185,10 @@ def test_the_first_sentence_has_the_numbers_of_the_summary(run, tmp_path, capsys
     answer = re.search(r'<div class="answer">(.*?)</div>', html, re.DOTALL)[1]
     first, *details = map(unescape, re.findall(r"<p.*?>(.*?)</p>", answer))
     assert details
-    assert printed(["show", str(run.path)], capsys).splitlines()[2:][: 1 + len(details)] == [first, *details]
-    main(["export", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
+    assert printed(["report", "--format", "text", str(run.path)], capsys).splitlines()[2:][
+        : 1 + len(details)
+    ] == [first, *details]
+    main(["report", str(run.path), "--to", str(tmp_path), "--format", "markdown"])
     assert "\n\n".join([f"**{first}**", *details]) in (tmp_path / "summary.md").read_text()
     (sentence,) = (words for words in (first, *details) if words.startswith("Served"))
     rate, tokens, first, first_unit, each, each_unit = re.match(
@@ -208,7 +210,7 @@ def test_the_first_sentence_has_the_numbers_of_the_summary(run, tmp_path, capsys
 
 
 def test_percentiles_of_the_csv_are_those_of_the_page(failing, tmp_path):
-    main(["export", str(failing.path), "--to", str(tmp_path), "--format", "csv"])
+    main(["report", str(failing.path), "--to", str(tmp_path), "--format", "csv"])
     frame, page = pd.read_csv(tmp_path / "records.csv"), latencies_in_html(page_of(failing.path))
     for title in ("TTFT", "E2E"):
         values = np.sort(frame[f"{LATENCIES[title]}_s"].fillna(math.inf))
@@ -218,7 +220,7 @@ def test_percentiles_of_the_csv_are_those_of_the_page(failing, tmp_path):
 
 
 def test_slos_are_measured_the_same_on_the_page_in_junit_and_in_the_summary(open_loop, tmp_path):
-    main(["export", str(open_loop.path), "--to", str(tmp_path), "--format", "junit"])
+    main(["report", str(open_loop.path), "--to", str(tmp_path), "--format", "junit"])
     cases = {case.get("name"): case for case in ET.parse(tmp_path / "junit.xml").iter("testcase")}
     lines = re.findall(r"</b> <code>(.*?)</code> (.*?)(?: <span|</li>)", page_of(open_loop.path))
     measured = {target.replace("&lt;", "<"): words.strip() for target, words in lines}

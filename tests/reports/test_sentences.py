@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
-from burstline.verbs.compare import comparison_of
+from burstline.comparing import comparison_of
 from loadgen.metrics.cold_start import ColdStart
 from loadgen.metrics.summary_types import Concurrency, Memory, Stationarity, Summary
 from loadgen.record.manifest import ArrivalFacts, Manifest
@@ -23,6 +23,7 @@ from loadgen.verdict import warnings
 from loadgen.verdict.grades import Grade, PercentileGrade
 from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
 from reports.answer import limit
+from reports.banner import FAILED_BY, INTERRUPTED, STATES
 from reports.compare.answer import comparison_answer
 from reports.compare.comparison import Comparison
 from reports.compare.page import banner
@@ -30,8 +31,7 @@ from reports.compare.side_by_side import findings
 from reports.compare.sweep_words import told
 from reports.compare.sweeps import sweeps_in
 from reports.compare.tradeoff import remarks
-from reports.page.page import FAILED_BY, INTERRUPTED, STATES
-from servers.engine import Identity
+from servers.identity import Identity
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"
@@ -71,7 +71,7 @@ MISTAKES = (
     "run --prompt-tokens 0",
     "run --trace no-such.jsonl",
     "compare no-such-run",
-    "show no-such-run",
+    "report no-such-run",
     "bound --model llama-2-7b --device abacus",
     "bound --model abacus --device a100-sxm4-80g",
 )

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.verbs.compare import comparison_of, differing_factors
+from burstline.comparing import comparison_of, differing_factors
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import Run
 from reports.compare.comparison import Comparison

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from burstline.verbs.compare import comparison_of_suite
+from burstline.suites.execution import comparison_of_suite
 from loadgen.metrics.summary_types import MetricFigures, Summary, Throughput
 from loadgen.record.manifest import Manifest
 from loadgen.stats.estimates import Absent, Estimate
@@ -58,7 +58,7 @@ class View:
 def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> ComparisonCell:
     gate = Comparability(COMPARABLE if comparable else "NOT-COMPARABLE", (), (), ())
     views = {label: tuple(View(number) for number in values) for label, values in numbers.items()}
-    return ComparisonCell("", tuple(numbers), views, (), gate, Absent(""), {}, contrasts or {})  # type: ignore[arg-type]
+    return ComparisonCell("", tuple(numbers), views, (), gate, {}, contrasts or {})  # type: ignore[arg-type]
 
 
 FASTER, MORE = Headline("x", PATH, "lower"), Headline("x", PATH, "higher")

@@ -1,4 +1,4 @@
-"""The model against measured data; the whole table is `burstline accuracy`."""
+"""The model against measured data; the whole table is `python -m research`."""
 
 import argparse
 from dataclasses import replace
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from burstline import exit_codes
-from burstline.verbs import accuracy
+from research import __main__ as accuracy
+from research import serving_points
+from research.accuracy import _ceilings, _classes, kernel_checks
+from research.accuracy_serving import _cells, _replay, serving_checks
+from research.check import Check, errors, within
+from research.serving_points import out_of_sample_hosts, predicted_ms, read_points
 from roofline.device.calibration import stack_host
 from roofline.predict.simulate import FrontEnd
-from roofline.validate import serving_points
-from roofline.validate.accuracy import _ceilings, _classes, kernel_checks
-from roofline.validate.accuracy_serving import _cells, _replay, serving_checks
-from roofline.validate.check import Check, errors, within
-from roofline.validate.serving_points import out_of_sample_hosts, predicted_ms, read_points
 
 DATA = Path(__file__).parents[1] / "data"
 POINTS = DATA / "serving" / "aic_silicon_e2e_llama31_8b_agg.csv"

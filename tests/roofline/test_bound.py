@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from roofline.device.collectives import collective_s
 from roofline.device.device import Device, Level, Link, load_device
 from roofline.errors import RooflineError
+from roofline.model.families import read_config
 from roofline.model.ops import Op, Step, matmul, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, ModelShape, Quant
@@ -22,7 +23,7 @@ BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]
 
 
 def model(name: str) -> ModelShape:
-    return ModelShape.from_config(json.loads((MODELS / f"{name}.json").read_text()), name)
+    return read_config(json.loads((MODELS / f"{name}.json").read_text()), name)
 
 
 def cpu(l3_bytes: float) -> Device:

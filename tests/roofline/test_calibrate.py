@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from research.accuracy_serving import bundled_model
 from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
 from roofline.calibrate.measurements import calibrate, levels_of
 from roofline.calibrate.probe_numpy import NumpyProbe
@@ -17,7 +18,6 @@ from roofline.model.ops import Step, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.predict import predict_step
-from roofline.validate.accuracy_serving import bundled_model
 
 REFERENCE = bundled_model("reference")
 MIB = 1 << 20

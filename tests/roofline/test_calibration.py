@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from research.accuracy_serving import bundled_model
 from roofline.device.calibration import (
     ShapeTimes,
     calibration_toml,
@@ -22,7 +23,6 @@ from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.deployment import calibrations_of
 from roofline.predict.predict import Clock, Deployment, host_seconds, predict, predict_step, step_seconds
-from roofline.validate.accuracy_serving import bundled_model
 
 BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300", "rtx-pro-6000-server")
 SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "l40s", "rtx4090", *BLACKWELL)

@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from roofline.calibrate.experts import expert_fits, expert_tables, experts_s
-from roofline.calibrate.fit import (
+from research.accuracy_serving import bundled_model
+from research.experts import expert_fits, expert_tables, experts_s
+from research.fit import (
     fit_decode,
     fit_device,
     fit_gemm,
@@ -17,7 +18,7 @@ from roofline.calibrate.fit import (
     gemm_start,
     keep_unmeasured,
 )
-from roofline.calibrate.kernel_tables import Rows, gemm_tables, measured_folders
+from research.kernel_tables import Rows, gemm_tables, measured_folders
 from roofline.calibrate.search import held_out, spread_of
 from roofline.device.calibration import DecodeFit, GemmFit, PassFit, generic, load_calibration
 from roofline.device.device import load_device
@@ -26,7 +27,6 @@ from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.kernels import Decodes, Products, Rates, decode_s, gemm_s, p_norm, pass_s
 from roofline.predict.predict import predict_step
-from roofline.validate.accuracy_serving import bundled_model
 
 MEASURED = Path(__file__).parents[1] / "data" / "measured"
 RATES = Rates(1e15, 3e12, 132, 50e6)

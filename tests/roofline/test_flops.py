@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from roofline.model.families import read_config
 from roofline.model.ops import Step, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, ModelShape
@@ -116,7 +117,7 @@ def flops(model: Any, batch: int, *chunks: int) -> list[int]:
 
 
 def ours(config: dict[str, Any], batch: int, *chunks: int) -> list[int]:
-    shape = ModelShape.from_config(config)
+    shape = read_config(config)
     steps = [Step.prefill(batch, n_tok, sum(chunks[:i])) for i, n_tok in enumerate(chunks)]
     return [full_flops(shape, step) for step in steps]
 
@@ -137,7 +138,7 @@ def test_linear_and_gated_attention_agree_in_every_product_with_weights():
     from torch.utils.flop_counter import FlopCounterMode
 
     model = build(config, "cpu")
-    assert n_params(model) == ModelShape.from_config(config).params()
+    assert n_params(model) == read_config(config).params()
     ids = torch.zeros((2, 37), dtype=torch.long)
     with torch.no_grad(), FlopCounterMode(display=False, depth=None) as counter:
         model(ids, logits_to_keep=1)
@@ -148,7 +149,7 @@ def test_linear_and_gated_attention_agree_in_every_product_with_weights():
         if name.rpartition(".")[2]
         in ("in_proj_qkvz", "in_proj_ba", "out_proj", "q_proj", "k_proj", "v_proj", "o_proj")
     )
-    found = ops(ModelShape.from_config(config), QUANTS["bf16"], Parallel(), Step.prefill(2, 37))
+    found = ops(read_config(config), QUANTS["bf16"], Parallel(), Step.prefill(2, 37))
     assert sum(op.count * op.flops for op in found if op.name in ("qkvz", "ba", "qkv", "o")) == linear
 
 
@@ -162,7 +163,7 @@ def n_params(model: Any) -> int:
 def test_full_size_models_agree_with_torch_in_every_flop_and_parameter(name):
     """All parameters at full depth; FLOPs in layers of full width, four of which hold every kind of layer."""
     config = bundled(name)
-    assert n_params(build(config, "meta")) == ModelShape.from_config(config).params()
+    assert n_params(build(config, "meta")) == read_config(config).params()
     depth = "n_layer" if "n_layer" in config else "num_hidden_layers"
     config |= {depth: 4}
     model = build(config, "meta")
@@ -174,7 +175,7 @@ def test_full_size_models_agree_with_torch_in_every_flop_and_parameter(name):
 def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
     config = SMALL[name]
     model = build(config, "cpu")
-    assert n_params(model) == ModelShape.from_config(config).params()
+    assert n_params(model) == read_config(config).params()
     for batch, chunks in ((1, (37, 1)), (3, (40, 1, 1)), (2, (20, 9, 1))):
         assert ours(config, batch, *chunks) == flops(model, batch, *chunks)
 
@@ -196,4 +197,4 @@ def test_small_models_of_every_family_agree_in_every_flop_and_parameter(name):
 )
 def test_full_size_mixtures_have_every_parameter(name):
     config = bundled(name)
-    assert n_params(build(config, "meta")) == ModelShape.from_config(config).params()
+    assert n_params(build(config, "meta")) == read_config(config).params()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
+from roofline.model.families import read_config
 from roofline.model.ops import Op, Step, experts_hit, matmul, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, ModelShape, Moe
@@ -23,7 +24,7 @@ BF16 = QUANTS["bf16"]
 
 
 def model(name: str) -> ModelShape:
-    return ModelShape.from_config(json.loads((MODELS / f"{name}.json").read_text()), name)
+    return read_config(json.loads((MODELS / f"{name}.json").read_text()), name)
 
 
 def example_rows() -> list[dict[str, str]]:

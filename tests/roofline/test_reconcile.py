@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from loadgen.record.typed_json import from_json
+from research.accuracy_serving import bundled_model
 from roofline.device.calibration import HostFit, load_calibration
 from roofline.device.device import load_device
 from roofline.model.parallel import Parallel
@@ -18,7 +19,6 @@ from roofline.predict.simulate import Asked, Limits, simulate
 from roofline.reconcile.inputs import Run, Setup, StepSeen
 from roofline.reconcile.reconcile import reconcile
 from roofline.reconcile.reconciliation import Reconciliation
-from roofline.validate.accuracy_serving import bundled_model
 
 H100 = load_device("h100")
 ON_H100 = Deployment(bundled_model("llama-2-7b"), QUANTS["bf16"], Parallel(), H100)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from research.published import OTHERS, mean_error, published_runs
 from roofline.predict.deployment import UniformBatch, latency_s
-from roofline.validate.study import OTHERS, dram_scaling, generations, mean_error, published_runs
+from roofline.predict.generations import dram_scaling, generations
 
 ASKED = UniformBatch(1, 200, 200)
 

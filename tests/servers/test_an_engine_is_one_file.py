@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from servers.engine import EngineError
+from servers.messages import EngineError
 from servers.registry import ENGINES, register
 
 TOY = Path(__file__).parents[2] / "docs/howto/toy_engine.py"

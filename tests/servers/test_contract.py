@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.record.capture import Capture
 from loadgen.record.record import Record, record_of
-from servers.engine import Read
+from servers.messages import Read
 from servers.registry import ENGINES
 from tests.servers import documented as said
 from tests.servers.golden import GOLDEN

@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from servers.engine import Call, EngineError
+from servers.messages import Call, EngineError
 from servers.protocol.destination import Destination
 
 

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from servers.engine import Engine, EngineError, Launch, Target
+from servers.engine import Engine
 from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE
 from servers.host import process
 from servers.host.ready import RefusalError, getter, send, wait_ready
 from servers.host.recognise import engine_at
+from servers.launch import Launch
+from servers.messages import EngineError, Target
 from servers.registry import ENGINES
 from tests.servers import documented as said
 from workloads.request import Request

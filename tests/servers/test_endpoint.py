@@ -7,8 +7,10 @@ from typing import Any
 import orjson
 import pytest
 
-from servers.engine import Call, EngineError, HttpReply, LaunchOptions, Target
+from servers.engines import endpoint
 from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
+from servers.launch import LaunchOptions
+from servers.messages import Call, EngineError, HttpReply, Target
 from servers.registry import ENGINES
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
@@ -116,3 +118,25 @@ def test_it_is_whatever_model_it_names_and_nothing_else_is_known() -> None:
     identity = ENGINE.identify(lambda path: reply, "")
     assert (identity.model, identity.version, identity.max_model_len) == ("gpt", None, None)
     assert ENGINE.gauges("").running is None
+
+
+def test_a_chat_goes_to_the_chat_endpoint_message_by_message_in_either_style() -> None:
+    said_so = [{"role": "system", "content": "be brief"}, {"role": "user", "content": [{"type": "text"}]}]
+    asked = Request(0, None, None, 0, 9, messages=orjson.dumps(said_so).decode())
+    for engine in (ENGINE, CHAT):
+        call = engine.encode(asked, TARGET)
+        assert call.path == "/chat/completions"
+        assert fields_of(call)["messages"] == said_so
+
+
+def test_a_server_that_is_busy_for_a_moment_has_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "RETRY_S", 0.0)
+    answer, asked = server(), list[Call]()
+
+    def busy_at_first(call: Call) -> HttpReply:
+        asked.append(call)
+        return HttpReply(503, {}, b"") if len(asked) <= 5 else answer(call)
+
+    target, notes = ENGINE.probe(busy_at_first, TARGET)
+    assert target.takes == (USAGE, USAGE_EACH, IGNORE_EOS, IDS)
+    assert notes == ()

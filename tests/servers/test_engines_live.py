@@ -17,11 +17,13 @@ import pytest
 
 from burstline.models.model_folder import make_model
 from loadgen.record.rundir import Run, open_run
-from servers.engine import EngineError, HttpReply, Identity, Launch, LaunchOptions, Reply, Target
 from servers.engines import llamacpp, sglang, vllm
 from servers.host import process
 from servers.host.ready import getter, wait_ready
 from servers.host.recognise import engine_at
+from servers.identity import Identity
+from servers.launch import Launch, LaunchOptions
+from servers.messages import EngineError, HttpReply, Reply, Target
 from servers.registry import ENGINES
 from workloads.request import Request
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, LaunchOptions, Target
 from servers.engines import lightllm
 from servers.engines.lightllm import Lightllm
 from servers.host.installation import Installation
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Target
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
 from workloads.request import Request, Sampling
 

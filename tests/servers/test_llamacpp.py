@@ -6,9 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, Identity, Kind, LaunchOptions, Target
 from servers.engines import llamacpp
 from servers.engines.llamacpp import LlamaCpp
+from servers.identity import Identity
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Kind, Target
 from servers.settings import Settings, spell
 from tests.servers.golden import golden_reply
 from workloads.request import Request, WorkloadError

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.engine import Event, HttpReply, Kind, Reply, Target
+from servers.messages import Event, HttpReply, Kind, Reply, Target
 from servers.protocol.openai import count_in, decode_completion, encode_completion, tokenize_call
 from tests.servers.golden import golden_reply
 from workloads.request import Request, Sampling

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from servers import redact
 from servers.redact import printable
 
 LEARN = """
@@ -43,3 +44,15 @@ def test_a_variable_that_names_a_secret_is_learned(tmp_path, name):
 def test_text_that_steers_or_hides_is_escaped_and_spaces_of_any_width_stay():
     assert printable("\x1b[2J a\xadb \u202e \U000e0041") == "\\x1b[2J a\\xadb \\u202e \\U000e0041"
     assert printable("1\u202f000\xa0ms\n\té €") == "1\u202f000\xa0ms\n\té €"
+
+
+def test_a_key_of_digits_is_no_number_of_a_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_learned", set())
+    monkeypatch.setattr(redact, "_known", set())
+    redact.learn("12345")
+    kept = b'{"created": 1791234500, "n":12345, "token_ids": [5, 12345, 7]}'
+    assert redact.masked(kept) == kept
+    assert (
+        redact.masked(b'{"said": "12345", "key": "Bearer 12345."}')
+        == b'{"said": "*****", "key": "Bearer *****."}'
+    )

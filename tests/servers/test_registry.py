@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from servers.engine import HttpReply
+from servers.messages import HttpReply
 from servers.registry import ENGINES
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from burstline import cli
-from servers.engine import HttpReply, Identity
+from servers.identity import Identity
+from servers.messages import HttpReply
 from servers.registry import ENGINES
 from servers.settings import Setting, Settings, flag_of, plain, spell
 from tests.servers.golden import GOLDEN, golden_reply

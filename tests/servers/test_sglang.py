@@ -10,10 +10,12 @@ from loadgen.record.capture import Capture
 from loadgen.record.columns import columns_of
 from loadgen.record.record import record_of
 from loadgen.record.tables import record_table
-from servers.engine import Admission, EngineError, HttpReply, LaunchOptions, Read, Target
 from servers.engines import sglang
 from servers.engines.sglang import Sglang
 from servers.host.installation import Installation
+from servers.identity import Admission
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Read, Target
 from tests.servers import documented as said
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
 from workloads.request import Request, Sampling

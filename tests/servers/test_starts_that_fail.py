@@ -15,9 +15,10 @@ import pytest
 from burstline import cli, exit_codes
 from burstline.bench import server_session
 from burstline.bench.server_session import Say, Where, serving
-from servers.engine import EngineError, Launch
 from servers.engines import lightllm, sglang, transformers_serve, vllm
 from servers.host.installation import Installation
+from servers.launch import Launch
+from servers.messages import EngineError
 from servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
 

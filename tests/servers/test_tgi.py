@@ -7,9 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
 from servers.engines import tgi
 from servers.engines.tgi import Tgi
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Kind, Target
 from servers.protocol.openai import decode_completion
 from tests.servers import documented as said
 from tests.servers.golden import GOLDEN, golden_reply, http_reply

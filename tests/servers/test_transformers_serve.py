@@ -6,10 +6,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, LaunchOptions, Target
 from servers.engines import transformers_serve
 from servers.engines.transformers_serve import TransformersServe
 from servers.host.installation import Installation
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Target
 from tests.servers.golden import GOLDEN, golden_reply
 from workloads.request import Request, Sampling
 

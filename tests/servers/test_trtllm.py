@@ -4,9 +4,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, LaunchOptions, Target
 from servers.engines import trtllm
 from servers.engines.trtllm import TrtLlm
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Target
 from workloads.request import Request
 
 ENGINE = TrtLlm()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.engine import HttpReply
+from servers.messages import HttpReply
 from servers.protocol import sse
 from servers.protocol.openai import decode_completion
 from servers.truth.dialects import DIALECTS, Ask

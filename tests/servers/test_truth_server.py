@@ -10,15 +10,15 @@ import httpx
 import orjson
 import pytest
 
-from servers.engine import EngineError, HttpReply, Target
 from servers.engines.truth import Truth
+from servers.messages import EngineError, HttpReply, Target
 from servers.protocol import sse
 from servers.registry import ENGINES
 from servers.truth.exchanges import Served
 from servers.truth.http_requests import take_call
 from servers.truth.queue import PrefixCache, Queue
 from servers.truth.rig import TruthRig, truth_server
-from servers.truth.router import House
+from servers.truth.router import TruthSetup
 from servers.truth.script import Script
 from servers.truth.serve import TruthServer
 from workloads.request import Request, WorkloadError
@@ -142,7 +142,7 @@ def test_scripts_are_used_in_the_order_of_arrival_and_a_request_may_bring_its_ow
     ],
 )
 def test_every_dialect_answers_on_its_own_path(native, path, body):
-    with truth_server(FAST, house=House(native=native), thread=True) as truth:
+    with truth_server(FAST, setup=TruthSetup(native=native), thread=True) as truth:
         reply = post(truth, body, path)
         (row,) = truth.log()
     assert reply.status_code == 200
@@ -266,7 +266,7 @@ def test_a_reader_that_does_not_read_gets_all_of_it_in_the_end():
 
 def test_departures_follow_the_queue_at_the_logged_arrivals():
     queue = Queue(2, 0.004, 1.0, seed=5)
-    with truth_server(house=House(queue=queue), thread=True) as truth:
+    with truth_server(setup=TruthSetup(queue=queue), thread=True) as truth:
         socks = [raw(truth, request_bytes(STREAM)) for _ in range(20)]
         for sock in socks:
             until(sock, b"0\r\n\r\n")
@@ -285,7 +285,7 @@ def test_a_repeated_prompt_is_answered_faster_and_a_salted_one_is_not():
     prompt = list(range(64))
     salted = [1000, *prompt[1:]]
     script = Script(ttft_s=0.032, gaps_s=(0,))
-    with truth_server(script, house=House(prefix_cache=True), thread=True) as truth:
+    with truth_server(script, setup=TruthSetup(prefix_cache=True), thread=True) as truth:
         for ids in (prompt, salted, prompt):
             reply = post(truth, STREAM | {"prompt": ids})
         rows = truth.log()
@@ -319,7 +319,7 @@ def test_the_prefix_cache_counts_whole_blocks_from_the_front():
 )
 def test_load_above_the_limit_is_shed_as_the_engine_sheds_it(native, path, body, status, says):
     stall = Script(ttft_s=0, fault="stall")
-    with truth_server(stall, house=House(native=native, max_in_flight=1), thread=True) as truth:
+    with truth_server(stall, setup=TruthSetup(native=native, max_in_flight=1), thread=True) as truth:
         with raw(truth, request_bytes(STREAM)) as sock:
             until(sock, b"200 OK")
             refused = post(truth, body, path)
@@ -329,10 +329,10 @@ def test_load_above_the_limit_is_shed_as_the_engine_sheds_it(native, path, body,
 
 
 def test_a_server_in_its_own_process_serves_logs_and_goes():
-    house = House(
+    setup = TruthSetup(
         native="tgi", queue=Queue(1, 0.001, 0.0), prefix_cache=True, max_in_flight=9, shed_status=429
     )
-    with truth_server([FAST, FAST], house=house) as truth:
+    with truth_server([FAST, FAST], setup=setup) as truth:
         post(truth, STREAM)
         (row,) = truth.log()
         os.kill(truth.pid, 0)
@@ -365,7 +365,7 @@ def test_the_command_ends_at_sigterm():
 
 
 def test_a_server_that_cannot_start_says_why():
-    with pytest.raises(EngineError, match="above 0"), truth_server(house=House(queue=_impossible())):
+    with pytest.raises(EngineError, match="above 0"), truth_server(setup=TruthSetup(queue=_impossible())):
         pass
 
 
@@ -378,13 +378,13 @@ def _impossible() -> Queue:
 @pytest.mark.parametrize("wrong", [{"native": "nobody"}, {"max_in_flight": 0}])
 def test_an_impossible_house_is_refused(wrong):
     with pytest.raises(WorkloadError, match="expected"):
-        House(**wrong)
+        TruthSetup(**wrong)
 
 
 def test_a_port_in_use_is_an_error():
-    first = TruthServer(House())
+    first = TruthServer(TruthSetup())
     with pytest.raises(OSError, match="in use"):
-        TruthServer(House(), port=first.port)
+        TruthServer(TruthSetup(), port=first.port)
     first.stop()
     first.run()
 
@@ -439,7 +439,7 @@ def test_the_adapter_asks_and_understands_the_server():
 
 
 def test_the_launch_line_starts_this_server(tmp_path):
-    from servers.engine import LaunchOptions
+    from servers.launch import LaunchOptions
 
     options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--prefix-cache",))
     argv = Truth().launch(options).argv

@@ -7,10 +7,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engine import EngineError, Event, HttpReply, Kind, LaunchOptions, Target
 from servers.engines import vllm
 from servers.engines.vllm import Vllm
 from servers.host.installation import Installation, find_installation
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, Event, HttpReply, Kind, Target
 from servers.registry import ENGINES
 from tests.servers.golden import GOLDEN, golden_reply
 from workloads.request import Request

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -77,12 +78,9 @@ def test_what_is_longer_than_the_model_takes_is_counted_and_the_next_row_is_used
     assert len(data_requests(data.items, small, 5, 0)[0]) == 5
 
 
-def test_filters_and_columns_are_the_users_and_a_sample_is_the_seeds():
-    data = read_data(str(DATA / "prompts.jsonl"), filters=["lang==en", "output_tokens>=5"])
-    assert data.dropped["filtered out by lang==en"] == 10
-    assert all(item.output_tok >= 5 for item in data.items)
-    assert data.sampled(1, "shuffle") == data.sampled(1, "shuffle") != data.sampled(2, "shuffle")
-    assert data.sampled(1, "file") == data.items
+def test_columns_are_the_users_and_a_sample_is_the_seeds():
+    data = read_data(str(DATA / "prompts.jsonl"))
+    assert data.sampled(1) == data.sampled(1) != data.sampled(2)
     swapped = read_data(str(DATA / "questions.parquet"), columns=["prompt=answer", "reply=question"])
     assert swapped.items[0].prompt == read_data(str(DATA / "questions.parquet")).items[0].reply
 
@@ -143,6 +141,19 @@ SILLY = {
     ),
     "negative time": ("x.jsonl", GOOD + b'{"prompt": "a", "timestamp": -1}\n', "row 2: timestamp is -1"),
     "prompt is a number": ("x.jsonl", b'{"prompt": 5}\n', "row 1: the prompt is a int"),
+    "length beyond reason": (
+        "x.jsonl",
+        b'{"prompt": "a", "output_tokens": 1e30}\n',
+        "output_tokens is 1e[+]30; expected a whole",
+    ),
+    "documents are a number": ("x.jsonl", b'{"prompt": "a", "documents": 5}\n', "documents: expected a list"),
+    "content is a number": (
+        "x.jsonl",
+        b'{"messages": [{"role": "user", "content": 3}]}\n',
+        "message's content is 3; expected text",
+    ),
+    "blank lines alone": ("x.jsonl", b"\n\n", "none of the rows can be used: there are none"),
+    "a header alone": ("x.csv", b"prompt\n", "none of the rows can be used: there are none"),
     "not an object": ("x.jsonl", GOOD + b"[1]\n", "row 2 is a list"),
     "half a line": ("x.jsonl", GOOD + b'{"prompt": "a', "row 2 is not JSON"),
     "truncated gzip": ("x.jsonl.gz", gzip.compress(GOOD * 3000)[:-20], r"row \d+: the compressed file ends"),
@@ -176,3 +187,40 @@ def test_a_silly_file_is_refused_in_one_line_that_names_the_row(name, tmp_path, 
 def test_a_utf8_bom_is_no_part_of_the_first_row(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf" + GOOD)
     assert read_data(str(tmp_path / "x.jsonl")).items[0].prompt == "a b"
+
+
+def test_a_call_of_a_tool_has_no_content_and_its_chat_stays_a_chat(materials, tmp_path):
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "b"},
+    ]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
+    (item,) = read_data(str(tmp_path / "x.jsonl")).items
+    ((request,), _, _) = data_requests([item], materials, None, 0)
+    assert json.loads(request.messages) == messages
+
+
+def test_a_chat_endpoint_gets_the_messages_and_not_one_text_of_them(materials, tmp_path):
+    rows = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    (tmp_path / "x.jsonl").write_text(json.dumps({"messages": rows}) + "\n")
+    items = read_data(str(tmp_path / "x.jsonl")).items
+    ((chat,), _, _) = data_requests(items, replace(materials, speaks_chat=True), None, 0)
+    assert (json.loads(chat.messages), chat.prompt_ids, chat.prompt_text) == (rows, None, None)
+    ((plain,), _, _) = data_requests(items, materials, None, 0)
+    assert plain.messages is None
+
+
+def test_a_seed_chooses_whole_sessions(tmp_path):
+    rows = [{"prompt": f"{s} {k}", "session": s} for s in range(20) for k in range(3)]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = read_data(str(tmp_path / "x.jsonl"))
+    one, other = (data.sampled(seed) for seed in (1, 2))
+    assert one != other
+    assert [item.session for item in one[::3]] == [item.session for item in one[2::3]]
+    assert [item.row for item in one[:3]] == sorted(item.row for item in one[:3])

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-import operator
-import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from workloads.arrivals import MOST_S
 from workloads.data.rows import Row, read_rows
 from workloads.lengths import Lengths
 from workloads.request import Request, RequestKind, WorkloadError
@@ -40,6 +39,8 @@ COLUMNS: Final[Mapping[str, tuple[str, ...]]] = {
 """What a row may hold, and the names under which it is looked for, first one first."""
 _ROLES: Final = {"human": "user", "gpt": "assistant", "system": "system", "user": "user"}
 _N_AT_ONCE: Final = 256
+MOST_TOK: Final = 1 << 24
+"""Tokens of one reply: as many as a trace may have."""
 
 Message = Mapping[str, Any]
 Template = Callable[[Sequence[Message]], str]
@@ -64,13 +65,15 @@ class Item:
 class Materials:
     """What text becomes requests with: who counts tokens, how a chat is rendered, what the server takes.
 
-    `takes_ids`: prompts are sent as token ids, so that the server counts what was planned. `n_extra_tok` is
-    what the server adds to a text. `max_tok` bounds prompt and output together.
+    `takes_ids`: prompts are sent as token ids, so that the server counts what was planned. `speaks_chat`: a
+    chat is sent as its messages, also where no template says how long it is. `n_extra_tok` is what the server
+    adds to a text. `max_tok` bounds prompt and output together.
     """
 
     tokenizer: Tokenizer
     template: Template | None = None
     takes_ids: bool = True
+    speaks_chat: bool = False
     n_extra_tok: int = 0
     max_tok: int | None = None
     kind: RequestKind = RequestKind.GENERATE
@@ -86,35 +89,34 @@ class DataSet:
     n_rows: int
     dropped: Mapping[str, int]
 
-    def sampled(self, seed: int, order: Literal["shuffle", "file"]) -> tuple[Item, ...]:
-        """The items in the order in which they are used; a sample is the first of them, none twice."""
-        if order == "file":
-            return self.items
-        return tuple(self.items[k] for k in rng(seed, "data rows").permutation(len(self.items)))
+    def sampled(self, seed: int) -> tuple[Item, ...]:
+        """The items in the order in which they are used; a sample is the first of them, none twice.
+
+        Rows of one session stay together, in their own order.
+        """
+        sessions: dict[object, list[Item]] = {}
+        for item in self.items:
+            key = ("row", item.row) if item.session is None else item.session
+            sessions.setdefault(key, []).append(item)
+        rows = list(sessions.values())
+        return tuple(item for k in rng(seed, "data rows").permutation(len(rows)) for item in rows[k])
 
 
-def read_data(
-    source: str, columns: Sequence[str] = (), filters: Sequence[str] = (), split: str | None = None
-) -> DataSet:
-    """The rows of a source. `columns` are `name=column`, `filters` `column<op>value`, and all must hold."""
+def read_data(source: str, columns: Sequence[str] = (), split: str | None = None) -> DataSet:
+    """The rows of a source; `columns` are `name=column`."""
     names = _mapped(columns)
-    tests = [_filter(text) for text in filters]
     items: list[Item] = []
     dropped: Counter[str] = Counter()
     number = 0
     for number, row in read_rows(source, "--data", split):
         where = f"--data {source} row {number}"
-        failed = next((test.text for test in tests if not test.holds(row, where)), None)
-        if failed is not None:
-            dropped[f"filtered out by {failed}"] += 1
-            continue
         item = _item(row, number, names, where)
         if isinstance(item, str):
             dropped[item] += 1
         else:
             items.append(item)
     if not items:
-        why = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items())
+        why = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items()) or "there are none"
         raise WorkloadError(f"--data {source} row {number}: none of the rows can be used: {why}")
     return DataSet(source, tuple(items), len(items) + dropped.total(), dict(dropped))
 
@@ -123,7 +125,7 @@ def data_requests(
     items: Sequence[Item], materials: Materials, n_wanted: int | None, seed: int
 ) -> tuple[list[Request], list[Item], Counter[str]]:
     """Requests out of the first `n_wanted` items that fit (None: all), those items, and what did not fit."""
-    if materials.template is None:
+    if materials.template is None and not materials.speaks_chat:
         items = [as_plain_text(item) for item in items]
     outputs = rng(seed, "output lengths")
     requests: list[Request] = []
@@ -149,8 +151,8 @@ def data_requests(
 
 def as_plain_text(item: Item) -> Item:
     """A chat of text alone as one prompt, for a model without a chat template; other items as they are."""
-    texts = [message["content"] for message in item.messages]
-    if item.prompt is not None or not all(isinstance(text, str) for text in texts):
+    texts = [text for message in item.messages if isinstance(text := message.get("content"), str)]
+    if item.prompt is not None or len(texts) < len(item.messages):
         return item
     return replace(item, prompt="\n".join(texts), messages=())
 
@@ -246,7 +248,7 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
     elif not prompt.strip():
         return "an empty prompt"
     documents = value("documents") or ()
-    if not all(isinstance(document, str) for document in documents):
+    if not isinstance(documents, list | tuple) or not all(isinstance(each, str) for each in documents):
         raise WorkloadError(f"{where}: documents: expected a list of texts")
     n_output = _number(value("output_tokens"), "output_tokens", where, whole=True)
     session = value("session")
@@ -271,8 +273,10 @@ def _chat(chat: Any, where: str) -> tuple[tuple[Message, ...], str | None]:
     for message in chat:
         role = message.get("role") or _ROLES.get(str(message.get("from")), message.get("from"))
         content = message.get("content", message.get("value"))
-        if not isinstance(role, str) or content is None:
+        if not isinstance(role, str) or (content is None and not message.get("tool_calls")):
             raise WorkloadError(f"{where}: a message without role or content: {str(message)[:60]!r}")
+        if not isinstance(content, str | list | None):
+            raise WorkloadError(f"{where}: a message's content is {content!r}; expected text or a list")
         messages.append({**{k: v for k, v in message.items() if k not in ("from", "value")}})
         messages[-1] |= {"role": role, "content": content}
     users = [k for k, message in enumerate(messages) if message["role"] in ("user", "tool")]
@@ -290,59 +294,16 @@ def _number(value: Any, name: str, where: str, *, whole: bool = False) -> float 
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    least = 1 if whole else 0
+    least, most = (1, MOST_TOK) if whole else (0, MOST_S)
     if (
         isinstance(value, bool)
         or not math.isfinite(number)
-        or number < least
+        or not least <= number <= most
         or (whole and not number.is_integer())
     ):
-        what = "a whole number from 1" if whole else "seconds, not below 0"
+        what = f"a whole number from 1 to {most:,}" if whole else f"seconds from 0 to {most:g}"
         raise WorkloadError(f"{where}: {name} is {value!r}; expected {what}")
     return number
-
-
-_COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<=": operator.le,
-    ">=": operator.ge,
-    "<": operator.lt,
-    ">": operator.gt,
-    "~": lambda value, pattern: re.search(pattern, str(value)) is not None,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class _Filter:
-    text: str
-    column: str
-    compare: Callable[[Any, Any], bool]
-    value: str
-
-    def holds(self, row: Row, where: str) -> bool:
-        if self.column not in row:
-            raise WorkloadError(
-                f"{where} has no column {self.column!r} for --data-filter {self.text!r}; "
-                f"it has {', '.join(map(str, row))}"
-            )
-        value = row[self.column]
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            try:
-                return self.compare(value, float(self.value))
-            except ValueError:
-                return False
-        return value is not None and self.compare(str(value), self.value)
-
-
-def _filter(text: str) -> _Filter:
-    match = re.fullmatch(r"\s*([^=!<>~]+?)\s*(==|!=|<=|>=|<|>|~)\s*(.*?)\s*", text)
-    if match is None:
-        raise WorkloadError(
-            f"--data-filter {text!r}: expected COLUMN, one of {' '.join(_COMPARISONS)}, and a value"
-        )
-    column, sign, value = match.groups()
-    return _Filter(text, column, _COMPARISONS[sign], value)
 
 
 def arrival_times(items: Sequence[Item]) -> tuple[float, ...] | None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.server_session import Where, serving
-from servers.engine import EngineError, Image, Launch, LaunchOptions
 from servers.host import container, process
 from servers.host.container import Runtime, contained, find_runtime, launch_in_container
+from servers.launch import Image, Launch, LaunchOptions
+from servers.messages import EngineError
 from servers.registry import ENGINES
 
 DOCKER = Runtime("docker", "/usr/bin/docker")
@@ -152,7 +153,7 @@ def test_an_engine_in_a_container_serves_and_is_removed_by_name(docker: Path, tm
 PARENT = """
 import sys, time
 from pathlib import Path
-from servers.engine import Launch
+from servers.launch import Launch
 from servers.host import process
 folder = Path(sys.argv[1])
 touch = "import sys, pathlib; pathlib.Path(sys.argv[1]).touch()"

@@ -11,13 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers.engine import Launch, Target
 from servers.engines.vllm import Vllm
 from servers.host import process
 from servers.host.ready import wait_ready
 from servers.host.sources import ProcessTree
 from servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
 from servers.host.watch import DISK_FULL, Watcher, spawn_watcher
+from servers.launch import Launch
+from servers.messages import Target
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from servers.engine import EngineError, HttpReply, Kind, LaunchOptions, Target
+from servers.launch import LaunchOptions
+from servers.messages import EngineError, HttpReply, Kind, Target
 from servers.protocol.openai import count_in, tokenize_call, tokens_in
 from servers.reference.steplog import load_steps
 from servers.reference.tokenizer import built_in
@@ -423,3 +424,24 @@ def test_a_folders_own_weights_are_served(folder: Path, tmp_path: Path, client: 
             assert complete(other)["choices"][0]["text"] == complete(client)["choices"][0]["text"]
     finally:
         assert end(process) == 0
+
+
+def test_it_speaks_the_chat_endpoint_with_lists_of_messages(client: httpx.Client) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    asked = {"messages": messages, "max_tokens": 5, "ignore_eos": True, "temperature": 0}
+    whole = client.post("/v1/chat/completions", json=asked).raise_for_status().json()
+    assert whole["object"] == "chat.completion"
+    assert whole["choices"][0]["message"]["role"] == "assistant"
+    assert whole["usage"]["completion_tokens"] == 5
+    streamed = client.post(
+        "/v1/chat/completions", json=asked | {"stream": True, "stream_options": {"include_usage": True}}
+    )
+    reply = ENGINES["openai-chat"].decode(HttpReply(200, dict(streamed.headers), streamed.content))
+    assert (reply.n_output_usage, reply.terminated, reply.error) == (5, True, None)
+    assert sum(event.kind is Kind.ANSWER for event in reply.events) <= 5
+    longer = [*messages, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "again"}]
+    more = client.post("/v1/chat/completions", json=asked | {"messages": longer}).json()
+    assert more["usage"]["prompt_tokens"] > whole["usage"]["prompt_tokens"]
+    refused = client.post("/v1/chat/completions", json=asked | {"messages": "hello"})
+    assert refused.status_code == 400
+    assert "messages must be a list" in refused.json()["error"]["message"]

@@ -1,0 +1,229 @@
+"""From runs to the comparison of them: what they differ in, who the contenders are, and its page."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from burstline.stdout import json_text
+from reports.compare.sweep_load import SweepLoad, differ_in_load_alone, load_of
+
+if TYPE_CHECKING:
+    from loadgen.record.manifest import Manifest
+    from loadgen.record.rundir import Run
+    from loadgen.verdict.verdict import Reason
+    from reports.compare.comparison import Comparison
+
+CHECKED: Final = {
+    "workload": "workload",
+    "model": "model",
+    "devices": "devices",
+    "cpu": "CPU",
+    "cores": "cores",
+}
+"""What must be equal of runs that are compared, and how it is called."""
+
+
+CHOSEN: Final = frozenset({"model", "devices"})
+"""Those of them by which people choose: where one alone differs, it is what is compared."""
+
+
+NO_FLAG: Final = frozenset(
+    {
+        "placement",
+        "image",
+        "version",
+        "governor",
+        "smt",
+        "numa-nodes",
+        "server-addresses",
+        "prompts",
+        "warm-up",
+    }
+)
+"""Factors that no flag of the engine sets."""
+
+
+def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """In which factors the runs differ, but for the load of a sweep."""
+    from loadgen.stats.figure import Absent
+    from loadgen.verdict.factors import SETTINGS, differing
+
+    swept = differ_in_load_alone([run.manifest for run in runs])
+    rows = []
+    for run in runs:
+        own = factors(run.manifest)
+        fitted = ("workload", *SETTINGS) if swept else ()  # adapters fit limits to the load
+        rows.append({name: value for name, value in own.items() if name not in fitted})
+    most = [run.summary.concurrency.max for run in runs if run.summary is not None]
+    known = [figure.point for figure in most if not isinstance(figure, Absent)]
+    return differing(rows, max(known) if len(known) == len(runs) else None)
+
+
+def factors(manifest: Manifest) -> dict[str, str]:
+    """The factors of one run, its engine's flags under the names of the settings that they are."""
+    from loadgen.verdict.factors import factors_of
+    from servers.registry import ENGINES
+
+    engine = ENGINES.get(manifest.engine)
+    if engine is None:
+        return factors_of(manifest)
+    return factors_of(manifest, engine.start_flags | engine.load_flags, engine.settings)
+
+
+def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, ...]:
+    """The factors that are compared: those asked for, else the engine, else the one that differs."""
+    from loadgen.verdict.factors import canonical
+    from workloads.request import WorkloadError
+
+    names = tuple(map(canonical, asked))
+    for name in names:
+        if name not in found:
+            known = ", ".join(found) or "nothing"
+            raise WorkloadError(f"--vary {name}: these runs do not differ in it; they differ in {known}")
+    if names:
+        return names
+    if "engine" in found:
+        return ("engine",)
+    own = [name for name in found if name not in CHECKED or name in CHOSEN]
+    return tuple(own) if len(own) == 1 == len(found) else ()
+
+
+def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
+    """A factor that must not differ, with the command that would make the last run like the first."""
+    from loadgen.verdict.factors import DEFAULT, NOT_STATED, flag_for
+    from loadgen.verdict.verdict import Reason
+
+    told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
+    odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])
+    if name in CHECKED or name in NO_FLAG:
+        advice = f"Make the runs alike in this, or add --vary {name}."
+    else:
+        flag, value = flag_for(name), values[0]
+        how = f"without {flag}" if value in (NOT_STATED, DEFAULT) else f"with {flag} {value}"
+        advice = f"Restart {odd.manifest.engine} {how}, or add --vary {name}."
+    return Reason(name, f"The {CHECKED.get(name, name)} differs: {told}.", advice)
+
+
+def comparison_of(
+    runs: Sequence[Run], beside: Path, *, varied: Sequence[str] = (), anyway: bool = False
+) -> Comparison:
+    """Any runs, the same engine with the same command line being repeats of one contender.
+
+    `varied` are the factors that were asked for; what else differs is a reason to rank nothing.
+
+    Runs of one workload at several loads are a sweep, with a cell for each load.
+    """
+    from loadgen.verdict.factors import SETTINGS
+    from reports.compare.comparison import Comparison, Member, cell_of
+
+    manifests = [run.manifest for run in runs]
+    swept = differ_in_load_alone(manifests)
+    found = differing_factors(runs)
+    varied = _varied(varied, found)
+    several = "engine" in found
+    unlike = [
+        _unlike(name, values, runs)
+        for name, values in found.items()
+        if name not in varied and not (several and name in SETTINGS)
+    ]
+    settled = {SETTINGS[name] for name in found if name in SETTINGS and (name in varied or not several)}
+    if "max-num-seqs" not in found:
+        settled.add(SETTINGS["max-num-seqs"])
+    labels = labels_of(manifests, swept=swept, varied=varied)
+    groups: dict[SweepLoad | None, list[Member]] = {}
+    for label, run in zip(labels, runs, strict=True):
+        href = os.path.relpath(run.path / "report.html", beside)
+        groups.setdefault(load_of(run.manifest) if swept else None, []).append(Member(label, run, href))
+    loads = sorted(load for load in groups if load is not None)
+    what = " and ".join(dict.fromkeys(m.title or m.workload for m in manifests))
+    told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
+    cells = tuple(
+        cell_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
+        for load in (loads if swept else [None])
+    )
+    title = f"{' vs '.join(dict.fromkeys(labels))}: {told}"
+    told = f"varied: {', '.join(varied)}" if varied and varied != ("engine",) else ""
+    return Comparison(title, cells, tuple(filter(None, (f"{len(runs)} runs", told))))
+
+
+def write_all(comparison: Comparison, folder: Path) -> Path:
+    """Page, Markdown and JSON of a comparison; where the page is."""
+    for name, shape in (("report.html", "html"), ("report.md", "markdown"), ("comparison.json", "json")):
+        (folder / name).write_text(written(shape, comparison), "utf-8")
+    return folder / "report.html"
+
+
+def written(shape: str, comparison: Comparison) -> str:
+    from reports.compare.digest import digest
+    from reports.compare.page import render, to_json
+    from reports.formats.markdown import markdown
+    from reports.formats.text import text
+
+    if shape == "json":
+        return f"{json_text(to_json(comparison))}\n"
+    if shape == "html":
+        return render(comparison)
+    return {"markdown": markdown, "text": text}[shape](digest(comparison))
+
+
+def checked_metadata(manifest: Manifest) -> dict[str, str]:
+    """What the manifest says of everything in CHECKED."""
+    devices = Counter(device.name for device in manifest.devices)
+    return {
+        "workload": manifest.title or manifest.workload,
+        "model": manifest.server.model_name if manifest.server else "unnamed",
+        "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
+        "cpu": str(manifest.host.cpu),
+        "cores": str(manifest.host.cores_allowed or manifest.host.cores),
+    }
+
+
+def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Sequence[str] = ()) -> list[str]:
+    """A name for each run's contender: its engine, with a letter only where that is needed.
+
+    What must be equal makes another contender where it is not, for no run repeats one of other work or on
+    another machine. Where loads are `swept`, neither the load does nor what adapters fit to it.
+    """
+    engines = [manifest.engine for manifest in manifests]
+    kinds = [
+        (engine, *_what(manifest, swept), *_how(manifest, swept=swept))
+        for engine, manifest in zip(engines, manifests, strict=True)
+    ]
+    if len(set(engines)) == 1 and len(varied) == 1:
+        from loadgen.verdict.factors import NOT_STATED
+
+        return [f"{m.engine} {varied[0]} {factors(m).get(varied[0], NOT_STATED)}" for m in manifests]
+    labels = []
+    for engine, kind in zip(engines, kinds, strict=True):
+        others = list(dict.fromkeys(other for other in kinds if other[0] == engine))
+        labels.append(engine if len(others) == 1 else f"{engine} {chr(ord('A') + others.index(kind))}")
+    return labels
+
+
+def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
+    """What was done, and where."""
+    return tuple(
+        value for key, value in checked_metadata(manifest).items() if not (swept and key == "workload")
+    )
+
+
+def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:
+    """Version and command line without the flags that differ from start to start, or with a swept load."""
+    from servers.registry import ENGINES
+
+    engine = ENGINES.get(manifest.engine)
+    passing: frozenset[str] = frozenset()
+    if engine is not None:
+        passing = engine.start_flags | engine.load_flags if swept else engine.start_flags
+    server = manifest.server
+    argv = () if server is None else server.command or (str(server.url),)
+    kept = [
+        word
+        for before, word in zip(["", *argv], argv, strict=False)
+        if before not in passing and word.split("=")[0] not in passing
+    ]
+    return (str(manifest.identity.version if manifest.identity else None), *kept)

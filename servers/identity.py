@@ -1,0 +1,137 @@
+"""What a server is and can do, in its own words."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from servers.redact import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a server says of itself; None means "not provided", never 0.
+
+    `kv_tok` is the KV cache's capacity in tokens; `max_num_seqs` how many requests decode at once,
+    `admission_limit` how many may be there at once before the server refuses more, `max_input_tok` the
+    longest prompt. `attention` is the attention kernel's name, `system` what the engine
+    computes on, `raw` the replies it was read from (kept in the manifest).
+    """
+
+    engine: str
+    version: str | None = None
+    model: str | None = None
+    max_model_len: int | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    kv_tok: int | None = None
+    kv_block_tok: int | None = None
+    kv_bytes: int | None = None
+    weight_bytes: int | None = None
+    max_num_seqs: int | None = None
+    max_batched_tok: int | None = None
+    admission_limit: int | None = None
+    max_input_tok: int | None = None
+    quantization: str | None = None
+    chunked_prefill: bool | None = None
+    cuda_graphs: str | None = None
+    attention: str | None = None
+    system: str | None = None
+    pipeline_parallel: int | None = None
+    data_parallel: int | None = None
+    expert_parallel: bool | None = None
+    memory_fraction: float | None = None
+    vocab_size: int | None = None
+    prefix_caching: bool | None = None
+    tensor_parallel: int | None = None
+    raw: Mapping[str, object] = field(default_factory=dict)
+
+    def completed_by(self, other: "Identity") -> "Identity":
+        """This, and what `other` says where this says nothing."""
+        own = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(other, **{name: value for name, value in own.items() if value is not None})
+
+    def __post_init__(self) -> None:
+        # Read from a server's JSON: what is not of its type was not provided.
+        for name, kind in _IDENTITY_TYPES.items():
+            value = getattr(self, name)
+            if kind is str and isinstance(value, str):
+                object.__setattr__(self, name, printable(value, 500))
+            elif type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
+                object.__setattr__(self, name, None)
+
+
+_IDENTITY_TYPES: Mapping[str, type] = {
+    **dict.fromkeys(("version", "model", "dtype", "kv_dtype"), str),
+    **dict.fromkeys(("max_model_len", "kv_tok", "kv_block_tok", "kv_bytes", "weight_bytes"), int),
+    **dict.fromkeys(("max_num_seqs", "max_batched_tok", "vocab_size", "tensor_parallel"), int),
+    "prefix_caching": bool,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """An engine's own gauges under common names; None means "not provided", never 0.
+
+    `kv_used_fraction` is 0..1; the four after it are counters since the server's start, in tokens but the
+    first. `latencies` are the engine's own histograms of "ttft", "itl" and "e2e", seconds, also since its
+    start: `ttft_le_0.5` so many were at most, `ttft_count` in all, `ttft_sum` together.
+    """
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_used_fraction: float | None = None
+    preemptions: float | None = None
+    prefix_hit_tokens: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    latencies: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """One row of the capability matrix: what fairness depends on.
+
+    `per_event_tok` names what counts an event's tokens: "ids", "usage", "one-per-event" or "no".
+    """
+
+    token_id_prompts: bool
+    forced_output_length: bool
+    prefix_cache_control: bool
+    per_event_tok: str
+    queue_depth: bool
+    graceful_overload: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What tells an engine at a URL: the regular expression `pattern` matches the body of `path`."""
+
+    path: str
+    pattern: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """How an engine lets requests into its batch, for the simulation of its scheduler.
+
+    `chunked_prefill`: a prompt may be computed in parts. `mixed_steps`: a step may compute prompts and
+    decode; where it may not, prompts go first. `reserve_output`: a request enters only when the KV cache has
+    room for its whole output. `ahead`: a step is scheduled when the one before it begins.
+    """
+
+    chunked_prefill: bool = True
+    reserve_output: bool = False
+    mixed_steps: bool = True
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSetup:
+    """How an engine computes on this machine's CPU: by numpy, or by torch where `torch_python` has it.
+
+    `dtype` is fp32, bf16 or fp16. `host`: it is the embedded engine, whose host part can be measured too.
+    """
+
+    threads: int
+    torch_python: str | None
+    dtype: str
+    host: bool = False

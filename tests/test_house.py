@@ -1,0 +1,87 @@
+"""What keeps the house in order: no circles of imports, and fewer imports hidden in functions each time.
+
+Imports in functions and under TYPE_CHECKING count: a reader follows them too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Set
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("burstline", "loadgen", "servers", "workloads", "reports", "roofline", "research")
+MOST_IN_FUNCTIONS = 256
+"""To be lowered with each one that goes; 40 are enough for what is heavy and rarely needed."""
+STILL_BACKWARDS: Set[tuple[str, str]] = {
+    ("burstline.machine", "burstline.bench"),
+    ("loadgen.record", "loadgen.metrics"),
+    ("loadgen.verdict", "loadgen.metrics"),
+}
+"""Folders that import from one that imports from them, the wrong way round: to be cut, never to grow."""
+
+
+@cache
+def modules() -> Mapping[str, ast.Module]:
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            found[name] = ast.parse(path.read_text("utf-8"))
+    return found
+
+
+def imported(name: str) -> Iterator[str]:
+    """The modules of ours that one imports, anywhere in it."""
+    for node in ast.walk(modules()[name]):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            ours = [each for each in inner if each in modules()] or [node.module]
+        elif isinstance(node, ast.Import):
+            ours = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (each for each in ours if each in modules() and each != name)
+
+
+def in_circles(edges: Mapping[str, Set[str]]) -> list[str]:
+    """One circle, as a path that comes back to where it began; empty where there is none."""
+    try:
+        TopologicalSorter(edges).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_module_imports_what_imports_it() -> None:
+    assert in_circles({name: set(imported(name)) for name in modules()}) == []
+
+
+def folder(name: str) -> str:
+    """`loadgen.wire` of `loadgen.wire.pool`; a module right in a package stands for itself."""
+    return ".".join(name.split(".")[:2])
+
+
+def test_no_folder_imports_from_one_that_imports_from_it() -> None:
+    edges: dict[str, set[str]] = defaultdict(set)
+    for name in modules():
+        for other in imported(name):
+            pair = folder(name), folder(other)
+            if pair[0] != pair[1] and pair not in STILL_BACKWARDS:
+                edges[pair[0]].add(pair[1])
+    assert in_circles(edges) == []
+
+
+def test_imports_hidden_in_functions_only_become_fewer() -> None:
+    hidden = [
+        inner
+        for tree in modules().values()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
+    ]
+    assert len(hidden) <= MOST_IN_FUNCTIONS
