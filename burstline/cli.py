@@ -50,6 +50,7 @@ GONE: dict[str, str] = {
     "show": "say `burstline report RUN --format text`",
     "--data-filter": "keep the rows you want in a file of their own",
     "--data-order": "rows are shuffled by --seed; --arrival replay keeps the file's order",
+    "--enforce-eager": "say --cuda-graphs 0",
     "--fan-out": "an agent's branches are not simulated",
     "--tool-s": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
     "--tool-share": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",

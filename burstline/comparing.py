@@ -50,13 +50,13 @@ NO_FLAG: Final = frozenset(
 def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
     """In which factors the runs differ, but for the load of a sweep."""
     from loadgen.stats.figure import Absent
-    from loadgen.verdict.factors import SETTINGS, differing
+    from loadgen.verdict.factors import GATED, differing
 
     swept = differ_in_load_alone([run.manifest for run in runs])
     rows = []
     for run in runs:
         own = factors(run.manifest)
-        fitted = ("workload", *SETTINGS) if swept else ()  # adapters fit limits to the load
+        fitted = ("workload", *GATED) if swept else ()  # adapters fit limits to the load
         rows.append({name: value for name, value in own.items() if name not in fitted})
     most = [run.summary.concurrency.max for run in runs if run.summary is not None]
     known = [figure.point for figure in most if not isinstance(figure, Absent)]
@@ -94,7 +94,7 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
 
 def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
-    from loadgen.verdict.factors import DEFAULT, NOT_STATED, flag_for
+    from loadgen.verdict.factors import DEFAULT, NOT_STATED
     from loadgen.verdict.verdict import Reason
 
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
@@ -102,7 +102,7 @@ def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     if name in CHECKED or name in NO_FLAG:
         advice = f"Make the runs alike in this, or add --vary {name}."
     else:
-        flag, value = flag_for(name), values[0]
+        flag, value = f"--{name}", values[0]
         how = f"without {flag}" if value in (NOT_STATED, DEFAULT) else f"with {flag} {value}"
         advice = f"Restart {odd.manifest.engine} {how}, or add --vary {name}."
     return Reason(name, f"The {CHECKED.get(name, name)} differs: {told}.", advice)
@@ -117,7 +117,7 @@ def comparison_of(
 
     Runs of one workload at several loads are a sweep, with a cell for each load.
     """
-    from loadgen.verdict.factors import SETTINGS
+    from loadgen.verdict.factors import GATED
     from reports.compare.comparison import Comparison, Member, cell_of
 
     manifests = [run.manifest for run in runs]
@@ -128,11 +128,11 @@ def comparison_of(
     unlike = [
         _unlike(name, values, runs)
         for name, values in found.items()
-        if name not in varied and not (several and name in SETTINGS)
+        if name not in varied and not (several and name in GATED)
     ]
-    settled = {SETTINGS[name] for name in found if name in SETTINGS and (name in varied or not several)}
+    settled = {GATED[name] for name in found if name in GATED and (name in varied or not several)}
     if "max-num-seqs" not in found:
-        settled.add(SETTINGS["max-num-seqs"])
+        settled.add(GATED["max-num-seqs"])
     labels = labels_of(manifests, swept=swept, varied=varied)
     groups: dict[SweepLoad | None, list[Member]] = {}
     for label, run in zip(labels, runs, strict=True):

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from burstline.flags import Once, add_options, read_options
 from servers.settings import Settings
 
 if TYPE_CHECKING:
     from burstline.bench.server_session import Where
 
 API_KEY_VARIABLE = "BURSTLINE_API_KEY"
-
-
-class Once(argparse.Action):
-    """A flag that may be given once: the second of two would win without a word."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        if getattr(namespace, self.dest, self.default) != self.default:
-            parser.error(f"{option_string} is given twice; give it once")
-        setattr(namespace, self.dest, values)
-
-
-def on_or_off(text: str) -> bool:
-    if text not in ("on", "off"):
-        raise argparse.ArgumentTypeError(f"expected on or off, not {text!r}")
-    return text == "on"
 
 
 def add_engine(group: argparse._ActionsContainer) -> None:
@@ -106,33 +85,12 @@ def add_start(group: argparse._ActionsContainer) -> None:
 
 def add_settings(group: argparse._ActionsContainer) -> None:
     """Settings in one spelling for all engines; `servers/settings.py` says what each means."""
-    rows: tuple[tuple[str, Any, str, str], ...] = (
-        ("--max-num-seqs", int, "N", "requests that decode at once"),
-        ("--max-num-batched-tokens", int, "N", "tokens computed in one step"),
-        ("--max-model-len", int, "N", "longest prompt and output together"),
-        ("--dtype", str, "TYPE", "of weights and activations: bfloat16, float16, float32"),
-        ("--kv-cache-dtype", str, "TYPE", "of the KV cache: auto, fp8, ..."),
-        ("--quantization", str, "NAME", "as the engine calls it: awq, gptq, fp8, ..."),
-        ("--tensor-parallel-size", int, "N", "devices that share each layer"),
-        ("--pipeline-parallel-size", int, "N", "devices that share the layers"),
-        ("--data-parallel-size", int, "N", "copies of the model"),
-        ("--expert-parallel", on_or_off, "on|off", "experts spread over the devices"),
-        ("--prefix-cache", on_or_off, "on|off", "reuse the KV cache of equal beginnings of prompts"),
-        ("--chunked-prefill", on_or_off, "on|off", "compute long prompts in parts"),
-        ("--gpu-memory-utilization", float, "X", "share of the device's memory, 0 to 1"),
-        ("--cuda-graphs", int, "N", "largest batch that replays a CUDA graph; 0: none"),
-    )
-    for flag, kind, metavar, words in rows:
-        group.add_argument(flag, action=Once, type=kind, metavar=metavar, help=f"setting: {words}")
-    group.add_argument(
-        "--enforce-eager", action="store_true", default=None, help="setting: no CUDA graphs, no compilation"
-    )
+    add_options(group, Settings, once=True, about="setting: ")
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """The settings that were given."""
-    names = Settings.__dataclass_fields__
-    return Settings(**{name: getattr(args, name) for name in names})
+    return read_options(Settings, args)
 
 
 def urls_of(args: argparse.Namespace) -> list[str]:

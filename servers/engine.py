@@ -12,7 +12,7 @@ from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity
 from servers.launch import Image, Launch, LaunchOptions
 from servers.messages import Ask, Call, Get, HttpReply, Reply, ReplyContent, Target
 from servers.protocol import openai
-from servers.settings import Setting, Settings, Spelling, plain
+from servers.settings import SETTINGS, Setting, Settings, Spelling, plain
 from workloads.request import Request
 
 if TYPE_CHECKING:
@@ -167,24 +167,7 @@ class Engine:
         self, identity: Identity, asked: Settings, sent: Mapping[str, str]
     ) -> tuple[Setting, ...]:
         """What was asked, what was sent for it and what the server says it uses, by setting."""
-        eager = None if identity.cuda_graphs is None else identity.cuda_graphs == "off"
-        actual: dict[str, object] = {
-            "max_num_seqs": identity.max_num_seqs,
-            "max_num_batched_tokens": identity.max_batched_tok,
-            "max_model_len": identity.max_model_len,
-            "dtype": identity.dtype,
-            "kv_cache_dtype": identity.kv_dtype,
-            "quantization": identity.quantization,
-            "tensor_parallel_size": identity.tensor_parallel,
-            "pipeline_parallel_size": identity.pipeline_parallel,
-            "data_parallel_size": identity.data_parallel,
-            "expert_parallel": identity.expert_parallel,
-            "prefix_cache": identity.prefix_caching,
-            "chunked_prefill": identity.chunked_prefill,
-            "gpu_memory_utilization": identity.memory_fraction,
-            "cuda_graphs": identity.cuda_graphs,
-            "enforce_eager": eager,
-        }
+        actual = {name: getattr(identity, name) for name in SETTINGS}
         wanted = asked.asked
         return tuple(
             Setting(

@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from types import NoneType
+from typing import get_args, get_type_hints
 
 from servers.redact import printable
 
@@ -10,6 +13,7 @@ from servers.redact import printable
 class Identity:
     """What a server says of itself; None means "not provided", never 0.
 
+    What `Settings` can set has its name here too.
     `kv_tok` is the KV cache's capacity in tokens; `max_num_seqs` how many requests decode at once,
     `admission_limit` how many may be there at once before the server refuses more, `max_input_tok` the
     longest prompt. `attention` is the attention kernel's name, `system` what the engine
@@ -21,13 +25,13 @@ class Identity:
     model: str | None = None
     max_model_len: int | None = None
     dtype: str | None = None
-    kv_dtype: str | None = None
+    kv_cache_dtype: str | None = None
     kv_tok: int | None = None
     kv_block_tok: int | None = None
     kv_bytes: int | None = None
     weight_bytes: int | None = None
     max_num_seqs: int | None = None
-    max_batched_tok: int | None = None
+    max_num_batched_tokens: int | None = None
     admission_limit: int | None = None
     max_input_tok: int | None = None
     quantization: str | None = None
@@ -35,13 +39,13 @@ class Identity:
     cuda_graphs: str | None = None
     attention: str | None = None
     system: str | None = None
-    pipeline_parallel: int | None = None
-    data_parallel: int | None = None
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
     expert_parallel: bool | None = None
-    memory_fraction: float | None = None
+    gpu_memory_utilization: float | None = None
     vocab_size: int | None = None
-    prefix_caching: bool | None = None
-    tensor_parallel: int | None = None
+    prefix_cache: bool | None = None
+    tensor_parallel_size: int | None = None
     raw: Mapping[str, object] = field(default_factory=dict)
 
     def completed_by(self, other: "Identity") -> "Identity":
@@ -51,20 +55,24 @@ class Identity:
 
     def __post_init__(self) -> None:
         # Read from a server's JSON: what is not of its type was not provided.
-        for name, kind in _IDENTITY_TYPES.items():
+        for name, kind in _types().items():
             value = getattr(self, name)
             if kind is str and isinstance(value, str):
                 object.__setattr__(self, name, printable(value, 500))
+            elif kind is float and type(value) is int:
+                object.__setattr__(self, name, float(value))
             elif type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**63):
                 object.__setattr__(self, name, None)
 
 
-_IDENTITY_TYPES: Mapping[str, type] = {
-    **dict.fromkeys(("version", "model", "dtype", "kv_dtype"), str),
-    **dict.fromkeys(("max_model_len", "kv_tok", "kv_block_tok", "kv_bytes", "weight_bytes"), int),
-    **dict.fromkeys(("max_num_seqs", "max_batched_tok", "vocab_size", "tensor_parallel"), int),
-    "prefix_caching": bool,
-}
+@cache
+def _types() -> Mapping[str, type]:
+    """The type of each field that a server may leave out."""
+    return {
+        name: next(kind for kind in get_args(of) if kind is not NoneType)
+        for name, of in get_type_hints(Identity).items()
+        if NoneType in get_args(of)
+    }
 
 
 @dataclass(frozen=True, slots=True)

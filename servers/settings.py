@@ -4,45 +4,87 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Final, Literal
 
+from workloads.options import flag_of, given, on_or_off, option, options_of
 from workloads.request import WorkloadError
+
+Group = Literal["precision", "batch-limits", "parallelism"]
+"""What a setting that must be equal is about: the code of the reason where it is not."""
+
+
+def _setting(
+    help: str,  # noqa: A002
+    parse: Callable[[str], Any],
+    metavar: str,
+    equal: tuple[Group, str] | None = None,
+) -> Any:
+    """A setting's row; `equal`: engines are only compared where it is equal, under this code and title."""
+    row = option(help, parse=parse, metavar=metavar)
+    return field(default=None, metadata={**row.metadata, _EQUAL: equal})
+
+
+_EQUAL: Final = "equal"
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a user sets of an engine that is started here; None leaves the engine's own default.
 
-    `max_num_seqs`: requests that decode at once. `max_num_batched_tokens`: tokens computed in one step.
-    `cuda_graphs`: the largest batch that replays a CUDA graph, 0 for none. `gpu_memory_utilization`: the
-    share of the device's memory that the engine may use.
+    `Identity` has a field of the same name for what the engine says that it uses. Flags, a suite's keys, the
+    settings on the page and what the comparability gate holds equal are made from these rows.
     """
 
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_model_len: int | None = None
-    dtype: str | None = None
-    kv_cache_dtype: str | None = None
-    quantization: str | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    data_parallel_size: int | None = None
-    expert_parallel: bool | None = None
-    prefix_cache: bool | None = None
-    chunked_prefill: bool | None = None
-    gpu_memory_utilization: float | None = None
-    cuda_graphs: int | None = None
-    enforce_eager: bool | None = None
+    max_num_seqs: int | None = _setting(
+        "requests that decode at once", int, "N", ("batch-limits", "Most requests in a batch")
+    )
+    max_num_batched_tokens: int | None = _setting(
+        "tokens computed in one step", int, "N", ("batch-limits", "Most tokens in a step")
+    )
+    max_model_len: int | None = _setting("longest prompt and output together", int, "N")
+    dtype: str | None = _setting(
+        "of weights and activations: bfloat16, float16, float32",
+        str,
+        "TYPE",
+        ("precision", "Precision of the weights"),
+    )
+    kv_cache_dtype: str | None = _setting(
+        "of the KV cache: auto, fp8, ...", str, "TYPE", ("precision", "Precision of the KV cache")
+    )
+    quantization: str | None = _setting(
+        "as the engine calls it: awq, gptq, fp8, ...", str, "NAME", ("precision", "Quantisation")
+    )
+    tensor_parallel_size: int | None = _setting(
+        "devices that share each layer", int, "N", ("parallelism", "Tensor parallel over")
+    )
+    pipeline_parallel_size: int | None = _setting("devices that share the layers", int, "N")
+    data_parallel_size: int | None = _setting("copies of the model", int, "N")
+    expert_parallel: bool | None = _setting("experts spread over the devices", on_or_off, "on|off")
+    prefix_cache: bool | None = _setting(
+        "reuse the KV cache of equal beginnings of prompts", on_or_off, "on|off"
+    )
+    chunked_prefill: bool | None = _setting("compute long prompts in parts", on_or_off, "on|off")
+    gpu_memory_utilization: float | None = _setting("share of the device's memory, 0 to 1", float, "X")
+    cuda_graphs: int | None = _setting(
+        "largest batch that replays a CUDA graph; 0: none, and in vLLM no compilation", int, "N"
+    )
 
     @property
     def asked(self) -> dict[str, Any]:
         """The settings that were set, by name."""
-        values = {row.name: getattr(self, row.name) for row in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
+        return {row.name: value for row, value in given(self)}
 
     def over(self, other: Settings) -> Settings:
         """These, and those of `other` where nothing is set here."""
         return replace(other, **self.asked)
+
+
+SETTINGS: Final = options_of(Settings)
+"""Every setting's row by name."""
+EQUAL: Final[Mapping[str, tuple[Group, str]]] = {
+    row.name: row.metadata[_EQUAL] for row in fields(Settings) if row.metadata[_EQUAL]
+}
+"""The settings that must be equal where engines are compared: the code of the reason, and a title."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +162,6 @@ def canonical(name: str, value: str | None) -> str | None:
     return None if word == "auto" else word
 
 
-def flag_of(name: str) -> str:
-    """Our flag for a setting."""
-    return "--" + name.replace("_", "-")
-
-
 @dataclass(frozen=True, slots=True)
 class Spelled:
     """Settings in an engine's own words: arguments, variables, and by setting what was sent for it."""
@@ -190,12 +227,6 @@ def check(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and plain(value) not in known:
             raise WorkloadError(f"{flag_of(name)} {value}: expected one of {', '.join(known)}")
-    eager, graphs = settings.enforce_eager, settings.cuda_graphs
-    if eager is not None and graphs is not None and eager == (graphs > 0):
-        raise WorkloadError(
-            f"--enforce-eager{'' if eager else ' off'} and --cuda-graphs {graphs} contradict each other; "
-            "give one"
-        )
 
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")

@@ -73,7 +73,6 @@ SETTING_VALUES: dict[str, tuple] = {
     "chunked_prefill": (True, False),
     "gpu_memory_utilization": (0.9,),
     "cuda_graphs": (512, 0),
-    "enforce_eager": (True, False),
 }
 
 

@@ -78,7 +78,7 @@ def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokeni
     """The share of prompt tokens that a cache without limits could serve; None where replies decide it."""
     if load.has_sessions or load.shape.kind is not RequestKind.GENERATE:
         return None
-    if identity.prefix_caching is False:
+    if identity.prefix_cache is False:
         return 0.0
     primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
     block_tok = identity.kv_block_tok or BLOCK_TOK

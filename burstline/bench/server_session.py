@@ -22,8 +22,9 @@ from servers.launch import Launch, LaunchOptions
 from servers.messages import EngineError, Get, Target, target_at
 from servers.redact import learn, redacted
 from servers.registry import ENGINES, STYLES
-from servers.settings import Setting, Settings, Spelled, flag_of, spell
+from servers.settings import Setting, Settings, Spelled, spell
 from servers.settings import check as check_settings
+from workloads.options import flag_of
 from workloads.request import WorkloadError
 
 ATTACH_TIMEOUT_S = 15.0

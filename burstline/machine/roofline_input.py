@@ -112,7 +112,7 @@ class _Facts:
                 self.assumed.append(
                     f"the engine does not state its dtype: {stored.activations}, the checkpoint's"
                 )
-        kv = self.stated.kv_dtype or KV_DTYPES.get(str(identity.kv_dtype if identity else None))
+        kv = self.stated.kv_dtype or KV_DTYPES.get(str(identity.kv_cache_dtype if identity else None))
         kv_certain = (
             kv is not None
             or self.self_describing
@@ -127,7 +127,7 @@ class _Facts:
         stated, identity = self.stated, self.run.manifest.identity
         if stated.ranks:
             return Parallel(stated.tp or 1, stated.pp or 1, stated.ep or 1, stated.dp or 1), Known()
-        tp = identity.tensor_parallel if identity else None
+        tp = identity.tensor_parallel_size if identity else None
         server = self.run.manifest.server
         started = server is not None and not server.attached
         if self.self_describing or (started and device.arch == "measured"):
@@ -212,7 +212,9 @@ def _limits(run: Run, replies: Sequence[Streamed], assumed: list[str]) -> Limits
     identity, engine = run.manifest.identity, run.manifest.engine
     block_tok = (identity.kv_block_tok if identity else None) or 16
     seqs, batched, kv_tok = (
-        (identity.max_num_seqs, identity.max_batched_tok, identity.kv_tok) if identity else (None, None, None)
+        (identity.max_num_seqs, identity.max_num_batched_tokens, identity.kv_tok)
+        if identity
+        else (None, None, None)
     )
     hardware = run.manifest.hardware or HardwareFacts()
     stated = Stated.from_json(hardware.stated or {})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import MAX_REPEATS, checked
-from burstline.engine_flags import add_engine, add_settings, on_or_off
+from burstline.engine_flags import add_engine, add_settings
 from burstline.load_flags import add_arrivals, add_load, add_sources, add_targets, spec_of
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.suites.expansion import expanded
@@ -24,6 +24,7 @@ from burstline.suites.toml_table import TomlTable
 from loadgen.metrics.slo import parse_goal
 from servers.redact import without_secrets
 from servers.registry import ENGINES
+from workloads.options import as_text
 from workloads.request import WorkloadError
 
 SCHEMA: Final = 1
@@ -300,8 +301,8 @@ def _as_flags(table: TomlTable, known: Mapping[str, argparse.Action]) -> tuple[s
         if may_stand_alone:
             flags += [flag] if table.get(key, bool, False) else []
             continue
-        if action.type is on_or_off and isinstance(table.raw[key], bool):
-            flags += [flag, "on" if table.raw[key] else "off"]
+        if action.metavar == "on|off" and isinstance(table.raw[key], bool):
+            flags += [flag, as_text(table.raw[key])]
             continue
         if isinstance(action.default, list):  # may be given several times
             flags += [word for value in table.get(key, list, []) for word in (flag, value)]

@@ -13,6 +13,8 @@ import numpy as np
 
 from loadgen.verdict.served_work import Work
 from loadgen.verdict.verdict import Reason, State, state_of, worst
+from servers.settings import EQUAL
+from workloads.options import flag_of
 
 TOLERANCE: Final = 0.01
 """Served tokens may differ by 1% (a token that a server adds in front is 0.2% of 512), shares of requests
@@ -161,19 +163,16 @@ class _Setting:
         return work.settings.get(self.key, self.usual)
 
 
-_BATCH = "Start every engine with the same limits (each has its own flags for them)."
 _SETTINGS: Final = (
     _Setting("concurrency", "workload", "Requests at a time", "Drive every engine in the same way."),
     _Setting(
         "abandoned", "workload", "Requests abandoned", "Give every run the same --cancel-share.", "none"
     ),
     _Setting("sampling", "sampling", "Sampling", "Ask every engine for the same sampling."),
-    _Setting("dtype", "precision", "Precision of the weights", "Give every engine the same dtype."),
-    _Setting("kv_dtype", "precision", "Precision of the KV cache", "Give every engine the same KV dtype."),
-    _Setting("quantization", "precision", "Quantisation", "Serve the same checkpoint everywhere."),
-    _Setting("max_num_seqs", "batch-limits", "Most requests in a batch", _BATCH),
-    _Setting("max_batched_tok", "batch-limits", "Most tokens in a step", _BATCH),
-    _Setting("tensor_parallel", "parallelism", "Tensor parallel over", "Give every engine as many devices."),
+    *(
+        _Setting(name, code, title, f"Start every engine with the same {flag_of(name)}.")
+        for name, (code, title) in EQUAL.items()
+    ),
 )
 
 

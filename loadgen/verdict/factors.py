@@ -14,34 +14,22 @@ from typing import Final
 from loadgen.record.manifest import LoadFacts, Manifest
 from loadgen.verdict.served_work import quantization_of
 from servers.identity import Identity
-from servers.settings import Spelling, plain
+from servers.settings import EQUAL, SETTINGS, Spelling, plain
 
 NAMES: Final = {
     "gpu": "devices",
-    "tp": "tensor-parallel",
-    "tensor-parallel-size": "tensor-parallel",
-    "max-num-batched-tokens": "max-batched-tok",
-    "kv-cache-dtype": "kv-dtype",
+    "tp": "tensor-parallel-size",
+    "kv-dtype": "kv-cache-dtype",
     "quantize": "quantization",
     "model-size": "model",
     "client": "cpu",
 }
 """Other words for a factor, as people and engines say them."""
-_FLAGS: Final = {
-    "max-batched-tok": "max-num-batched-tokens",
-    "tensor-parallel": "tensor-parallel-size",
-    "kv-dtype": "kv-cache-dtype",
-}
-SETTINGS: Final = {
-    "max-num-seqs": "max_num_seqs",
-    "max-batched-tok": "max_batched_tok",
-    "tensor-parallel": "tensor_parallel",
-    "dtype": "dtype",
-    "kv-dtype": "kv_dtype",
-    "quantization": "quantization",
-    "concurrency": "concurrency",
-}
+GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
+_FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
+"""Where nobody sets these, they follow from model, device or load: only what was set is a factor."""
+_SETTINGS: Final = tuple(name for name in SETTINGS if name not in _FOLLOWING)
 NOT_STATED: Final = "not stated"
 DEFAULT: Final = "default"
 """A setting that neither a known command line nor its server states."""
@@ -51,11 +39,6 @@ def canonical(name: str) -> str:
     """A factor's one name: `--max_num_seqs`, `max-num-seqs` and so on are the same."""
     plain = name.strip().lower().lstrip("-").replace("_", "-")
     return NAMES.get(plain, plain)
-
-
-def flag_for(name: str) -> str:
-    """The flag that sets a factor."""
-    return "--" + _FLAGS.get(name, name)
 
 
 def factors_of(
@@ -86,17 +69,8 @@ def factors_of(
         "server-addresses": server.addresses if server else None,
         "prompts": manifest.load.prompts if manifest.load else None,
         "warm-up": _warm_up(manifest.load) if manifest.load else None,
-        "dtype": identity.dtype,
-        "kv-dtype": identity.kv_dtype,
+        **{canonical(name): _read(getattr(identity, name)) for name in _SETTINGS},
         "quantization": quantization_of(identity, argv or None, config),
-        "max-num-seqs": identity.max_num_seqs,
-        "max-batched-tok": identity.max_batched_tok,
-        "tensor-parallel": identity.tensor_parallel,
-        "pipeline-parallel-size": identity.pipeline_parallel,
-        "data-parallel-size": identity.data_parallel,
-        "expert-parallel": _switch(identity.expert_parallel),
-        "prefix-cache": _switch(identity.prefix_caching),
-        "chunked-prefill": _switch(identity.chunked_prefill),
     }
     # Some settings go to a server by its environment, or by flags that adapters fit to the load.
     asked = {canonical(row.name): row.asked for row in (server.settings if server else ()) if row.asked}
@@ -106,8 +80,9 @@ def factors_of(
     return {**defaults, **asked, **flags, **told}
 
 
-def _switch(on: bool | None) -> str | None:
-    return None if on is None else plain(on)
+def _read(value: object) -> str | None:
+    """A setting as the server says it; switches are on or off."""
+    return plain(value) if isinstance(value, bool) else None if value is None else str(value)
 
 
 def _warm_up(load: LoadFacts) -> str | int:
@@ -147,18 +122,11 @@ def _least(limits: Collection[str]) -> int:
 
 _OF_THE_HOST: Final = ("governor", "smt", "numa-nodes")
 _SHARED: Final = frozenset(
-    {"engine", "workload", "model", "devices", "cpu", "cores", "placement", *_OF_THE_HOST, *SETTINGS}
+    {"engine", "workload", "model", "devices", "cpu", "cores", "placement", *_OF_THE_HOST, *GATED}
 )
 """Factors that mean the same at every engine. The form of prompts and the warm-up follow from the engine."""
-_TOLD: Final = (
-    "pipeline-parallel-size",
-    "data-parallel-size",
-    "expert-parallel",
-    "prefix-cache",
-    "chunked-prefill",
-)
 _MAY_BE_UNKNOWN: Final = frozenset(
-    {*SETTINGS, *_TOLD, *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"}
+    {*GATED, *map(canonical, _SETTINGS), *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"}
 )
 """Older runs and some kernels do not tell these: only two known values differ."""
 

@@ -18,7 +18,7 @@ from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent
 from servers.identity import Identity
 from servers.protocol.introspection import value_of
-from servers.settings import canonical
+from servers.settings import EQUAL, canonical
 from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from workloads.request import Request
 
@@ -101,7 +101,7 @@ def work_of(run: Run, label: str) -> Work:
     requests = run.plan.requests if salt is None else run.asked
     server = manifest.server or ServerFacts()
     identity = manifest.identity or Identity(manifest.engine)
-    caching = identity.prefix_caching is not False
+    caching = identity.prefix_cache is not False
     block_tok = identity.kv_block_tok or BLOCK_TOK
     verdict = run.summary.verdict if run.summary else None
     turns = turns_of(run)
@@ -132,17 +132,14 @@ def settings_of(
     config: Mapping[str, object] | None = None,
 ) -> dict[str, str | None]:
     """Sampling, precision and batch limits by name; None where unknown."""
-    numbers = {
-        "max_num_seqs": identity.max_num_seqs,
-        "max_batched_tok": identity.max_batched_tok,
-        "tensor_parallel": identity.tensor_parallel,
-    }
+    read = {name: getattr(identity, name) for name in EQUAL}
     return {
         "sampling": _sampling(requests),
-        "dtype": canonical("dtype", identity.dtype),
-        "kv_dtype": canonical("kv_cache_dtype", identity.kv_dtype),
+        **{
+            name: f"{value:,}" if isinstance(value, int) else canonical(name, value)
+            for name, value in read.items()
+        },
         "quantization": quantization_of(identity, argv, config),
-        **{name: None if number is None else f"{number:,}" for name, number in numbers.items()},
     }
 
 

@@ -198,7 +198,7 @@ def _n_devices(view: View) -> int | None:
     if not devices or on_cpu:
         return None
     identity = view.manifest.identity
-    return (identity.tensor_parallel if identity else None) or (1 if len(devices) == 1 else None)
+    return (identity.tensor_parallel_size if identity else None) or (1 if len(devices) == 1 else None)
 
 
 def _model(manifest: Manifest) -> str:

@@ -95,7 +95,6 @@ class Lightllm(Engine):
             ("--graph_max_batch_size", "--disable_cudagraph"),
             lambda n: ("--graph_max_batch_size", str(n)) if n else ("--disable_cudagraph",),
         ),
-        "enforce_eager": switch(("--disable_cudagraph",), ()),
     }
     lora_path: Sequence[str] | None = None
     slots_flag = "--running_max_req_size"
@@ -171,21 +170,21 @@ class Lightllm(Engine):
             max_model_len=model.get("max_model_len"),
             dtype=info.get("data_type"),
             # "None", the flag's own default, is a text: the cache is kept in the data type.
-            kv_dtype=_kv_dtype(info.get("llm_kv_type")) or info.get("data_type"),
+            kv_cache_dtype=_kv_dtype(info.get("llm_kv_type")) or info.get("data_type"),
             quantization=info.get("quant_type"),
             chunked_prefill=opposite(info.get("disable_chunked_prefill")),
             cuda_graphs=_graphs(info),
             attention=next(iter(info.get("llm_decode_att_backend") or ()), None),
-            data_parallel=info.get("dp"),
+            data_parallel_size=info.get("dp"),
             expert_parallel=info.get("enable_ep_moe"),
-            memory_fraction=info.get("mem_fraction"),
+            gpu_memory_utilization=info.get("mem_fraction"),
             kv_tok=kv_tok,
             # Each rank logs the bytes of its own share of a token.
             kv_bytes=round(kv_tok * float(token_mib) * MIB * (ranks or 1)) if kv_tok and token_mib else None,
             max_num_seqs=info.get("running_max_req_size"),
-            max_batched_tok=info.get("batch_max_tokens"),
-            prefix_caching=opposite(info.get("disable_dynamic_prompt_cache")),
-            tensor_parallel=ranks,
+            max_num_batched_tokens=info.get("batch_max_tokens"),
+            prefix_cache=opposite(info.get("disable_dynamic_prompt_cache")),
+            tensor_parallel_size=ranks,
             raw={"models": models, "server_info": info},
         )
 

@@ -253,10 +253,10 @@ def _fixed(name: str, argv: Sequence[str]) -> Identity:
     cache_type = value_of(argv, "-ctk", "--cache-type-k") or "f16"
     return Identity(
         engine=name,
-        kv_dtype=_CACHE_TYPES.get(cache_type, cache_type),
-        max_batched_tok=number(value_of(argv, "-b", "--batch-size")) or 2048,
-        prefix_caching="--no-cache-prompt" not in argv,
-        tensor_parallel=1,
+        kv_cache_dtype=_CACHE_TYPES.get(cache_type, cache_type),
+        max_num_batched_tokens=number(value_of(argv, "-b", "--batch-size")) or 2048,
+        prefix_cache="--no-cache-prompt" not in argv,
+        tensor_parallel_size=1,
     )
 
 

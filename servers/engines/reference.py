@@ -38,7 +38,7 @@ class Reference(Vllm):
         "tensor_parallel_size": Spelling((), lambda n: () if n == 1 else None),
         "prefix_cache": switch(("--enable-prefix-caching",), ("--no-enable-prefix-caching",)),
         "chunked_prefill": switch((), None),
-        "enforce_eager": switch((), None),
+        "cuda_graphs": Spelling((), lambda n: None if n else ()),
     }
     lora_path: Sequence[str] | None = None
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("burstline")),)
@@ -72,9 +72,9 @@ class Reference(Vllm):
             dtype=info["dtype"],
             weight_bytes=info["weight_bytes"],
             max_num_seqs=info["max_num_seqs"],
-            max_batched_tok=info["max_num_batched_tokens"],
+            max_num_batched_tokens=info["max_num_batched_tokens"],
             vocab_size=info["config"]["vocab_size"],
-            tensor_parallel=1,
+            tensor_parallel_size=1,
             raw={**told.raw, **info},
         )
 

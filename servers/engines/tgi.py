@@ -26,7 +26,7 @@ from servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Rep
 from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
 from servers.protocol.openai import path_under, post
 from servers.protocol.replies import Tally, decode_reply
-from servers.settings import Spelling, among, switch, valued
+from servers.settings import Spelling, among, valued
 from workloads.request import Request
 
 if TYPE_CHECKING:
@@ -100,7 +100,6 @@ class Tgi(Engine):
         "chunked_prefill": Spelling((), lambda _: (), lambda on: {"PREFILL_CHUNKING": "1" if on else "0"}),
         "gpu_memory_utilization": valued("--cuda-memory-fraction"),
         "cuda_graphs": Spelling(("--cuda-graphs",), lambda n: ("--cuda-graphs", _graph_sizes(int(str(n))))),
-        "enforce_eager": switch(("--cuda-graphs", "0"), ()),
     }
     admission_flag = "--max-concurrent-requests"
     load_flags = frozenset({"--max-concurrent-requests"})
@@ -230,19 +229,19 @@ class Tgi(Engine):
             # /info does not tell the batch limit: max_concurrent_requests is the one of admission.
             max_num_seqs=number(_argument(said, "max_batch_size")),
             admission_limit=info.get("max_concurrent_requests"),
-            max_batched_tok=number(
+            max_num_batched_tokens=number(
                 _argument(said, "max_batch_prefill_tokens")
                 or logged(said, r"Default `max_batch_prefill_tokens` to (\d+)")
             ),
             quantization=(_argument(said, "quantize") or "none").lower() if said else None,
-            kv_dtype=_dtype(_argument(said, "kv_cache_dtype")) or _dtype(_argument(said, "dtype")),
+            kv_cache_dtype=_dtype(_argument(said, "kv_cache_dtype")) or _dtype(_argument(said, "dtype")),
             chunked_prefill=_flag(logged(said, r"Using prefill chunking = (\w+)")),
             attention=logged(said, r"Using [Aa]ttention =? ?([\w-]+)"),
-            memory_fraction=_fraction(_argument(said, "cuda_memory_fraction")),
+            gpu_memory_utilization=_fraction(_argument(said, "cuda_memory_fraction")),
             cuda_graphs=_graphs(logged(said, r"Cuda Graphs are enabled for sizes \[([\d, ]+)\]")),
             system=logged(said, r"Detected system (\w+)"),
-            prefix_caching=_flag(logged(said, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
-            tensor_parallel=number(_argument(said, "num_shard")),
+            prefix_cache=_flag(logged(said, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
+            tensor_parallel_size=number(_argument(said, "num_shard")),
             raw={"info": info},
         )
 

@@ -110,7 +110,6 @@ class Vllm(Engine):
             ("--max-cudagraph-capture-size", "--enforce-eager"),
             lambda n: ("--max-cudagraph-capture-size", str(n)) if n else ("--enforce-eager",),
         ),
-        "enforce_eager": switch(("--enforce-eager",), ()),
     }
     slots_flag = "--max-num-seqs"
     signs: Sequence[Sign] = (Sign("/v1/models", owned_by("vllm")), Sign("/metrics", rb"^vllm:"))
@@ -178,24 +177,24 @@ class Vllm(Engine):
             model=model.get("root") or model.get("id"),
             max_model_len=model.get("max_model_len"),
             dtype=dtype,
-            kv_dtype=dtype if kv_dtype == "auto" else kv_dtype,
+            kv_cache_dtype=dtype if kv_dtype == "auto" else kv_dtype,
             kv_tok=kv_tok,
             kv_block_tok=block_tok,
             kv_bytes=number(cache.get("kv_cache_memory_bytes"))
             or logged_bytes(log, r"Available KV cache memory: ([\d.]+) GiB", GIB),
             weight_bytes=logged_bytes(log, r"Model loading took ([\d.]+) GiB", GIB),
             max_num_seqs=number(logged(log, r"max_num_seqs['\"]?[=:] ?(\d+)")),
-            max_batched_tok=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
+            max_num_batched_tokens=number(logged(log, r"max_num_batched_tokens['\"]?[=:] ?(\d+)")),
             quantization=_lower(logged(log, r"\bquantization=(\w+)")),
-            pipeline_parallel=number(logged(log, r"pipeline_parallel_size=(\d+)")),
-            data_parallel=number(logged(log, r"data_parallel_size=(\d+)")),
+            pipeline_parallel_size=number(logged(log, r"pipeline_parallel_size=(\d+)")),
+            data_parallel_size=number(logged(log, r"data_parallel_size=(\d+)")),
             chunked_prefill=_BOOLS.get(logged(log, r"enable_chunked_prefill=(\w+)") or ""),
             cuda_graphs=_graphs(log),
             attention=logged(log, r"Using (?:AttentionBackendEnum\.)?(\w+) (?:attention )?backend"),
             system=logged(log, r"device_config=(\w+)"),
-            memory_fraction=_share(cache.get("gpu_memory_utilization")),
-            prefix_caching=_BOOLS.get(cache.get("enable_prefix_caching", "")),
-            tensor_parallel=number(logged(log, r"tensor_parallel_size=(\d+)")),
+            gpu_memory_utilization=_share(cache.get("gpu_memory_utilization")),
+            prefix_cache=_BOOLS.get(cache.get("enable_prefix_caching", "")),
+            tensor_parallel_size=number(logged(log, r"tensor_parallel_size=(\d+)")),
             raw={"version": version, "models": models, "cache_config": cache}
             | ({} if ahead is None else {"async_scheduling": ahead}),
         )

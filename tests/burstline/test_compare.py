@@ -165,14 +165,14 @@ VARIED = {
     "version": [{"identity": Identity("vllm", version=version)} for version in ("0.24", "0.25")],
     "gpu": [{"devices": (GpuFacts(name),)} for name in ("H100", "H200")],
     "dtype": [{"identity": Identity("vllm", dtype=dtype)} for dtype in ("bfloat16", "float16")],
-    "kv-cache-dtype": [{"identity": Identity("vllm", kv_dtype=kind)} for kind in ("bfloat16", "fp8")],
+    "kv-cache-dtype": [{"identity": Identity("vllm", kv_cache_dtype=kind)} for kind in ("bfloat16", "fp8")],
     "quantization": [{"identity": Identity("vllm", quantization=kind)} for kind in ("awq", "gptq")],
-    "tp": [{"identity": Identity("vllm", tensor_parallel=n)} for n in (1, 2)],
+    "tp": [{"identity": Identity("vllm", tensor_parallel_size=n)} for n in (1, 2)],
     "model": [{"server": ServerFacts(model=name)} for name in ("/models/8b", "/models/70b")],
     "client": [{"host": HostFacts(cpu=cpu)} for cpu in ("one", "another")],
     "placement": [{"server": ServerFacts(model="m", attached=there)} for there in (True, False)],
     "max-num-seqs": [{"identity": Identity("vllm", max_num_seqs=n)} for n in (8, 16)],
-    "max-num-batched-tokens": [{"identity": Identity("vllm", max_batched_tok=n)} for n in (512, 2048)],
+    "max-num-batched-tokens": [{"identity": Identity("vllm", max_num_batched_tokens=n)} for n in (512, 2048)],
     "prefix-cache": [
         {"server": ServerFacts(model="m", settings=(Setting("prefix_cache", asked, None, None),))}
         for asked in ("on", "off")
@@ -197,9 +197,9 @@ def test_every_factor_can_be_varied_and_is_named_when_it_alone_differs(two_runs,
 
 TOLD = {
     "max-num-seqs": ("max_num_seqs", 8, 16),
-    "tp": ("tensor_parallel", 1, 2),
+    "tp": ("tensor_parallel_size", 1, 2),
     "dtype": ("dtype", "bfloat16", "float16"),
-    "kv-cache-dtype": ("kv_dtype", "bfloat16", "fp8"),
+    "kv-cache-dtype": ("kv_cache_dtype", "bfloat16", "fp8"),
 }
 """What servers say of themselves."""
 SPELT = [
@@ -249,7 +249,7 @@ def test_a_setting_that_must_not_differ_comes_with_the_flag_that_sets_it(two_run
         server = ServerFacts(model="m", attached=False, argv=("server", *flags))
         change(which, engine="sglang", server=server)
     out = compare(capsys, folders)[1]
-    assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel." in out
+    assert "Restart sglang with --tensor-parallel-size 1, or add --vary tensor-parallel-size." in out
     assert "Restart sglang without --mlock, or add --vary mlock." in out
 
 
@@ -561,4 +561,4 @@ def test_starts_of_one_container_are_repeats_and_another_image_is_a_difference(t
     start(1, "vllm:2")
     assert compare(capsys, folders)[1].startswith("vllm image vllm:1 vs vllm image vllm:2")
     start(1, "vllm:1", "-tp", "2")
-    assert compare(capsys, folders)[1].startswith("vllm tensor-parallel default vs vllm tensor-parallel 2")
+    assert compare(capsys, folders)[1].startswith("vllm tensor-parallel-size default vs vllm tensor-parallel-size 2")

@@ -32,7 +32,7 @@ CAUSES = {
     "sglang": "incomplete metadata, file not fully covered",
     "llamacpp": "data is not within the file bounds",
 }
-EAGER = {"vllm": ("--enforce-eager",), "sglang": (), "llamacpp": ()}
+EAGER = {"vllm": ("--cuda-graphs=0",), "sglang": (), "llamacpp": ()}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_start_without_a_program_that_it_needs_is_told_by_that_program(
     out = tmp_path / "runs"
     argv = command(out, name, model, "--requests", "4")
     if name == "vllm":
-        argv.remove("--enforce-eager")
+        argv.remove("--cuda-graphs=0")
         env, words = {"CXX": "/nowhere/c++", "VLLM_CACHE_ROOT": str(tmp_path / "cache")}, "C++ compiler"
     elif name == "sglang":
         env, words = {VARIABLES[name]: sys.executable}, "SGLang is not installed"

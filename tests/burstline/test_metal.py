@@ -42,8 +42,8 @@ def quiet(_):
 def run(tmp_path):
     """A burst at a server that says its limits, on a machine that has one H100."""
     identity = Identity(
-        "vllm", model="llama-2-7b", dtype="bfloat16", kv_dtype="bfloat16", kv_tok=100_000, kv_block_tok=16,
-        max_num_seqs=256, max_batched_tok=4096, tensor_parallel=1,
+        "vllm", model="llama-2-7b", dtype="bfloat16", kv_cache_dtype="bfloat16", kv_tok=100_000,
+        kv_block_tok=16, max_num_seqs=256, max_num_batched_tokens=4096, tensor_parallel_size=1,
     )  # fmt: skip
     devices = (GpuFacts("NVIDIA H100 80GB HBM3"),)
     manifest = Manifest(engine="vllm", workload="burst", devices=devices, server=LOCAL, identity=identity)

@@ -134,7 +134,7 @@ def engine_burst(request, tmp_path_factory) -> tuple[Run, tuple[str, ...]]:
         if "BURSTLINE_VLLM_PYTHON" not in os.environ:
             pytest.skip("BURSTLINE_VLLM_PYTHON names no vLLM")
         model = make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
-        where += ("--model", str(model), "--enforce-eager", "--prefix-cache", "off")
+        where += ("--model", str(model), "--cuda-graphs", "0", "--prefix-cache", "off")
     return fired_quietly(tmp_path_factory, *where, *BURST), where
 
 

@@ -111,6 +111,6 @@ def test_stored_noise_is_of_one_system_with_all_its_settings():
         stored_at("--block-size", "32"),
         stored_at(model="other"),
         stored_at(version="2"),
-        stored_at(prefix_caching=False),
+        stored_at(prefix_cache=False),
     ]
     assert len(set(others)) == len(others)

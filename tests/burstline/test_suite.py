@@ -519,13 +519,13 @@ def after(flag, argv):
 
 def test_a_models_settings_replace_those_of_all_and_an_engine_keeps_its_own():
     engines = [
-        {"engine": "vllm", "enforce_eager": True},
+        {"engine": "vllm", "cuda_graphs": 0},
         {"engine": "tgi", "tensor_parallel_size": 4},
         {"engine": "openai", "url": "http://h:1"},
     ]
     models = [
         {"name": "small", "path": "m", "dtype": "bfloat16"},
-        {"name": "big", "path": "m", "tensor_parallel_size": 8, "enforce_eager": False},
+        {"name": "big", "path": "m", "tensor_parallel_size": 8, "cuda_graphs": 8},
     ]
     of_all = {"tensor_parallel_size": 2, "dtype": "float16"}
     slots = schedule(suite(engine=engines, model=models, settings=of_all))
@@ -534,7 +534,8 @@ def test_a_models_settings_replace_those_of_all_and_an_engine_keeps_its_own():
     assert [after(flag, words["vllm", size]) for size in ("small", "big")] == ["2", "8"]
     assert [after(flag, words["tgi", size]) for size in ("small", "big")] == ["4", "4"]
     assert flag not in words["openai", "big"]
-    assert "--enforce-eager" in words["vllm", "big"]
+    assert after("--cuda-graphs", words["vllm", "big"]) == "0"
+    assert after("--cuda-graphs", words["tgi", "big"]) == "8"
     assert after("--dtype", words["vllm", "small"]) == "float16", "a model's dtype is that of its weights"
 
 

@@ -44,7 +44,7 @@ engine = "vllm"
 max_num_seqs = 32
 max_model_len = 1024
 prefix_cache = false
-enforce_eager = true
+cuda_graphs = 0
 [[engine]]
 engine = "sglang"
 max_num_seqs = 32

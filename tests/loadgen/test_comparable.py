@@ -28,11 +28,11 @@ SETTINGS = {
     "concurrency": "open loop",
     "sampling": "greedy",
     "dtype": "bfloat16",
-    "kv_dtype": "bfloat16",
+    "kv_cache_dtype": "bfloat16",
     "quantization": "none",
     "max_num_seqs": "256",
-    "max_batched_tok": "8,192",
-    "tensor_parallel": "1",
+    "max_num_batched_tokens": "8,192",
+    "tensor_parallel_size": "1",
 }
 
 
@@ -79,12 +79,12 @@ def test_the_same_work_under_the_same_settings_is_comparable():
         ),
         (work("B", served(), cached_fraction=0.5), "prefix-cache", "50.0% at B"),
         (work("B", served(), settings={"dtype": "float16"}), "precision", "float16 at B"),
-        (work("B", served(), settings={"kv_dtype": "fp8"}), "precision", "KV cache"),
+        (work("B", served(), settings={"kv_cache_dtype": "fp8"}), "precision", "KV cache"),
         (work("B", served(), settings={"quantization": "awq"}), "precision", "awq at B"),
         (work("B", served(), settings={"sampling": "temperature 1, top_p 1"}), "sampling", "greedy at A"),
         (work("B", served(), settings={"max_num_seqs": "128"}), "batch-limits", "128 at B"),
-        (work("B", served(), settings={"max_batched_tok": "2,048"}), "batch-limits", "Most tokens"),
-        (work("B", served(), settings={"tensor_parallel": "2"}), "parallelism", "2 at B"),
+        (work("B", served(), settings={"max_num_batched_tokens": "2,048"}), "batch-limits", "Most tokens"),
+        (work("B", served(), settings={"tensor_parallel_size": "2"}), "parallelism", "2 at B"),
         (work("B", served(), settings={"concurrency": "8"}), "workload", "8 at B"),
         (work("B", served(99)), "workload", "99 for B"),
         (work("B", served(planned_prompt_tok=256, prompt_tok=512)), "workload", "other lengths"),
@@ -232,8 +232,8 @@ def test_a_file_of_four_bits_is_not_compared_with_bfloat16():
 def test_one_dtype_has_one_name_and_greedy_is_told_from_sampling():
     warm = Sampling(temperature=0.7, top_p=0.9)
     plan = Plan((Request(0, None, "x", 1, 1, sampling=warm),), array("q", [0]), 0, "")
-    settings = settings_of(Identity("e", dtype="torch.bfloat16", kv_dtype="fp16"), None, plan.requests)
-    assert (settings["dtype"], settings["kv_dtype"]) == ("bfloat16", "float16")
+    settings = settings_of(Identity("e", dtype="torch.bfloat16", kv_cache_dtype="fp16"), None, plan.requests)
+    assert (settings["dtype"], settings["kv_cache_dtype"]) == ("bfloat16", "float16")
     assert settings["sampling"] == "temperature 0.7, top_p 0.9"
     assert settings["max_num_seqs"] is None
 

@@ -232,13 +232,13 @@ def test_an_engine_is_recognised_and_says_what_it_serves_with(lived: tuple[str, 
     name, seen = lived
     identity = seen.identity
     assert seen.recognised == name
-    assert (identity.dtype, identity.kv_dtype) == ("float32", "float32")
-    assert (identity.max_model_len, identity.max_num_seqs, identity.max_batched_tok) == (
+    assert (identity.dtype, identity.kv_cache_dtype) == ("float32", "float32")
+    assert (identity.max_model_len, identity.max_num_seqs, identity.max_num_batched_tokens) == (
         MAX_LEN,
         SLOTS,
         STEP_TOK,
     )
-    assert (identity.prefix_caching, identity.tensor_parallel) == (False, 1)
+    assert (identity.prefix_cache, identity.tensor_parallel_size) == (False, 1)
     assert identity.version
     assert identity.kv_tok is not None
     assert identity.kv_tok >= SLOTS * MAX_LEN

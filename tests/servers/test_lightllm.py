@@ -134,12 +134,12 @@ def test_it_identifies_a_server_from_recorded_replies_and_its_log() -> None:
         "kv_tok": 102912,
         "kv_bytes": 102912 * 2**19,
         "max_num_seqs": 8,
-        "max_batched_tok": 512,
-        "prefix_caching": True,
-        "tensor_parallel": 1,
+        "max_num_batched_tokens": 512,
+        "prefix_cache": True,
+        "tensor_parallel_size": 1,
         "version": None,
         "weight_bytes": None,
-        "kv_dtype": identity["dtype"],
+        "kv_cache_dtype": identity["dtype"],
     }
     assert {name: identity[name] for name in expected} == expected
 
@@ -148,7 +148,7 @@ def test_the_text_none_is_no_data_type_of_the_kv_cache() -> None:
     """`--llm_kv_type` is "None" by default, and every comparison of the KV cache's precision failed."""
     assert json.loads(recorded("/get_server_info").body)["llm_kv_type"] == "None"
     identity = ENGINE.identify(recorded, "")
-    assert identity.kv_dtype == identity.dtype == "bf16"
+    assert identity.kv_cache_dtype == identity.dtype == "bf16"
 
 
 def test_requests_beyond_its_slots_are_told_before_the_load() -> None:

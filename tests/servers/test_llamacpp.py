@@ -90,7 +90,11 @@ def test_it_starts_on_one_gguf_file_of_a_folder_with_metrics_and_without_cache(
         *("--metrics", "-fit", "off", "--no-cache-prompt", "-cram", "0", "-np", "64"),
     )
     assert launch.fixed == Identity(
-        "llamacpp", kv_dtype="float16", max_batched_tok=2048, prefix_caching=False, tensor_parallel=1
+        "llamacpp",
+        kv_cache_dtype="float16",
+        max_num_batched_tokens=2048,
+        prefix_cache=False,
+        tensor_parallel_size=1,
     )
     assert ENGINE.launch(options("org/model")).argv[1:3] == ("-hf", "org/model")
     (tmp_path / "other.gguf").touch()
@@ -147,7 +151,7 @@ def test_settings_are_spelled_in_its_own_flags() -> None:
 def test_what_the_command_settles_is_read_from_it() -> None:
     fixed = ENGINE.launch(options("m.gguf", "-ctk", "bf16", "--batch-size=512", "--cache-prompt")).fixed
     assert fixed is not None
-    assert (fixed.kv_dtype, fixed.max_batched_tok, fixed.prefix_caching) == ("bfloat16", 512, True)
+    assert (fixed.kv_cache_dtype, fixed.max_num_batched_tokens, fixed.prefix_cache) == ("bfloat16", 512, True)
 
 
 @pytest.mark.parametrize("path", ["/nonexistent/llama-server", __file__])

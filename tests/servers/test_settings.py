@@ -15,8 +15,9 @@ from burstline import cli
 from servers.identity import Identity
 from servers.messages import HttpReply
 from servers.registry import ENGINES
-from servers.settings import Setting, Settings, flag_of, plain, spell
+from servers.settings import Setting, Settings, plain, spell
 from tests.servers.golden import GOLDEN, golden_reply
+from workloads.options import flag_of
 from workloads.request import WorkloadError
 
 GONE = "http://127.0.0.1:1"
@@ -52,13 +53,15 @@ def test_one_set_of_settings_is_spelled_in_each_engines_own_words(name: str) -> 
         ("vllm", Settings(cuda_graphs=0), "--enforce-eager"),
         ("vllm", Settings(cuda_graphs=512), "--max-cudagraph-capture-size 512"),
         ("tgi", Settings(cuda_graphs=40), "--cuda-graphs 1,2,4,8,16,32"),
-        ("tgi", Settings(enforce_eager=True), "--cuda-graphs 0"),
+        ("tgi", Settings(cuda_graphs=0), "--cuda-graphs 0"),
         ("tgi", Settings(kv_cache_dtype="fp8"), "--kv-cache-dtype fp8_e4m3fn"),
         ("lightllm", Settings(cuda_graphs=1024), "--graph_max_batch_size 1024"),
         ("vllm", Settings(dtype="bf16"), "--dtype bfloat16"),
         ("sglang", Settings(dtype="half", kv_cache_dtype="fp8"), "--dtype float16 --kv-cache-dtype fp8_e4m3"),
         ("sglang", Settings(cuda_graphs=512), "--cuda-graph-max-bs-decode 512"),
-        ("sglang", Settings(cuda_graphs=0, enforce_eager=True), "--disable-cuda-graph"),
+        ("sglang", Settings(cuda_graphs=0), "--disable-cuda-graph"),
+        ("lightllm", Settings(cuda_graphs=0), "--disable_cudagraph"),
+        ("reference", Settings(cuda_graphs=0), ""),
         ("vllm", Settings(dtype="auto", kv_cache_dtype="auto"), "--dtype auto --kv-cache-dtype auto"),
         ("tgi", Settings(dtype="auto", kv_cache_dtype="auto"), ""),
         ("llamacpp", Settings(kv_cache_dtype="auto"), ""),
@@ -113,8 +116,8 @@ def test_a_flag_of_the_engines_own_wins_over_the_setting() -> None:
 
 
 def test_what_the_engine_says_stands_beside_what_was_asked() -> None:
-    identity = Identity("vllm", max_num_seqs=128, dtype="bfloat16", cuda_graphs="off", prefix_caching=True)
-    asked = Settings(max_num_seqs=256, dtype="bf16", prefix_cache=False, enforce_eager=True)
+    identity = Identity("vllm", max_num_seqs=128, dtype="bfloat16", cuda_graphs="off", prefix_cache=True)
+    asked = Settings(max_num_seqs=256, dtype="bf16", prefix_cache=False, cuda_graphs=0)
     rows = {
         row.name: row for row in ENGINES["vllm"].settings_read(identity, asked, {"dtype": "--dtype bf16"})
     }
@@ -125,7 +128,7 @@ def test_what_the_engine_says_stands_beside_what_was_asked() -> None:
     )
     assert [name for name, row in rows.items() if row.differs] == ["max_num_seqs", "prefix_cache"]
     assert (rows["prefix_cache"].asked, rows["prefix_cache"].actual) == ("off", "on")
-    assert not rows["enforce_eager"].differs
+    assert not rows["cuda_graphs"].differs
 
 
 @pytest.mark.parametrize(
@@ -152,9 +155,9 @@ def test_lightllms_and_tgis_own_words_for_the_kv_cache_are_read_as_ours() -> Non
         body = {"/get_server_info": b'{"llm_kv_type": "int8kv", "data_type": "bf16"}'}.get(path, b"{}")
         return HttpReply(200, {}, body)
 
-    assert ENGINES["lightllm"].identify(info, "").kv_dtype == "int8"
+    assert ENGINES["lightllm"].identify(info, "").kv_cache_dtype == "int8"
     log = "Args {\n    kv_cache_dtype: Some(\n        Fp8e4m3fn,\n    ),\n}"
-    assert ENGINES["tgi"].identify(info, log).kv_dtype == "fp8_e4m3"
+    assert ENGINES["tgi"].identify(info, log).kv_cache_dtype == "fp8_e4m3"
 
 
 RECORDED = {
@@ -164,7 +167,7 @@ RECORDED = {
         (
             "max_num_batched_tokens 4096, max_model_len 4096, dtype bfloat16, kv_cache_dtype bfloat16, "
             "quantization none, prefix_cache off, chunked_prefill on, gpu_memory_utilization 1.0, "
-            "cuda_graphs off, enforce_eager on"
+            "cuda_graphs off"
         ),
     ),
     "lightllm": (
@@ -174,7 +177,7 @@ RECORDED = {
             "max_num_seqs 8, max_num_batched_tokens 512, max_model_len 512, dtype bfloat16, "
             "kv_cache_dtype bfloat16, quantization none, tensor_parallel_size 1, data_parallel_size 1, "
             "expert_parallel off, prefix_cache on, chunked_prefill on, gpu_memory_utilization 0.8, "
-            "cuda_graphs up to 256, enforce_eager off"
+            "cuda_graphs up to 256"
         ),
     ),
     "vllm": (
@@ -187,7 +190,7 @@ RECORDED = {
         (
             "max_model_len 2048, dtype bfloat16, kv_cache_dtype bfloat16, quantization none, "
             "tensor_parallel_size 1, pipeline_parallel_size 1, data_parallel_size 1, prefix_cache on, "
-            "chunked_prefill on, gpu_memory_utilization 0.92, cuda_graphs off, enforce_eager on"
+            "chunked_prefill on, gpu_memory_utilization 0.92, cuda_graphs off"
         ),
     ),
     "sglang": (
@@ -201,7 +204,7 @@ RECORDED = {
         (
             "max_num_seqs 4096, max_num_batched_tokens 4096, max_model_len 4096, tensor_parallel_size 1, "
             "pipeline_parallel_size 1, data_parallel_size 1, expert_parallel off, prefix_cache off, "
-            "chunked_prefill on, gpu_memory_utilization 0.1, cuda_graphs off, enforce_eager on"
+            "chunked_prefill on, gpu_memory_utilization 0.1, cuda_graphs off"
         ),
     ),
     "llamacpp": (
@@ -253,7 +256,6 @@ SAMPLES: dict[str, tuple[object, ...]] = {
     "chunked_prefill": (False, True),
     "gpu_memory_utilization": (0.9,),
     "cuda_graphs": (512,),
-    "enforce_eager": (True, False),
 }
 """By setting a value to send; where an engine refuses it, the next."""
 COLUMNS = ("vllm", "sglang", "tgi", "lightllm", "llamacpp", "trtllm", "transformers")
@@ -295,7 +297,8 @@ SILLY: tuple[tuple[tuple[str, ...], str], ...] = (
     (("--dtype", "float12"), "--dtype float12: expected one of"),
     (("--max-num-seqs", "0"), "--max-num-seqs 0: expected at least 1"),
     (("--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization 1.5: expected a share above 0"),
-    (("--enforce-eager", "--cuda-graphs", "8"), "contradict each other"),
+    (("--enforce-eager",), "--enforce-eager is gone: say --cuda-graphs 0"),
+    (("--cuda-graphs", "-1"), "--cuda-graphs -1: expected at least 0"),
     (("--dtype", "bfloat16"), "cannot be given --dtype bfloat16"),
     (
         ("--url", "http://127.0.0.1:1", "--max-num-seqs", "4"),

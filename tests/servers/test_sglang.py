@@ -154,29 +154,29 @@ def test_it_identifies_a_recorded_server_and_what_it_chose_itself_from_its_log()
         "model": "/models/tiny",
         "max_model_len": 4096,  # `context_length` is null: only /v1/models says it
         "dtype": "bfloat16",
-        "kv_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
         "kv_tok": 1022593,
         "kv_block_tok": 1,
         "kv_bytes": 2094272512,
         # no weight_bytes: the gauge says -1.9e-05, it was not measured
         "max_num_seqs": 4096,
-        "max_batched_tok": 4096,  # a chunk, not --max-prefill-tokens
+        "max_num_batched_tokens": 4096,  # a chunk, not --max-prefill-tokens
         "chunked_prefill": True,
         "cuda_graphs": "off",
         "attention": "torch_native",
         "system": "cpu",
-        "pipeline_parallel": 1,
-        "data_parallel": 1,
+        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
         "expert_parallel": False,
-        "memory_fraction": 0.1,
-        "prefix_caching": False,
-        "tensor_parallel": 1,
+        "gpu_memory_utilization": 0.1,
+        "prefix_cache": False,
+        "tensor_parallel_size": 1,
     }
 
 
 def test_of_a_server_found_running_the_data_type_that_it_chose_is_not_known() -> None:
     identity = ENGINE.identify(recorded, "")
-    assert (identity.dtype, identity.kv_dtype) == (None, None)
+    assert (identity.dtype, identity.kv_cache_dtype) == (None, None)
 
 
 def test_gauges_count_hits_of_every_source_and_priorities_once() -> None:

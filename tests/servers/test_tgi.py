@@ -174,18 +174,30 @@ def test_it_identifies_a_server_by_its_info_and_its_log() -> None:
     assert (identity.version, identity.model, identity.max_model_len) == ("3.3.7", "/m", 4096)
     assert (identity.kv_tok, identity.kv_block_tok) == (43808, 1)
     assert (identity.admission_limit, identity.max_num_seqs) == (128, None)
-    assert (identity.prefix_caching, identity.tensor_parallel, identity.max_batched_tok) == (True, 2, 8192)
+    assert (identity.prefix_cache, identity.tensor_parallel_size, identity.max_num_batched_tokens) == (
+        True,
+        2,
+        8192,
+    )
     assert ENGINE.identify(info, "").kv_tok is None
 
 
 def test_what_a_real_launcher_logs_is_read_back() -> None:
     log = (GOLDEN / "tgi" / "server.log").read_text()
     identity = ENGINE.identify(lambda path: golden_reply("tgi/info.http"), log)
-    assert (identity.dtype, identity.kv_dtype, identity.quantization) == ("bfloat16", "bfloat16", "none")
-    assert (identity.max_batched_tok, identity.admission_limit, identity.max_num_seqs) == (4096, 4, None)
+    assert (identity.dtype, identity.kv_cache_dtype, identity.quantization) == (
+        "bfloat16",
+        "bfloat16",
+        "none",
+    )
+    assert (identity.max_num_batched_tokens, identity.admission_limit, identity.max_num_seqs) == (
+        4096,
+        4,
+        None,
+    )
     assert (identity.max_model_len, identity.max_input_tok) == (4096, 4095)
     assert (identity.attention, identity.chunked_prefill) == ("flashdecoding-ipex", True)
-    assert identity.prefix_caching is False
+    assert identity.prefix_cache is False
     limited = log.replace("max_batch_size: None", "max_batch_size: Some(\\n        128,\\n    )")
     assert ENGINE.identify(lambda path: golden_reply("tgi/info.http"), limited).max_num_seqs == 128
 

@@ -92,16 +92,16 @@ def test_it_identifies_a_server_from_its_endpoints_and_its_log() -> None:
         "model": "models/m5",
         "max_model_len": 2048,
         "dtype": "bfloat16",
-        "kv_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
         "kv_tok": 1_048_576,
         "kv_block_tok": 128,
         "kv_bytes": 2 * 2**30,
         "weight_bytes": None,
         "max_num_seqs": None,
-        "max_batched_tok": None,
+        "max_num_batched_tokens": None,
         "vocab_size": None,
-        "prefix_caching": True,
-        "tensor_parallel": 1,
+        "prefix_cache": True,
+        "tensor_parallel_size": 1,
     }
     assert {name: identity[name] for name in expected} == expected
     assert raw["cache_config"]["num_gpu_blocks"] == "8192"
@@ -117,7 +117,7 @@ def test_memory_and_limits_come_from_the_log_of_every_worker() -> None:
     identity = ENGINE.identify(nothing, lines)
     assert identity.weight_bytes == 15 * 2**30
     assert identity.kv_bytes == 50.25 * 2**30
-    assert (identity.max_num_seqs, identity.max_batched_tok) == (256, 8192)
+    assert (identity.max_num_seqs, identity.max_num_batched_tokens) == (256, 8192)
 
 
 @pytest.mark.parametrize(

@@ -325,10 +325,10 @@ def test_the_adapter_asks_reads_and_identifies(client: httpx.Client) -> None:
         return HttpReply(reply.status_code, dict(reply.headers), reply.content)
 
     identity = REFERENCE.identify(get, "")
-    assert (identity.kv_tok, identity.max_num_seqs, identity.max_batched_tok) == (384, 4, 64)
+    assert (identity.kv_tok, identity.max_num_seqs, identity.max_num_batched_tokens) == (384, 4, 64)
     assert (identity.vocab_size, identity.max_model_len, identity.dtype) == (300, 256, "float32")
-    assert (identity.kv_dtype, identity.kv_block_tok, identity.prefix_caching) == ("float32", 16, True)
-    assert (identity.engine, identity.tensor_parallel) == ("reference", 1)
+    assert (identity.kv_cache_dtype, identity.kv_block_tok, identity.prefix_cache) == ("float32", 16, True)
+    assert (identity.engine, identity.tensor_parallel_size) == ("reference", 1)
     assert identity.kv_bytes == 384 * 2 * 2 * 2 * 8 * 4
     target = Target(str(client.base_url), client.get("/v1/models").json()["data"][0]["id"])
     call = REFERENCE.encode(Request(0, (5, 6, 7), None, 3, 6), target)

@@ -1,0 +1,69 @@
+"""Options as flags of the command: argparse's arguments are made from the rows of `workloads/options.py`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from workloads.options import Option, options_of
+from workloads.request import WorkloadError
+
+T = TypeVar("T")
+
+
+class Once(argparse.Action):
+    """A flag that may be given once: the second of two would win without a word."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        if getattr(namespace, self.dest, self.default) != self.default:
+            parser.error(f"{option_string} is given twice; give it once")
+        setattr(namespace, self.dest, values)
+
+
+def add_options(
+    group: argparse._ActionsContainer, kind: type, *names: str, once: bool = False, about: str = ""
+) -> None:
+    """The flags of a dataclass of options: all of them, or these; `about` stands before their help."""
+    for row in options_of(kind).values():
+        if not names or row.name in names:
+            group.add_argument(row.flag, **_argument(row, once=once), help=about + row.help)
+
+
+def _argument(row: Option, *, once: bool) -> dict[str, Any]:
+    if row.is_switch:
+        return {"action": "store_true"}
+    if row.many:
+        return {"action": "append", "default": [], "metavar": row.metavar}
+    how: dict[str, Any] = {"default": row.default, "type": _parser_of(row.parse), "metavar": row.metavar}
+    if once:
+        how["action"] = Once
+    if row.choices is not None:
+        how["choices"] = row.choices
+    if row.bare is not None:
+        how |= {"nargs": "?", "const": row.bare}
+    return how
+
+
+def _parser_of(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """The parser with its own words for what is wrong; argparse has some for plain numbers."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except WorkloadError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse if parse in (int, float, str) else parsed
+
+
+def read_options(kind: type[T], args: argparse.Namespace, **more: Any) -> T:
+    """The dataclass as the flags say it; `more` are its other fields."""
+    values = {name: getattr(args, name) for name in options_of(kind) if hasattr(args, name)}
+    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}, **more)

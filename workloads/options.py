@@ -1,0 +1,125 @@
+"""Options: what a user may say about a run, each declared once, as a field of a dataclass.
+
+The same row makes the flag (`burstline/flags.py`), the key of a suite's table
+(`burstline/suites/toml_table.py`), the words of a command line and the entry of a manifest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal
+
+from workloads.request import WorkloadError
+
+_KEY: Final = "option"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `parse` makes a value of a word and raises ValueError where it cannot.
+
+    `bare` is the value where the flag stands without one. `choices` are all words that it takes; `many`: it
+    may be given several times, and its value is a tuple.
+    """
+
+    help: str
+    parse: Callable[[str], Any] = str
+    metavar: str | None = None
+    choices: tuple[str, ...] | None = None
+    many: bool = False
+    bare: Any = None
+    name: str = ""
+    default: Any = None
+
+    @property
+    def flag(self) -> str:
+        return flag_of(self.name)
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether it takes no value."""
+        return self.parse is bool
+
+    def words(self, value: Any) -> tuple[str, ...]:
+        """The flags that say this value."""
+        if self.is_switch:
+            return (self.flag,)
+        if self.many:
+            return tuple(word for each in value for word in (self.flag, each))
+        if self.bare is not None and value == self.bare:
+            return (self.flag,)
+        return self.flag, as_text(value)
+
+
+def option(
+    help: str,  # noqa: A002
+    default: Any = None,
+    *,
+    parse: Callable[[str], Any] = str,
+    **rest: Any,
+) -> Any:
+    """A dataclass's field that is an option."""
+    return field(default=default, metadata={_KEY: Option(help, parse, **rest)})
+
+
+def options_of(kind: type[Any]) -> Mapping[str, Option]:
+    """The options of a dataclass by name, in their order."""
+    return {
+        each.name: replace(each.metadata[_KEY], name=each.name, default=each.default)
+        for each in fields(kind)
+        if _KEY in each.metadata
+    }
+
+
+def given(value: object) -> Iterator[tuple[Option, Any]]:
+    """Every option of a dataclass that has another value than its default."""
+    for each in options_of(type(value)).values():
+        own = getattr(value, each.name)
+        if own != each.default:
+            yield each, own
+
+
+def words_of(value: object, but: Collection[str] = ()) -> tuple[str, ...]:
+    """The flags that say what is not default in a dataclass of options."""
+    return tuple(word for each, own in given(value) if each.name not in but for word in each.words(own))
+
+
+def flag_of(name: str) -> str:
+    """The flag of an option."""
+    return "--" + name.replace("_", "-")
+
+
+def as_text(value: object) -> str:
+    """A value as a word that its option parses."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
+
+
+def on_or_off(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise WorkloadError(f"expected on or off, not {text!r}")
+    return text == "on"
+
+
+def share(text: str) -> float:
+    """0.05 and 5% are the same."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise WorkloadError(f"expected a share such as 0.01 or 1%, not {text!r}") from None
+
+
+def number_or_auto(text: str) -> int | Literal["auto"]:
+    try:
+        return "auto" if text == "auto" else int(text)
+    except ValueError:
+        raise WorkloadError(f"expected a number or auto, not {text!r}") from None
+
+
+def with_parts(text: str) -> tuple[str, dict[str, str]]:
+    """`FILE,speed=2,window=0..60` as what stands first and the parts by name; a part may hold commas."""
+    first, *parts = re.split(r",(?=[A-Za-z_][\w.]*=)", text)
+    return first, {key: value for key, _, value in (part.partition("=") for part in parts)}
