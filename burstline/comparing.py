@@ -14,7 +14,7 @@ from reports.compare.sweep_load import SweepLoad, differ_in_load_alone, load_of
 if TYPE_CHECKING:
     from loadgen.record.manifest import Manifest
     from loadgen.record.rundir import Run
-    from loadgen.verdict.verdict import Reason
+    from loadgen.record.verdict import Reason
     from reports.compare.comparison import Comparison
 
 CHECKED: Final = {
@@ -94,8 +94,8 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
 
 def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
+    from loadgen.record.verdict import Reason
     from loadgen.verdict.factors import DEFAULT, NOT_STATED
-    from loadgen.verdict.verdict import Reason
 
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
     odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])

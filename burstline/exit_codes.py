@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadgen.metrics.summary_types import Summary
+    from loadgen.record.summary import Summary
 
 DONE = 0
 OUR_BUG = 1

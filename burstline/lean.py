@@ -53,7 +53,7 @@ def import_report() -> None:
             "burstline.machine.efficiency",
             "burstline.machine.roofline_input",
             "roofline.reconcile.reconcile",
-            "loadgen.metrics.summary",
+            "loadgen.summarize",
             "matplotlib.backends.backend_svg",
             "pyarrow.compute",
             "reports.digest",

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from loadgen.metrics.summary_types import Summary
 from loadgen.record.manifest import Manifest
 from loadgen.record.record import OUTCOME_WORDS, Outcome, failed
+from loadgen.record.summary import Summary
+from loadgen.record.verdict import State
 from loadgen.stats.figure import Absent, Estimate, Figure
-from loadgen.verdict.verdict import State
 from reports.blocks import Answer
 from reports.number_format import count, counted, duration, number
 from reports.run_view import View

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from loadgen.metrics.summary_types import Instrument, Result, Summary
+from loadgen.record.summary import Instrument, Summary
+from loadgen.record.verdict import Result, State
 from loadgen.stats.figure import Absent, Estimate
 from loadgen.verdict.comparable import ALONE, COMPARABLE
-from loadgen.verdict.verdict import State
 from reports.blocks import Banner
 from reports.number_format import duration
 from reports.run_view import View

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from loadgen.verdict.verdict import Reason
+from loadgen.record.verdict import Reason
 from reports.figures.drawing import Plot
 from reports.tables import Table
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.metrics.summary_types import Section, Summary
 from loadgen.record.record import OUTCOME_WORDS
 from loadgen.record.rundir import Run
+from loadgen.record.summary import Section, Summary
 from loadgen.stats.figure import Estimate
 from reports.answer import answer
 from reports.banner import banner, facts, title

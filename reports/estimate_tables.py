@@ -11,8 +11,8 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary_types import NamedFigure, Section, SessionFigures
 from loadgen.record.columns import Floats
+from loadgen.record.summary import NamedFigure, Section, SessionFigures
 from loadgen.stats.estimates import ONE_RUN
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.number_format import Scale, duration, interval, point, scale_of

@@ -9,13 +9,13 @@ from itertools import chain
 import numpy as np
 
 from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.metrics.summary import summarize_run
-from loadgen.metrics.summary_types import Summary
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run
+from loadgen.record.summary import Summary
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.figure import Absent
+from loadgen.summarize import summarize_run
 from reports.estimate_tables import HEADLINE, QUANTILES, is_per_request, nearest
 from reports.figures.series import sending_order
 from reports.request_sample import Shown, shown_of

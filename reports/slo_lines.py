@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.metrics.summary_types import Goodput, Summary
+from loadgen.record.summary import Goodput, Summary
 from loadgen.stats.figure import Absent, Estimate
 from reports.blocks import TargetLine
 from reports.number_format import count, number, with_interval

@@ -71,8 +71,8 @@ from workloads.warm_up import WarmUp
 if TYPE_CHECKING:
     from burstline.cluster.session import RayOptions
     from burstline.driver_processes import DriverProcesses
-    from loadgen.metrics.summary_types import Summary
     from loadgen.record.decode import Decoding
+    from loadgen.record.summary import Summary
 
 
 LATE_S = 0.5

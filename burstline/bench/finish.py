@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
     from burstline.bench.server_session import Site
-    from loadgen.metrics.summary_types import Summary
+    from loadgen.record.summary import Summary
 
 
 def begin_early(run: RunDir, engine: Engine) -> Decoding | None:

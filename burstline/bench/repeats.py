@@ -20,7 +20,7 @@ from burstline.bench.noise import remember
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, Where, serving
 from loadgen.record.rundir import Run, open_run
-from loadgen.verdict.verdict import State
+from loadgen.record.verdict import State
 from servers.engine import Engine
 from workloads.request import WorkloadError
 

@@ -10,7 +10,7 @@ from burstline.parallel import share
 from loadgen.record.rundir import RunDir, open_run
 
 if TYPE_CHECKING:
-    from loadgen.metrics.summary_types import Summary
+    from loadgen.record.summary import Summary
 
 MOST_EVENTS_SHARED: Final = 1 << 24
 """Figures of more events are drawn one by one: each process that draws needs memory for its sums."""
@@ -20,7 +20,7 @@ def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
     import_lean()
     from burstline.machine.efficiency import beside_others, reconciled, suspect
-    from loadgen.metrics.summary import summarize_run
+    from loadgen.summarize import summarize_run
     from reports.page.page import one_by_one, render
 
     opened = open_run(run.path)

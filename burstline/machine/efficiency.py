@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from burstline.machine.hints import DEVICE_FILE
-from loadgen.metrics.summary_types import Instrument
 from loadgen.record.rundir import Run
+from loadgen.record.summary import Instrument
+from loadgen.record.verdict import Reason
 from loadgen.stats.figure import Absent
-from loadgen.verdict.verdict import Reason
 from roofline.errors import RooflineError
 from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 

@@ -95,7 +95,7 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
 
 def _printed(run: "Run", name: str) -> str:
     """The run's summary as text or JSON, also of one that was killed half-way."""
-    from loadgen.metrics.summary import summarize_run
+    from loadgen.summarize import summarize_run
     from reports.digest import overview
     from reports.formats.text import text
 

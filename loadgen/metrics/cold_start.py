@@ -8,12 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import ttft_service
+from loadgen.metrics.definitions import QUANTILES, ttft_service
 from loadgen.record.columns import Columns
+from loadgen.record.verdict import Reason, tolerance_s
 from loadgen.stats.estimates import early_stopping_floor, label
 from loadgen.stats.quantiles import quantile_of
-from loadgen.verdict.grades import QUANTILES, tolerance_s
-from loadgen.verdict.verdict import Reason
 
 SIZES: Final = (3, 5, 10, 20, 50, 100, 200, 500)
 """How many first requests are looked at together."""

@@ -18,6 +18,7 @@ from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.stats.quantiles import Samples as Samples
 from loadgen.stats.quantiles import each_once
 
+QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 STALL_FLOOR_S: Final = 0.2
 STALL_FACTOR: Final = 5.0
 

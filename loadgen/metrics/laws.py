@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.metrics.summary_types import Summary
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns
+from loadgen.record.summary import Summary
+from loadgen.record.verdict import Reason
 from loadgen.stats.estimates import Absent, Figure
-from loadgen.verdict.verdict import Reason
 
 ROUNDING: Final = 1e-6
 QUANTILES: Final = ("p50", "p90", "p95", "p99")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.metrics.summary_types import Cost, Memory
 from loadgen.record.drive_report import DriveReport
+from loadgen.record.summary import Cost, Memory
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 from servers.identity import Identity

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from loadgen.metrics.summary_types import ScheduleFigures
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import ArrivalFacts
+from loadgen.record.summary import ScheduleFigures
 from loadgen.stats.estimates import Absent, Figure, measured
 from workloads import achieved
 

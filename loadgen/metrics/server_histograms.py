@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import e2e_service, gaps, ttft_service
-from loadgen.metrics.summary_types import Agreement
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.summary import Agreement
 from loadgen.record.telemetry import Watched
+from loadgen.record.verdict import FLOOR_S, Reason
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import Ranked, each_once
-from loadgen.verdict.grades import FLOOR_S
-from loadgen.verdict.verdict import Reason
 
 LATENCIES = ("ttft", "itl", "e2e")
 UNEXPLAINED = 0.05

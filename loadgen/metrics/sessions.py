@@ -10,16 +10,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.metrics.summary_types import Quantiles, SessionFigures, TurnFigures
+from loadgen.metrics.definitions import METRICS, QUANTILES, latencies
 from loadgen.metrics.throughput import NO_SUCCESS, prompt_tok
 from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.record.record import Outcome
 from loadgen.record.rundir import Run
+from loadgen.record.summary import Quantiles, SessionFigures, TurnFigures
 from loadgen.stats.estimates import Absent, Figure, label, measured
 from loadgen.stats.quantiles import Samples, mean, percentiles
 
-QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 _UNFINISHED: Final = (Outcome.NOT_SENT.value, Outcome.CANCELLED.value)
 NO_CACHE_COUNTS: Final = Absent("the server does not report cached tokens by request")
 NO_FOLLOWERS: Final = Absent("no turn follows another")

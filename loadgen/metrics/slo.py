@@ -17,13 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record.columns import Columns
 from loadgen.record.manifest import RunNoise
+from loadgen.record.summary import Summary
+from loadgen.record.verdict import Grade, Result, State, TargetResult
 from loadgen.stats.across_runs import Noise
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
-from loadgen.verdict.grades import Grade
-from loadgen.verdict.verdict import State
 from workloads.request import WorkloadError
 
 _PERCENTILES: Final = ("p50", "p90", "p95", "p99")

@@ -18,11 +18,11 @@ import numpy as np
 from loadgen.metrics.definitions import e2e, e2e_due, e2e_service, tpot, ttft
 from loadgen.metrics.throughput import Window
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.verdict import Reason
 from loadgen.stats import distributions
 from loadgen.stats.estimates import Absent, Figure, measured
 from loadgen.stats.quantiles import quantile_of
 from loadgen.stats.stationarity import Trend, mann_kendall, warm_up_end
-from loadgen.verdict.verdict import Reason
 
 STEADY_PATTERNS: Final = ("constant", "poisson", "gamma")
 """Arrivals at one rate: only there is a drift the server's own."""

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
-from loadgen.metrics.summary_types import Burst, Concurrency, Stalls, Throughput
 from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.record.record import Outcome
+from loadgen.record.summary import Burst, Concurrency, Stalls, Throughput
 from loadgen.record.telemetry import Watched
 from loadgen.stats.distributions import rankdata
 from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.metrics.summary_types import Conservation, LengthFigures, LengthSummary
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
+from loadgen.record.summary import Conservation, LengthFigures, LengthSummary
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 

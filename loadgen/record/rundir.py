@@ -1,8 +1,7 @@
 """A run on disk: one folder that holds what was asked, what came back and what was made of it.
 
 `RunDir` writes it, file by file, each as `*.partial` first and renamed when whole; `Run` reads it, also where
-the run was killed half-way. pyarrow is imported where a table is first written or read: a run begins
-without it.
+the run was killed half-way.
 """
 
 from __future__ import annotations
@@ -20,23 +19,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
+from loadgen.record.columns import Columns, columns_of, joined_columns
+from loadgen.record.decode import decode_run
 from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
 from loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
+from loadgen.record.summary import Summary
+from loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, as_records, telemetry_table
+from loadgen.record.telemetry import Telemetry
 from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
 from servers.redact import without_secrets
 from servers.registry import ENGINES
 from workloads.plan import Plan
+from workloads.plan_table import WITHOUT_PROMPTS, plan_of_table, plan_tables, requests_without_prompts
 from workloads.request import Request, WorkloadError
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-
-    from loadgen.metrics.summary_types import Summary
-    from loadgen.record.columns import Columns
-    from loadgen.record.telemetry import Telemetry
 
 _MANIFEST: Final = "manifest.json"
 _N_AT_ONCE: Final = 8192
@@ -97,10 +100,6 @@ class RunDir:
         return self.path / "report.html"
 
     def save_plan(self, plan: Plan) -> None:
-        import pyarrow as pa
-
-        from workloads.plan_table import plan_tables
-
         self._save("plan.parquet", plan_tables(plan))
         pa.default_memory_pool().release_unused()  # 20 MB that the load would find taken
 
@@ -115,8 +114,6 @@ class RunDir:
 
     def save_telemetry(self, rows: Iterable[Row], t0_ns: int = 0) -> None:
         """What the watcher saw; `t0_ns`, the run's start, is taken off every `at_ns`."""
-        from loadgen.record.tables import telemetry_table
-
         self._save("telemetry.parquet", [telemetry_table(rows, t0_ns)])
 
     def save_steps(self, steps: pa.Table) -> None:
@@ -129,8 +126,6 @@ class RunDir:
         write_bytes(self.report, html.encode())
 
     def _save(self, name: str, parts: Iterable[pa.Table]) -> None:
-        import pyarrow.parquet as pq
-
         with disk_errors(self.path / name), renamed(self.path / name) as partial:
             parts = iter(parts)
             first = next(parts)
@@ -161,18 +156,12 @@ class Run:
 
     @cached_property
     def plan(self) -> Plan:
-        from workloads.plan_table import plan_of_table
-
         self._need_plan()
         return plan_of_table(self._read("plan.parquet"))
 
     @cached_property
     def asked(self) -> list[Request]:
         """The plan's requests, empty `prompt_ids` standing for ids: a large plan is mostly those."""
-        import pyarrow.parquet as pq
-
-        from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
-
         self._need_plan()
         names = pq.read_schema(self.path / "plan.parquet").names
         table = self._read("plan.parquet", [name for name in names if name in WITHOUT_PROMPTS])
@@ -183,9 +172,6 @@ class Run:
 
         Columns that an older version did not write are left out.
         """
-        import pyarrow.compute as pc
-        import pyarrow.parquet as pq
-
         if not (self.path / "plan.parquet").exists():
             return None
         known = set(pq.read_schema(self.path / "plan.parquet").names)
@@ -201,8 +187,6 @@ class Run:
         Decoded anew from the captures where the run was cut off before that; a request without a capture is
         `cancelled`. Read again each time, for it is most of the memory that a large run takes.
         """
-        from loadgen.record.tables import as_records
-
         table = self._read("records.parquet")
         return self._decoded if table is None else as_records(table)
 
@@ -213,8 +197,6 @@ class Run:
     @cached_property
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
-        from loadgen.record.tables import PER_REQUEST, as_records
-
         table = self._read("records.parquet", PER_REQUEST)
         whole = self._decoded if table is None else as_records(table)
         return whole.select(PER_REQUEST)
@@ -222,10 +204,6 @@ class Run:
     @cached_property
     def columns(self) -> Columns:
         """The same as arrays, in seconds."""
-        import pyarrow as pa
-
-        from loadgen.record.columns import columns_of, joined_columns
-
         parts = self._parts("records.parquet")
         columns = joined_columns(parts) if parts else columns_of(self._decoded)
         pa.default_memory_pool().release_unused()  # a large run's token times, and what decoding took
@@ -240,8 +218,6 @@ class Run:
     @cached_property
     def watched(self) -> Telemetry:
         """What the watcher saw, as arrays; empty where nothing was watched."""
-        from loadgen.record.telemetry import Telemetry
-
         table = self._read("telemetry.parquet")
         return Telemetry.empty() if table is None else Telemetry.of(table)
 
@@ -258,8 +234,6 @@ class Run:
     @cached_property
     def summary(self) -> Summary | None:
         """The summary on disk; WorkloadError, in one line, where a type in it is wrong."""
-        from loadgen.metrics.summary_types import Summary
-
         path = self.path / "summary.json"
         if not path.exists():
             return None
@@ -282,8 +256,6 @@ class Run:
             raise WorkloadError(
                 f"{self.path} was made with engine {engine!r}; known are {', '.join(ENGINES)}"
             )
-        from loadgen.record.decode import decode_run
-
         return decode_run(self.path, ENGINES[engine].decode)
 
     def _need_plan(self) -> None:
@@ -291,8 +263,6 @@ class Run:
             raise WorkloadError(f"{self.path} has no plan.parquet: the run ended before its plan was written")
 
     def _read(self, name: str, columns: list[str] | None = None) -> pa.Table | None:
-        import pyarrow as pa
-
         parts = self._parts(name, columns)
         return None if parts is None else pa.concat_tables(parts)
 
@@ -302,9 +272,6 @@ class Run:
         return self._read_parts(path, columns) if path.exists() else None
 
     def _read_parts(self, path: Path, columns: list[str] | None) -> Iterator[pa.Table]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
             with pq.ParquetFile(path, memory_map=True) as file:
                 yield file.read_row_groups([], columns)
@@ -342,10 +309,7 @@ def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
     names = [name for name in names if (run / name).exists()]
     if not names:
         return
-    from loadgen.record import tables
-
-    schemas = {"records.parquet": tables.RECORDS, "telemetry.parquet": tables.TELEMETRY}
-    schemas |= {"counts.parquet": tables.COUNTS}
+    schemas = {"records.parquet": RECORDS, "telemetry.parquet": TELEMETRY, "counts.parquet": COUNTS}
     for name in names:
         expected = schemas[name]
         n_rows, schema = _shape_of(run / name)
@@ -365,9 +329,6 @@ def _n_planned(run: Path, manifest: Manifest) -> int | None:
     path = run / "plan.parquet"
     if not path.exists():
         return None
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     n_rows, schema = _shape_of(path)
     sha256 = (schema.metadata or {}).get(b"sha256", b"").decode(errors="replace")
     if manifest.plan_sha256 not in (None, sha256):
@@ -383,9 +344,6 @@ def _n_planned(run: Path, manifest: Manifest) -> int | None:
 
 def _shape_of(path: Path) -> tuple[int, pa.Schema]:
     """A table's rows and columns, from its footer; WorkloadError where it would unpack to an absurd size."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
         with pq.ParquetFile(path) as file:
             metadata, schema = file.metadata, file.schema_arrow

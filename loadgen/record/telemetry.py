@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from loadgen.stats.estimates import Absent, Figure, measured
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from loadgen.record.columns import Floats
+from loadgen.record.columns import Floats
+from loadgen.stats.figure import Absent, Figure, measured
 
 
 class Series(NamedTuple):

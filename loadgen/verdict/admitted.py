@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from loadgen.record.verdict import Reason, State
 from loadgen.stats.across_runs import LEAST_RUNS
 from loadgen.verdict.served_work import Work
-from loadgen.verdict.verdict import Reason, State
 
 
 def admitted(works: Sequence[Work]) -> tuple[tuple[Work, ...], tuple[Reason, ...]]:

@@ -11,8 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from loadgen.record.verdict import Reason, State, state_of, worst
 from loadgen.verdict.served_work import Work
-from loadgen.verdict.verdict import Reason, State, state_of, worst
 from servers.settings import EQUAL
 from workloads.options import flag_of
 

@@ -7,63 +7,19 @@ What counts is the effect on that very percentile, never a percentile of the lag
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Final
 
 import numpy as np
 
-from loadgen.metrics.definitions import METRICS, Metric, gap_samples, gaps, latencies, samples_of
+from loadgen.metrics.definitions import METRICS, QUANTILES, Metric, gap_samples, gaps, latencies, samples_of
 from loadgen.record.columns import Columns, Floats, seconds_or_nan
+from loadgen.record.verdict import Grade, PercentileGrade, tolerance_s
 from loadgen.stats.estimates import early_stopping_floor, label
 from loadgen.stats.quantiles import Samples, quantile_of
 
-QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
-FLOOR_S: Final = 1e-3
-SHARE: Final = 0.01
-"""The instrument may move a percentile by 1 ms or by 1% of it, whichever is more."""
-
-
-class Grade(StrEnum):
-    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have."""
-
-    OK = "ok"
-    AS_SENT = "as-sent"
-    UNRELIABLE = "unreliable"
-
-
-@dataclass(frozen=True, slots=True)
-class PercentileGrade:
-    """One percentile's grade. Effects are seconds by which lateness moves it, None where that is unknown.
-
-    `as_sent_s` is the percentile counted from the send, where that differs from the one shown.
-    """
-
-    grade: Grade
-    send_effect_s: float | None = None
-    read_effect_s: float | None = None
-    as_sent_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "grade": str(self.grade),
-            "send_effect_s": self.send_effect_s,
-            "read_effect_s": self.read_effect_s,
-            "as_sent_s": self.as_sent_s,
-        }
-
-
-Grades = Mapping[str, Mapping[str, PercentileGrade]]
-"""By metric and percentile ("ttft", "p99"); percentiles that do not exist have no grade."""
-
 _OF_THE_SERVER: Final = ("ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl")
 _FROM_DUE: Final = ("ttft", "e2e", "ttfa")
-
-
-def tolerance_s(value_s: float) -> float:
-    """How far off a latency of this size may be."""
-    return max(FLOOR_S, SHARE * value_s)
 
 
 def grades(c: Columns) -> dict[str, dict[str, PercentileGrade]]:

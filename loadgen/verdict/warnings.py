@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from loadgen.metrics.server_histograms import disagreement
-from loadgen.metrics.summary_types import Conservation, Instrument, Summary
 from loadgen.record.manifest import LOOPBACK, Certificate, WarmUpBursts
 from loadgen.record.record import OUTCOME_WORDS, RECOUNTS, Outcome, failed
+from loadgen.record.summary import Conservation, Instrument, Summary
+from loadgen.record.verdict import Reason
 from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
-from loadgen.verdict.verdict import BUSY, Reason
+from loadgen.verdict.judge import BUSY
 
 NOTABLE = 0.01
 BEYOND = 1.1

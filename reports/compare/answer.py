@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from loadgen.metrics.summary_types import Summary
+from loadgen.record.summary import Summary
 from loadgen.stats.figure import Absent, Estimate
 from loadgen.stats.significance import Answer as Decided
 from loadgen.stats.significance import Contrast

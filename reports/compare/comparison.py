@@ -12,11 +12,11 @@ import numpy as np
 from loadgen.metrics.definitions import METRICS
 from loadgen.record.columns import Floats
 from loadgen.record.rundir import Run
+from loadgen.record.verdict import Reason
 from loadgen.stats.figure import Estimate, Figure
 from loadgen.verdict.admitted import admitted
 from loadgen.verdict.comparable import ALONE, Comparability, comparability
 from loadgen.verdict.served_work import Work, work_of
-from loadgen.verdict.verdict import Reason
 from reports.compare.pooled_figures import Path, figure_of
 from reports.compare.significance_text import Contrasts, Pair, better, contrasts_of, turned
 from reports.compare.sweep_load import differ_in_load_alone

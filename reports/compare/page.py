@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
+from loadgen.record.verdict import State
 from loadgen.verdict.comparable import ALONE, COMPARABLE, UNSAID, Fact
-from loadgen.verdict.verdict import State
 from reports.banner import SWEEP, facts_by_name, tone_of
 from reports.blocks import Banner, Block, Findings, Folded, Note, Side
 from reports.compare import tradeoff

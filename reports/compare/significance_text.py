@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from loadgen.record.verdict import Grade
 from loadgen.stats.across_runs import LEAST_RUNS, Noise
 from loadgen.stats.estimates import Absent
 from loadgen.stats.significance import (
@@ -22,7 +23,6 @@ from loadgen.stats.significance import (
     judged,
     with_noise,
 )
-from loadgen.verdict.grades import Grade
 from reports.compare.pooled_figures import Path, figure_of, points
 from reports.number_format import number
 from reports.run_view import View

@@ -9,10 +9,9 @@ from typing import Final
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.slo import Goal, parse_goal
-from loadgen.metrics.summary_types import Result
 from loadgen.record.manifest import Manifest, ServerFacts
+from loadgen.record.verdict import Result, State
 from loadgen.stats.figure import Absent, Estimate, Figure
-from loadgen.verdict.verdict import State
 from reports.compare.comparison import ComparisonCell, Headline
 from reports.compare.sweep_load import SweepLoad, load_of, work_asked
 from reports.figures.scatter import Reach

@@ -5,8 +5,9 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from loadgen.metrics.slo import state_decides
-from loadgen.metrics.summary_types import Summary, TargetResult
 from loadgen.record.rundir import Run
+from loadgen.record.summary import Summary
+from loadgen.record.verdict import TargetResult
 from loadgen.stats.figure import Absent
 from reports.number_format import with_interval
 from reports.run_view import summary_of

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadgen.metrics.summary_types import Quantiles, Section
 from loadgen.record.columns import Floats
+from loadgen.record.summary import Quantiles, Section
 from loadgen.stats.estimates import label
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.blocks import Block, Folded, Note, Overview, Side, Tile, Tiles

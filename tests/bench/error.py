@@ -28,13 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.bench.fire import fire
 from loadgen.driver.job import Job
-from loadgen.metrics.summary import Context
 from loadgen.record.capture import Capture, Reads
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches
 from loadgen.record.tables import record_table
+from loadgen.record.verdict import tolerance_s
 from loadgen.stats.estimates import early_stopping_floor
-from loadgen.verdict.verdict import tolerance_s
+from loadgen.summarize import Context
 from loadgen.wire.os_limits import ensure_fd_limit
 from servers.messages import HttpReply, Kind, Reply, Target
 from servers.protocol.openai import decode_completion

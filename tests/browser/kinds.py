@@ -10,9 +10,9 @@ from burstline.comparing import comparison_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.suites.execution import comparison_of_suite
-from loadgen.metrics.summary import summarize_run
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run
+from loadgen.summarize import summarize_run
 from reports.compare import page as comparison_page
 from reports.page import page
 from tests.reports import synthetic

@@ -2,10 +2,10 @@
 
 import pytest
 
-from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import Run, RunDir, open_run
+from loadgen.summarize import summarize_run
 from tests.reports import synthetic
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan

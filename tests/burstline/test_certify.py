@@ -27,7 +27,7 @@ from burstline.bench.load_spec import LoadSpec
 from burstline.verbs.certify import told
 from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.record.typed_json import from_json, to_json
-from loadgen.verdict.grades import tolerance_s
+from loadgen.record.verdict import tolerance_s
 
 CLEAN = Certificate(
     errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},

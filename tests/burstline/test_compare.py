@@ -15,10 +15,10 @@ import pytest
 
 from burstline import cli
 from burstline.comparing import CHECKED, CHOSEN, labels_of
-from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, LoadFacts, Manifest, ServerFacts, StageFacts
 from loadgen.record.rundir import RunDir, open_run
+from loadgen.summarize import summarize_run
 from loadgen.verdict.factors import canonical
 from servers.identity import Identity
 from servers.settings import Setting
@@ -561,4 +561,6 @@ def test_starts_of_one_container_are_repeats_and_another_image_is_a_difference(t
     start(1, "vllm:2")
     assert compare(capsys, folders)[1].startswith("vllm image vllm:1 vs vllm image vllm:2")
     start(1, "vllm:1", "-tp", "2")
-    assert compare(capsys, folders)[1].startswith("vllm tensor-parallel-size default vs vllm tensor-parallel-size 2")
+    assert compare(capsys, folders)[1].startswith(
+        "vllm tensor-parallel-size default vs vllm tensor-parallel-size 2"
+    )

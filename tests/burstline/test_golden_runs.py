@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from burstline.cli import main
-from loadgen.metrics.summary import summarize_run
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches
 from loadgen.record.manifest import SCHEMA
 from loadgen.record.rundir import open_run
 from loadgen.record.tables import record_table
+from loadgen.summarize import summarize_run
 from servers.registry import ENGINES
 
 RUNS = Path(__file__).parents[1] / "golden" / "runs"

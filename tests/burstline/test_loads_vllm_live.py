@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from loadgen.metrics.summary import summarize_run
 from loadgen.record.rundir import Run, open_run
 from loadgen.record.telemetry import Watched
+from loadgen.summarize import summarize_run
 from servers.engines.vllm import PYTHON_VARIABLE, Vllm
 from servers.host import process
 from servers.host.ready import wait_ready

@@ -18,7 +18,7 @@ from burstline import cli
 from burstline.bench import experiment
 from loadgen.driver.canary import canary
 from loadgen.record.rundir import open_run
-from loadgen.verdict.verdict import State
+from loadgen.record.verdict import State
 from servers.truth.rig import truth_server
 from servers.truth.script import Script
 

@@ -15,7 +15,7 @@ from burstline import cli, exit_codes
 from burstline.suites import execution
 from burstline.suites.execution import finished_in, run_suite
 from burstline.suites.suite import load_suite, parse_suite, schedule
-from loadgen.metrics.summary_types import Summary
+from loadgen.record.summary import Summary
 from roofline.model.catalog import bundled_models
 from tests.burstline.waiting import wait_until
 from workloads.request import WorkloadError

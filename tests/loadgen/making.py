@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from loadgen.metrics.summary import summarize
 from loadgen.record.capture import Capture
 from loadgen.record.record import Record, record_of
+from loadgen.summarize import summarize
 from servers.messages import Read
 from servers.protocol.openai import decode_completion
 from workloads.request import Request

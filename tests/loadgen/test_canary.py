@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, CanaryErrors, canary, due_after_s
-from loadgen.metrics.summary import Context
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.drive_report import CanaryReport
 from loadgen.record.tables import record_table
+from loadgen.summarize import Context
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.wire import Wire
 from servers.messages import Read

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.metrics.summary import Context
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import record_table
 from loadgen.record.typed_json import from_json, to_json
 from loadgen.stats.estimates import Absent
+from loadgen.summarize import Context
 from loadgen.verdict.certificate import certificate, certified, errors_of, limit
 from servers.truth.exchanges import Served
 from tests.loadgen.making import failed, ok, summarized

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from loadgen.record import tables
 from loadgen.record.columns import columns_of
 from loadgen.record.record import Record
+from loadgen.record.verdict import Reason
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.quantiles import percentile
 from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
 from loadgen.verdict.factors import differing
 from loadgen.verdict.served_work import Work, quantization_of, settings_of
-from loadgen.verdict.verdict import Reason
 from servers.identity import Identity
 from tests.loadgen.making import failed, ok
 from workloads.plan import Plan, fingerprint

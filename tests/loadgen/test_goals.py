@@ -4,14 +4,13 @@ import pytest
 
 from burstline import exit_codes
 from loadgen.metrics.slo import good, judge_goals, parse_goal, state_decides
-from loadgen.metrics.summary import Context
-from loadgen.metrics.summary_types import MetricFigures, Result, Summary, TargetResult, Throughput
 from loadgen.record.columns import columns_of
 from loadgen.record.manifest import RunNoise
+from loadgen.record.summary import MetricFigures, Summary, Throughput
 from loadgen.record.tables import record_table
+from loadgen.record.verdict import Grade, PercentileGrade, Reason, Result, State, TargetResult, Verdict
 from loadgen.stats.estimates import Absent, Estimate
-from loadgen.verdict.grades import Grade, PercentileGrade
-from loadgen.verdict.verdict import Reason, State, Verdict
+from loadgen.summarize import Context
 from tests.loadgen.making import failed, ok, summarized
 from workloads.request import WorkloadError
 

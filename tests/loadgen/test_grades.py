@@ -6,12 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loadgen.metrics.summary import Context
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import RECORDS, record_table
+from loadgen.record.verdict import Grade, State
 from loadgen.stats.estimates import measured
-from loadgen.verdict.grades import Grade, grades
-from loadgen.verdict.verdict import Evidence, State, judge
+from loadgen.summarize import Context
+from loadgen.verdict.grades import grades
+from loadgen.verdict.judge import Evidence, judge
 from tests.loadgen.making import failed, ok, summarized
 
 N = 800

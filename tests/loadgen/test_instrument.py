@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
+from loadgen.metrics.instrument import instrument
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table, telemetry_table
 from loadgen.record.telemetry import Telemetry, Watched
 from loadgen.stats.estimates import Absent
-from loadgen.verdict.instrument import instrument
 from servers.host.telemetry import Row
 from tests.loadgen.making import MS, ok
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from loadgen.metrics.laws import broken_laws
-from loadgen.metrics.summary import Context, summarize
-from loadgen.metrics.summary_types import Summary
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.manifest import ArrivalFacts
+from loadgen.record.summary import Summary
+from loadgen.record.verdict import State
 from loadgen.stats.estimates import Estimate
-from loadgen.verdict.verdict import State
+from loadgen.summarize import Context, summarize
 from tests.loadgen.queueing import queued
 
 

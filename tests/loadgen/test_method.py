@@ -5,7 +5,7 @@ from pathlib import Path
 
 from burstline import exit_codes
 from loadgen.metrics.definitions import METRICS
-from loadgen.verdict.verdict import State
+from loadgen.record.verdict import State
 from tests.pitfalls.test_mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[2]

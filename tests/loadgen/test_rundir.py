@@ -8,16 +8,16 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from loadgen.metrics.summary import summarize_run
-from loadgen.metrics.summary_types import Summary
 from loadgen.record import rundir
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.drive_report import DriveReport, DurationSpread
 from loadgen.record.files import write_json
 from loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
+from loadgen.record.summary import Summary
 from loadgen.record.tables import record_table
-from loadgen.verdict.verdict import State, Verdict
+from loadgen.record.verdict import State, Verdict
+from loadgen.summarize import summarize_run
 from servers.host.telemetry import Row
 from servers.identity import Identity
 from tests.loadgen.making import DONE, capture, event, ok, usage, wire

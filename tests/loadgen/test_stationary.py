@@ -8,11 +8,11 @@ import pytest
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.slo import parse_goal
 from loadgen.metrics.steady_state import steady_part
-from loadgen.metrics.summary import Context, figures
 from loadgen.record.columns import columns_of
 from loadgen.record.manifest import ArrivalFacts
 from loadgen.record.tables import RECORDS, record_table
 from loadgen.stats.estimates import Absent, Estimate
+from loadgen.summarize import Context, figures
 from tests.loadgen.making import ok, summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 

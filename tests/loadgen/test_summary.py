@@ -8,9 +8,9 @@ import pytest
 
 import loadgen
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary import Context
 from loadgen.record.tables import RECORDS, record_table, telemetry_table
 from loadgen.record.telemetry import Telemetry
+from loadgen.summarize import Context
 from servers.host.telemetry import Row
 from servers.identity import Identity
 from tests.loadgen.making import failed, ok, summarized

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from loadgen.metrics.slo import parse_goal
-from loadgen.metrics.summary import Context
 from loadgen.record.manifest import ArrivalFacts
 from loadgen.record.tables import RECORDS, record_table
+from loadgen.summarize import Context
 from tests.loadgen.making import failed, ok, summarized
 from tests.loadgen.queueing import queued
 

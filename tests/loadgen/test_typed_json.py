@@ -8,19 +8,11 @@ from typing import Literal
 import orjson
 import pytest
 
-from loadgen.metrics.summary_types import (
-    LACKING,
-    Burst,
-    MetricFigures,
-    Result,
-    Summary,
-    TargetResult,
-    Throughput,
-)
+from loadgen.record.summary import LACKING, Burst, MetricFigures, Summary, Throughput
 from loadgen.record.tables import record_table
 from loadgen.record.typed_json import MismatchError, from_json, to_json
+from loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
 from loadgen.stats.figure import Absent, Estimate
-from loadgen.verdict.verdict import Reason, State, Verdict
 from tests.loadgen.making import ok, summarized
 
 

@@ -1,8 +1,8 @@
 import pytest
 
+from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
 from loadgen.stats.estimates import Estimate
-from loadgen.verdict.grades import Grade, PercentileGrade
-from loadgen.verdict.verdict import Evidence, Reason, State, judge, worst
+from loadgen.verdict.judge import Evidence, judge
 
 
 def at(value_s):

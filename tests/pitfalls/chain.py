@@ -22,13 +22,13 @@ import pyarrow as pa
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
 from loadgen.driver.job import Job
-from loadgen.metrics.summary import Context
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.record import Record
 from loadgen.record.tables import record_table, records_of
+from loadgen.summarize import Context
 from servers.engines.truth import Truth
 from servers.messages import Call, Target
 from servers.protocol.openai import encode_completion

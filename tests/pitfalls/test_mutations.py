@@ -21,7 +21,7 @@ from loadgen.driver import canary, drive
 from loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
 from loadgen.record import columns, record, telemetry
 from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
-from loadgen.verdict import factors, grades, verdict, warnings
+from loadgen.verdict import factors, grades, judge, warnings
 from loadgen.wire import clock, exchange
 from servers.protocol import openai, sse
 from workloads import arrivals
@@ -246,7 +246,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a reader that is late says nothing",
-        verdict._client_bound,
+        judge._client_bound,
         "if unreliable:",
         "if False:",
         LOADGEN + "test_grades.test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable",
@@ -309,7 +309,7 @@ MUTATIONS = (
     ),
     Mutation(
         "other work on the machine is no matter",
-        verdict._disturbed,
+        judge._disturbed,
         "others > BUSY",
         "False",
         LOADGEN + "test_verdict.test_others_that_take_most_of_the_servers_machine_disturb_a_run",
@@ -331,7 +331,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an instrument proven wrong is believed",
-        verdict._over_tolerance,
+        judge._over_tolerance,
         "error.point / allowed_s > largest",
         "False",
         LOADGEN + "test_certify.test_an_instrument_proven_wrong_is_client_bound_and_says_so_first",

@@ -23,9 +23,9 @@ from burstline.bench.certification import fired as fired_drill
 from burstline.bench.load_options import checked
 from burstline.bench.load_spec import LoadSpec
 from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.metrics.summary import Context
 from loadgen.record.manifest import EventRateLimit
 from loadgen.record.tables import record_table
+from loadgen.summarize import Context
 from loadgen.verdict.certificate import limit
 from servers.truth.rig import truth_server
 from servers.truth.script import Script

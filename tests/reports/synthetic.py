@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run
+from loadgen.summarize import summarize_run
 from servers.host.telemetry import Row
 from servers.identity import Identity
 

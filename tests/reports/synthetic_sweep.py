@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.metrics.summary import summarize_run
 from loadgen.record import tables
 from loadgen.record.manifest import ArrivalFacts, GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.record import Record
 from loadgen.record.rundir import Run, RunDir, open_run
+from loadgen.summarize import summarize_run
 from servers.identity import Identity
 from tests.reports import synthetic
 from workloads.lengths import Lengths

@@ -11,11 +11,11 @@ from PIL import Image
 from burstline.cli import main
 from burstline.exit_codes import of_summary
 from loadgen.metrics.slo import parse_goal
-from loadgen.metrics.summary import Context, summarize
 from loadgen.record import tables
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
-from loadgen.verdict.verdict import Reason, State, Verdict
+from loadgen.record.verdict import Reason, State, Verdict
+from loadgen.summarize import Context, summarize
 from reports.digest import pull_request
 from reports.formats.junit import junit
 from reports.formats.markdown import markdown

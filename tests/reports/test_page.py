@@ -6,15 +6,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadgen.metrics.summary import summarize_run
-from loadgen.metrics.summary_types import Result, Summary, TargetResult
 from loadgen.record import tables
 from loadgen.record.manifest import Certificate, Manifest, MetricError, ServedSchedule
 from loadgen.record.record import Outcome
 from loadgen.record.rundir import Run, RunDir, open_run
+from loadgen.record.summary import Summary
+from loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
 from loadgen.stats.figure import Absent, Estimate, measured
+from loadgen.summarize import summarize_run
 from loadgen.verdict.certificate import certified
-from loadgen.verdict.verdict import Reason, State, Verdict
 from reports.answer import answer
 from reports.banner import STATES, banner
 from reports.digest import overview

@@ -15,8 +15,8 @@ import pytest
 
 from burstline.cli import main
 from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.summary_types import Section, Summary
 from loadgen.record.rundir import Run, open_run
+from loadgen.record.summary import Section, Summary
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.number_format import SCALES
 from reports.page.page import render

@@ -16,12 +16,12 @@ from tempfile import TemporaryDirectory
 from burstline.cli import main
 from burstline.comparing import comparison_of
 from loadgen.metrics.cold_start import ColdStart
-from loadgen.metrics.summary_types import Concurrency, Memory, Stationarity, Summary
 from loadgen.record.manifest import ArrivalFacts, Manifest
+from loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
+from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.verdict import warnings
-from loadgen.verdict.grades import Grade, PercentileGrade
-from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
+from loadgen.verdict.judge import Evidence, judge
 from reports.answer import limit
 from reports.banner import FAILED_BY, INTERRUPTED, STATES
 from reports.compare.answer import comparison_answer

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from burstline.suites.execution import comparison_of_suite
-from loadgen.metrics.summary_types import MetricFigures, Summary, Throughput
 from loadgen.record.manifest import Manifest
+from loadgen.record.summary import MetricFigures, Summary, Throughput
+from loadgen.record.verdict import State, Verdict
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from loadgen.verdict.comparable import COMPARABLE, Comparability
-from loadgen.verdict.verdict import State, Verdict
 from reports.compare.comparison import HEADLINES, Comparison, ComparisonCell, Headline
 from reports.compare.digest import digest
 from reports.compare.page import banner, render

@@ -1,22 +1,19 @@
 """What summary.json holds: named sections of figures, written and read through these types.
 
-A figure is one line here: its name, and the title that reports print. `loadgen.metrics.summary` computes
-them. To add a figure, add its line and compute it; to add a section, add a class and a field of `Summary`.
+A figure is one line here: its name, and the title that reports print. `loadgen.summarize` computes them. To
+add a figure, add its line and compute it; to add a section, add a class and a field of `Summary`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from enum import StrEnum
 from typing import Any, Final, Self
 
-from loadgen.metrics.definitions import METRICS
 from loadgen.record import typed_json
 from loadgen.record.manifest import OPTIONAL, SCHEMA
+from loadgen.record.verdict import PercentileGrade, TargetResult, Verdict
 from loadgen.stats.figure import Absent, Estimate, Figure
-from loadgen.verdict.grades import PercentileGrade
-from loadgen.verdict.verdict import Verdict
 from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
 LACKING: Final = Absent("the summary was made before this figure existed", "not-in-this-summary")
@@ -33,8 +30,8 @@ class NamedFigure:
     is_share: bool = False
 
 
-def titled(title: str = "", *, share: bool = False) -> Any:
-    """A figure's line; without a title the metric of that name has it."""
+def titled(title: str, *, share: bool = False) -> Any:
+    """A figure's line."""
     return field(default=LACKING, metadata={"title": title, "share": share})
 
 
@@ -59,9 +56,8 @@ class Section:
             if isinstance(value, Section):
                 yield from value.rows(f"{prefix}{name}.")
             elif isinstance(value, Estimate | Absent):
-                title = METRICS[name].title if name in METRICS else slot.metadata["title"]
                 share = name.endswith("_fraction") or slot.metadata.get("share", False)
-                yield NamedFigure(f"{prefix}{name}", title, value, share)
+                yield NamedFigure(f"{prefix}{name}", slot.metadata["title"], value, share)
 
     def mapped(self, of: Callable[[Figure], Figure]) -> Self:
         """The section with `of` each of its own figures."""
@@ -98,10 +94,10 @@ class MetricFigures(Quantiles):
 
 @dataclass(frozen=True, slots=True)
 class Throughput(Section):
-    output_tok_per_s: Figure = titled()
-    input_tok_per_s: Figure = titled()
-    total_tok_per_s: Figure = titled()
-    requests_per_s: Figure = titled()
+    output_tok_per_s: Figure = titled("Output throughput")
+    input_tok_per_s: Figure = titled("Input throughput")
+    total_tok_per_s: Figure = titled("Total throughput")
+    requests_per_s: Figure = titled("Request throughput")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,7 @@ class Goodput(Section):
 
     criteria: tuple[str, ...] = ()
     attainment: Figure = titled("Share of all planned requests", share=True)
-    requests_per_s: Figure = titled()
+    requests_per_s: Figure = titled("Request throughput")
     tok_per_s: Figure = titled("Their output")
 
 
@@ -368,22 +364,6 @@ class Agreement(Section):
     server_accepted: Figure | None = optional("Drafted tokens accepted per draft")
     server_acceptance: Figure | None = optional("Share of drafted tokens accepted")
     server_accepted_a_step: Figure | None = optional("Tokens per decode step")
-
-
-class Result(StrEnum):
-    PASS = "pass"  # noqa: S105
-    FAIL = "fail"
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True, slots=True)
-class TargetResult:
-    """An SLO of the whole run (`target`, as it was written), judged; `reason` says why in words."""
-
-    target: str
-    result: Result
-    reason: str
-    measured: Figure
 
 
 @dataclass(frozen=True, slots=True)

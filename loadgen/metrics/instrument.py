@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadgen.metrics.summary_types import Instrument
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.drive_report import DriveReport
+from loadgen.record.summary import Instrument
 from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent, Figure, measured
 from loadgen.stats.quantiles import order_for, quantile

@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from loadgen.record.record import OUTCOME_WORDS, failed
+from loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, tolerance_s, worst
 from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
-from loadgen.verdict.grades import Grade, Grades, tolerance_s
 
 BUSY: Final = 0.25
 """Of two cores half of one: a server there is slowed, though the instrument may not be."""
 WAITING: Final = 0.1
 """The share of the run that the client may spend waiting for a CPU."""
 THROTTLED: Final = 0.01
-
-
-class State(StrEnum):
-    """The states of a run, worst first: the one place that orders them."""
-
-    FAILED = "FAILED"
-    CLIENT_BOUND = "CLIENT-BOUND"
-    DISTURBED = "DISTURBED"
-    NOT_STATIONARY = "NOT-STATIONARY"
-    NOT_COMPARABLE = "NOT-COMPARABLE"
-    COLD = "COLD"
-    VALID = "VALID"
-
-
-def worst(states: Iterable[str]) -> State:
-    """The worst of several; INSUFFICIENT, the name that older runs have for it, counts as FAILED."""
-    order = list(State)
-    return min(map(state_of, states), key=order.index, default=State.VALID)
-
-
-def state_of(text: str) -> State:
-    """The state that a summary names; what is unknown or missing is no usable run."""
-    return State(text) if text in set(State) else State.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One thing that the reader of a run must know: a code, what happened with its size, and what to do."""
-
-    code: str
-    text: str
-    advice: str
-
-    def to_json(self) -> dict[str, str]:
-        return {"code": self.code, "text": self.text, "advice": self.advice}
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """`reasons` are why the state is not VALID, the worst first; `warnings` take nothing from it."""
-
-    state: State
-    reasons: tuple[Reason, ...] = ()
-    warnings: tuple[Reason, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "state": str(self.state),
-            "reasons": [reason.to_json() for reason in self.reasons],
-            "warnings": [warning.to_json() for warning in self.warnings],
-        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from loadgen.metrics import throughput
 from loadgen.metrics.cold_start import ColdStart, cold_start
-from loadgen.metrics.definitions import METRICS, Metric, latencies, samples_of
+from loadgen.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
+from loadgen.metrics.instrument import instrument
 from loadgen.metrics.laws import broken_laws
 from loadgen.metrics.memory import cost, memory
 from loadgen.metrics.schedule_fidelity import pacing
@@ -19,14 +20,6 @@ from loadgen.metrics.server_histograms import agreement
 from loadgen.metrics.sessions import Turns, session_figures, turns_of
 from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
 from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, Steady, steady_part
-from loadgen.metrics.summary_types import (
-    CountedWindow,
-    Goodput,
-    MetricFigures,
-    Quantiles,
-    Stationarity,
-    Summary,
-)
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
@@ -34,7 +27,9 @@ from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise, WarmUpBursts
 from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
+from loadgen.record.summary import CountedWindow, Goodput, MetricFigures, Quantiles, Stationarity, Summary
 from loadgen.record.telemetry import Telemetry, Watched
+from loadgen.record.verdict import Reason, State, Verdict
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
 from loadgen.stats.quantiles import mean, percentiles
 from loadgen.stats.serial_correlation import (
@@ -46,12 +41,10 @@ from loadgen.stats.serial_correlation import (
 )
 from loadgen.verdict.certificate import certified, errors_of
 from loadgen.verdict.grades import grades
-from loadgen.verdict.instrument import instrument
-from loadgen.verdict.verdict import Evidence, Reason, State, Verdict, judge
+from loadgen.verdict.judge import Evidence, judge
 from loadgen.verdict.warnings import caveats
 from servers.identity import Identity
 
-QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 """The metrics whose percentiles the client's lateness is compared with."""
 

@@ -1,0 +1,119 @@
+"""A verdict in summary.json: the run's state with its reasons, each percentile's grade, judged targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from loadgen.stats.figure import Figure
+
+FLOOR_S: Final = 1e-3
+SHARE: Final = 0.01
+"""The instrument may move a percentile by 1 ms or by 1% of it, whichever is more."""
+
+
+class State(StrEnum):
+    """The states of a run, worst first: the one place that orders them."""
+
+    FAILED = "FAILED"
+    CLIENT_BOUND = "CLIENT-BOUND"
+    DISTURBED = "DISTURBED"
+    NOT_STATIONARY = "NOT-STATIONARY"
+    NOT_COMPARABLE = "NOT-COMPARABLE"
+    COLD = "COLD"
+    VALID = "VALID"
+
+
+def worst(states: Iterable[str]) -> State:
+    """The worst of several; INSUFFICIENT, the name that older runs have for it, counts as FAILED."""
+    order = list(State)
+    return min(map(state_of, states), key=order.index, default=State.VALID)
+
+
+def state_of(text: str) -> State:
+    """The state that a summary names; what is unknown or missing is no usable run."""
+    return State(text) if text in set(State) else State.FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that the reader of a run must know: a code, what happened with its size, and what to do."""
+
+    code: str
+    text: str
+    advice: str
+
+    def to_json(self) -> dict[str, str]:
+        return {"code": self.code, "text": self.text, "advice": self.advice}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """`reasons` are why the state is not VALID, the worst first; `warnings` take nothing from it."""
+
+    state: State
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[Reason, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": str(self.state),
+            "reasons": [reason.to_json() for reason in self.reasons],
+            "warnings": [warning.to_json() for warning in self.warnings],
+        }
+
+
+class Grade(StrEnum):
+    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have."""
+
+    OK = "ok"
+    AS_SENT = "as-sent"
+    UNRELIABLE = "unreliable"
+
+
+@dataclass(frozen=True, slots=True)
+class PercentileGrade:
+    """One percentile's grade. Effects are seconds by which lateness moves it, None where that is unknown.
+
+    `as_sent_s` is the percentile counted from the send, where that differs from the one shown.
+    """
+
+    grade: Grade
+    send_effect_s: float | None = None
+    read_effect_s: float | None = None
+    as_sent_s: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "grade": str(self.grade),
+            "send_effect_s": self.send_effect_s,
+            "read_effect_s": self.read_effect_s,
+            "as_sent_s": self.as_sent_s,
+        }
+
+
+Grades = Mapping[str, Mapping[str, PercentileGrade]]
+"""By metric and percentile ("ttft", "p99"); percentiles that do not exist have no grade."""
+
+
+def tolerance_s(value_s: float) -> float:
+    """How far off a latency of this size may be."""
+    return max(FLOOR_S, SHARE * value_s)
+
+
+class Result(StrEnum):
+    PASS = "pass"  # noqa: S105
+    FAIL = "fail"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetResult:
+    """An SLO of the whole run (`target`, as it was written), judged; `reason` says why in words."""
+
+    target: str
+    result: Result
+    reason: str
+    measured: Figure
