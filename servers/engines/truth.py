@@ -23,9 +23,7 @@ _GAUGES = {
 }
 
 # One token at once, whatever the server's own script would do; it uses up none of a list of scripts.
-_READY_SCRIPT = orjson.dumps(
-    {"headers_s": 0, "role_s": None, "ttft_s": 0, "n_tok": None, "status": 200, "fault": None}
-).decode()
+_READY_SCRIPT = '{"headers_s": 0, "ttft_s": 0, "n_tok": null}'
 
 
 class Truth(Engine):
@@ -77,7 +75,7 @@ class Truth(Engine):
             version=orjson.loads(get("/version").body)["version"],
             model=model["id"],
             max_model_len=model["max_model_len"],
-            vocab_size=32_000,  # it takes any id: so many are as good as any other number
+            vocab_size=32_000,  # it takes any id
             raw={"models": model},
         )
 

@@ -14,7 +14,7 @@ from servers.truth.router import RoutedAnswer
 
 
 class Connection:
-    """One socket: what came in and is not yet asked, what is to go out and does not fit."""
+    """One socket: bytes of requests not yet answered, and of replies that the kernel had no room for."""
 
     __slots__ = (
         "closing",
@@ -56,7 +56,6 @@ class Exchange:
         "number",
         "path",
         "read_ns",
-        "stamp",
         "stamps_ns",
         "token_ns",
     )
@@ -73,30 +72,28 @@ class Exchange:
         self.read_ns = connection.read_ns
         self.kernel_stamps = connection.kernel_stamps
         self.stamps_ns = array("q")
-        self.stamp = b""
         self.token_ns = self.first_token_ns = 0  # when the latest and the first token were sent
-        self.n_prompt_tok = answer.ask.n_prompt_tok if answer.ask else 0
+        self.n_prompt_tok = answer.wanted.n_prompt_tok if answer.wanted else 0
         self.n_tok = 0
         self.ended: str | None = None
         self.ended_ns: int | None = None
 
     def due_ns(self) -> int | None:
         """When the next write is due, None after the last."""
-        offsets_ns, step = self.answer.scene.offsets_ns, len(self.stamps_ns)
+        offsets_ns, step = self.answer.reply.offsets_ns, len(self.stamps_ns)
         return self.arrival_ns + offsets_ns[step] if step < len(offsets_ns) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The truth of one request. Instants are ns on the monotonic clock, None where it never came to that.
+    """The truth of one request. Instants are ns on the monotonic clock, None where it did not come to that.
 
     `number` counts arrivals since the start; `index` is the client's own (`x-burstline-index`), None where it
     sent none. `first_byte_ns` and `arrival_ns` (the whole request) are the kernel's receive stamps where
     `kernel_stamps` says so, else our own; `read_ns` is when the server had the request in hand. Event i is
-    `event_kind[i]` (headers, role, token, usage, done, error, comment, plain), carries `event_tok[i]` tokens,
+    `event_kind[i]` (headers, token, usage, done, plain), carries `event_tok[i]` tokens,
     was due at `event_due_ns[i]` and its last byte was handed to the kernel right after `event_ns[i]`; events
-    that were not sent are not listed. `ended` is done, close, half_close, reset or client_closed; None: still
-    open. `start_ns` and `departure_ns` are the queue's, where there is one.
+    that were not sent are not listed. `ended` is done or client_closed; None: still open.
     """
 
     number: int
@@ -110,9 +107,6 @@ class Served:
     ended_ns: int | None
     ended: str | None
     n_prompt_tok: int | None
-    n_cached_tok: int | None
-    start_ns: int | None
-    departure_ns: int | None
     event_kind: Sequence[str]
     event_tok: Sequence[int]
     event_due_ns: Sequence[int]
@@ -137,8 +131,8 @@ def served(exchange: Exchange) -> Served:
     """The row of one exchange, as far as it went."""
     kinds: list[str] = []
     n_toks, due_ns, sent_ns = array("q"), array("q"), array("q")
-    scene, ask = exchange.answer.scene, exchange.answer.ask
-    for write, offset_ns, at_ns in zip(scene.writes, scene.offsets_ns, exchange.stamps_ns, strict=False):
+    reply, wanted = exchange.answer.reply, exchange.answer.wanted
+    for write, offset_ns, at_ns in zip(reply.writes, reply.offsets_ns, exchange.stamps_ns, strict=False):
         for mark in write.marks:
             kinds.append(mark.kind)
             n_toks.append(mark.n_tok)
@@ -148,17 +142,14 @@ def served(exchange: Exchange) -> Served:
         number=exchange.number,
         index=exchange.index,
         path=exchange.path,
-        status=scene.status,
+        status=reply.status,
         first_byte_ns=exchange.first_byte_ns,
         arrival_ns=exchange.arrival_ns,
         read_ns=exchange.read_ns,
         kernel_stamps=exchange.kernel_stamps,
         ended_ns=exchange.ended_ns,
         ended=exchange.ended,
-        n_prompt_tok=ask.n_prompt_tok if ask else None,
-        n_cached_tok=ask.n_cached_tok if ask else None,
-        start_ns=exchange.answer.start_ns,
-        departure_ns=exchange.answer.departure_ns,
+        n_prompt_tok=wanted.n_prompt_tok if wanted else None,
         event_kind=kinds,
         event_tok=n_toks.tolist(),
         event_due_ns=due_ns.tolist(),

@@ -7,36 +7,31 @@ to measure. It sleeps in select(2) on the epoll descriptor: epoll_wait's own tim
 import ctypes
 import select
 import socket
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
 from servers.messages import EngineError
 from servers.truth.exchanges import Connection, Exchange, served, to_jsonl
 from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
-from servers.truth.router import Desk, LoadTally, TruthSetup
-from servers.truth.timed_reply import Scene, plain_reply
-from servers.truth.writes import STAMP
+from servers.truth.replies import STAMP, TimedReply, Write, plain_reply
+from servers.truth.router import Router
 
 _PR_SET_TIMERSLACK = 29
 _SENDS_PER_POLL = 64
 _SPIN_S = 50e-6
 """Going to sleep and waking takes about as long: for a shorter wait the loop goes round instead."""
 _READ_BYTES = 1 << 16
-_LINGER_RESET = (1).to_bytes(4, sys.byteorder) + (0).to_bytes(4, sys.byteorder)
 
 
 class TruthServer:
-    """Serves a setup on `host`:`port` (0: any free one) until stopped; `run` is the whole of it."""
+    """Serves the replies of a router on `host`:`port` (0: any free one) until stopped, all of it in `run`."""
 
-    def __init__(self, setup: TruthSetup, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, router: Router, host: str = "127.0.0.1", port: int = 0) -> None:
         if not hasattr(select, "epoll"):
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
-        self.desk = Desk(setup)
+        self.router = router
         self.exchanges: list[Exchange] = []
         self._numbers = count()
         self._heap: list[tuple[int, int, Exchange]] = []
@@ -94,38 +89,34 @@ class TruthServer:
             next_ns = exchange.due_ns() if exchange.ended is None else None
             if next_ns is None:
                 heappop(heap)
-                self._end(exchange)
+                if exchange.ended is None and exchange.connection is not None:
+                    self.finish(exchange, exchange.connection)
             else:
                 heapreplace(heap, (next_ns, number, exchange))
 
     def _send_next(self, exchange: Exchange, now_ns: int) -> None:
-        write = exchange.answer.scene.writes[len(exchange.stamps_ns)]
-        pieces = write.pieces
-        if len(pieces) == 1:
-            data = pieces[0]
-        else:
-            if write.fresh:
-                exchange.stamp = STAMP % now_ns
-            data = exchange.stamp.join(pieces)
-        if write.cut is not None:
-            data = data[slice(*write.cut)]
+        write = exchange.answer.reply.writes[len(exchange.stamps_ns)]
+        data = self.bytes_of(write, exchange, now_ns)
         exchange.stamps_ns.append(now_ns)
-        counters, at_once = self.desk.counters, not self.desk.counts_late
+        counters = self.router.counters
         for mark in write.marks:
             if mark.n_tok:
                 if not exchange.token_ns:
                     exchange.first_token_ns = now_ns
-                    if at_once:
-                        counters.ttft.observe(now_ns - exchange.arrival_ns)
+                    counters.ttft.observe(now_ns - exchange.arrival_ns)
                 exchange.token_ns = now_ns
                 exchange.n_tok += mark.n_tok
+                counters.output_tok += mark.n_tok
                 if exchange.connection is not None:
                     counters.kv_tok += mark.n_tok
-                if at_once:
-                    counters.output_tok += mark.n_tok
             counters.events += 1
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
+
+    def bytes_of(self, write: Write, exchange: Exchange, now_ns: int) -> bytes:  # noqa: ARG002
+        """The bytes of a write that is sent now."""
+        pieces = write.pieces
+        return pieces[0] if len(pieces) == 1 else (STAMP % now_ns).join(pieces)
 
     def _send(self, connection: Connection, data: bytes) -> None:
         if connection.outbox:
@@ -142,42 +133,18 @@ class TruthServer:
             connection.outbox += data[n_sent:]
             self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
 
-    def _end(self, exchange: Exchange) -> None:
-        """After the last write: the scripted end, then whatever the client asked meanwhile."""
-        connection = exchange.connection
-        if exchange.ended is not None or connection is None:
-            return
-        end = exchange.answer.scene.end
-        if end == "stall":
-            return
-        exchange.ended, exchange.ended_ns = end, time.monotonic_ns()
-        if end == "done" and exchange.token_ns:
-            self._count(exchange)
-        if end != "half_close":
-            self._part(connection)
-        if end == "reset":
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-            self._close(connection)
-        elif end == "close":
-            self._close_when_sent(connection)
-        elif end == "half_close":
-            connection.sock.shutdown(socket.SHUT_WR)
-        else:
-            self._ask(connection)
+    def finish(self, exchange: Exchange, connection: Connection) -> None:
+        """The reply is whole; the next request on the connection may follow."""
+        exchange.ended, exchange.ended_ns = "done", time.monotonic_ns()
+        if exchange.token_ns:
+            self.router.counters.e2e.observe(exchange.token_ns - exchange.arrival_ns)
+        self.part(connection)
+        self._ask(connection)
 
-    def _count(self, exchange: Exchange) -> None:
-        e2e_ns = exchange.token_ns - exchange.arrival_ns
-        if not self.desk.counts_late:
-            self.desk.counters.e2e.observe(e2e_ns)
-            return
-        ttft_ns = exchange.first_token_ns - exchange.arrival_ns
-        self.desk.ended(
-            LoadTally(exchange.n_prompt_tok, exchange.n_tok, ttft_ns, e2e_ns), time.monotonic_ns()
-        )
-
-    def _part(self, connection: Connection) -> None:
+    def part(self, connection: Connection) -> None:
+        """The connection's exchange is over."""
         if connection.exchange is not None:
-            exchange, counters = connection.exchange, self.desk.counters
+            exchange, counters = connection.exchange, self.router.counters
             exchange.connection = connection.exchange = None
             counters.running -= 1
             counters.kv_tok -= exchange.n_tok + exchange.n_prompt_tok
@@ -187,15 +154,15 @@ class TruthServer:
         exchange = connection.exchange
         if exchange is not None and exchange.ended is None:
             exchange.ended, exchange.ended_ns = "client_closed", time.monotonic_ns()
-        self._part(connection)
-        self._close(connection)
+        self.part(connection)
+        self.close(connection)
 
-    def _close_when_sent(self, connection: Connection) -> None:
+    def close_when_sent(self, connection: Connection) -> None:
         connection.closing = True
         if not connection.outbox:
-            self._close(connection)
+            self.close(connection)
 
-    def _close(self, connection: Connection) -> None:
+    def close(self, connection: Connection) -> None:
         if self._connections.pop(connection.sock.fileno(), None) is not None:
             self._epoll.unregister(connection.sock)
             connection.sock.close()
@@ -243,7 +210,7 @@ class TruthServer:
         if not connection.outbox:
             self._epoll.modify(connection.sock, select.EPOLLIN)
             if connection.closing:
-                self._close(connection)
+                self.close(connection)
 
     def _read(self, connection: Connection) -> None:
         try:
@@ -271,52 +238,39 @@ class TruthServer:
         try:
             call = take_call(connection.inbox, connection.stamp_ns)
         except ValueError as error:
-            self._send(connection, _bytes_of(plain_reply(400, str(error).encode(), "text/plain")))
-            self._close_when_sent(connection)
+            self._send(connection, _whole(plain_reply(400, str(error).encode(), "text/plain")))
+            self.close_when_sent(connection)
             return
         if call is None:
             return
         if call.method == "POST" and call.path != "/reset":
             self._perform(connection, call)
         else:
-            self._send(connection, _bytes_of(self._page(call.path)))
+            self._send(connection, _whole(self._page(call.path)))
             self._ask(connection)
 
     def _perform(self, connection: Connection, call: Call) -> None:
-        exchange = Exchange(connection, self.desk.answer(call), next(self._numbers), call)
+        exchange = Exchange(connection, self.router.answer(call), next(self._numbers), call)
         self.exchanges.append(exchange)
         connection.exchange = exchange
-        self.desk.counters.running += 1
-        self.desk.counters.kv_tok += exchange.n_prompt_tok
+        self.router.counters.running += 1
+        self.router.counters.kv_tok += exchange.n_prompt_tok
         heappush(self._heap, (exchange.due_ns() or 0, exchange.number, exchange))
 
-    def _page(self, path: str) -> Scene:
+    def _page(self, path: str) -> TimedReply:
         if path == "/log":
             return plain_reply(200, self.log(), "application/x-ndjson")
         if path == "/reset":
             self.exchanges = [row for row in self.exchanges if row.ended is None]
-            self.desk.reset()
+            self.router.reset()
             return plain_reply(200, b"{}")
-        return self.desk.page(path)
+        return self.router.page(path)
 
 
-def _bytes_of(scene: Scene) -> bytes:
-    return b"".join(piece for write in scene.writes for piece in write.pieces)
+def _whole(reply: TimedReply) -> bytes:
+    return b"".join(piece for write in reply.writes for piece in write.pieces)
 
 
 def _sharpen_timers() -> None:
     """Takes this thread's timer slack from 50 us to 1 ns; without it the schedule is that much coarser."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
-
-
-@contextmanager
-def serving_in_thread(setup: TruthSetup) -> Iterator[TruthServer]:
-    """A server in a thread of this process, for tests in which its timing does not matter."""
-    server = TruthServer(setup)
-    thread = threading.Thread(target=server.run, name="truth", daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.stop()
-        thread.join(10)

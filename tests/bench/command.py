@@ -36,9 +36,9 @@ from peer_tools import TOOLS, Load
 from peer_truth import Shape, c_server
 from peers import HUB_NAME, model_in
 
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
 from tests.modules_probe.run import loaded_by_a_run
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 CORES = sorted(os.sched_getaffinity(0))
 PERIOD_S = 0.05

@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.metrics.sessions import turns_of
 from loadgen.record.rundir import Run, open_run
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.script import Script
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.script import Script
 from tests.workloads import made_files
 
 MS = 1e6

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from wire import build
 
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import orjson
 
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.script import Script
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.script import Script
 
 GAP_S = 0.02
 SECONDS = 4.0

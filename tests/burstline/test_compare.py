@@ -22,10 +22,10 @@ from loadgen.summarize import summarize_run
 from loadgen.verdict.factors import canonical
 from servers.identity import Identity
 from servers.settings import Setting
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import Script
 from tests.reports import synthetic
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import Script
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from burstline import cli
 from burstline.models.model_folder import make_model
 from loadgen.record.rundir import Run, open_run
-from servers.truth.queue import Queue
-from servers.truth.rig import truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import Script
 from tests.servers.golden import GOLDEN
+from tests.truth.queue import Queue
+from tests.truth.rig import truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import Script
 
 
 @pytest.fixture(scope="session")
@@ -119,7 +119,7 @@ def test_streams_that_end_with_a_dead_shards_error_are_told_in_the_servers_words
 LAUNCHER = """#!{python}
 import subprocess, sys
 port = sys.argv[sys.argv.index("--port") + 1]
-shard = [sys.executable, "-P", "-m", "servers.truth", "--dialect", "tgi", "--port", port]
+shard = [sys.executable, "-P", "-m", "tests.truth", "--dialect", "tgi", "--port", port]
 script = '{{"ttft_s": 0.2, "gaps_s": 0.02, "text": " w1"}}'
 subprocess.run([*shard, "--script", script, "--max-model-len", "4096"], env={env!r})
 lines = open({log!r}).read().splitlines()
@@ -221,7 +221,7 @@ def killed_in_the_load(tmp_path: Path, *words: str) -> tuple[str, dict[str, Any]
             if "sent," in line and " 0 first tokens" not in line:
                 break
         for child in psutil.Process(process.pid).children(recursive=True):
-            if "servers.truth" in child.cmdline() and "--canary" not in child.cmdline():
+            if {"servers.truth", "tests.truth"} & set(child.cmdline()):
                 child.kill()
         stdout, stderr = process.communicate(timeout=100)
     print("".join(seen), stderr, stdout)

@@ -16,9 +16,9 @@ from servers.host.ready import wait_ready
 from servers.launch import LaunchOptions
 from servers.messages import Target
 from servers.registry import ENGINES
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
 from tests.servers.tiny_model import CONFIG, make_tiny_model
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

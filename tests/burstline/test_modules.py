@@ -12,9 +12,9 @@ from typing import Final
 
 import pytest
 
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
 from tests.modules_probe.run import Loaded, loaded_by_a_run
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 LOAD: Final = ("--requests", "8", "--prompt-tokens", "16", "--output-tokens", "3")
 SLOW: Final = Script(ttft_s=1.5, gaps_s=(0.05,))

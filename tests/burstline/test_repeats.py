@@ -10,8 +10,8 @@ from burstline.cli import main
 from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.record.rundir import open_run
 from servers.identity import Identity
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 LOAD = ("--requests", "12", "--prompt-tokens", "8", "--output-tokens", "4", "--no-certify", "-q")
 

@@ -20,11 +20,11 @@ from servers.messages import Call, Target
 from servers.protocol.destination import Destination
 from servers.protocol.extras import dressed
 from servers.registry import ENGINES
-from servers.truth.rig import truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import Script
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
+from tests.truth.rig import truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import Script
 from workloads.request import Request, Sampling, WorkloadError
 
 TARGET = Target("http://x", "m")

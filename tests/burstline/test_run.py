@@ -19,8 +19,8 @@ from burstline.bench import experiment
 from loadgen.driver.canary import canary
 from loadgen.record.rundir import open_run
 from loadgen.record.verdict import State
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 SMALL = ("--prompt-tokens", "64", "--output-tokens", "8")
 BARE = ("--no-certify", "--no-calibrate")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from burstline.cli import main
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 LOAD = ("--requests", "70", "--prompt-tokens", "8", "--output-tokens", "4", "--no-certify", "-q")
 

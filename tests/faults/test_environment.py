@@ -23,10 +23,10 @@ import pytest
 from burstline.bench.progress import progress_for
 from loadgen.record.rundir import open_run
 from servers.host.process import free_port
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Shot, burstline, counted, noted, shoot, verb
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 
 # The network: a driver alone.
 

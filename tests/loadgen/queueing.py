@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from loadgen.record import tables
-from servers.truth.queue import departures
+from tests.truth.queue import departures
 
 N_SERVERS = 8
 MEAN_S = 0.2

@@ -16,9 +16,9 @@ from loadgen.summarize import Context
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.wire import Wire
 from servers.messages import Read
-from servers.truth.script import Script
 from tests.loadgen.making import HEAD, MS, chunk, ok, summarized
 from tests.pitfalls.chain import play
+from tests.truth.script import Script
 
 
 def streamed(late_ns, send_ns=0):

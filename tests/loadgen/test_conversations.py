@@ -6,9 +6,9 @@ from array import array
 from loadgen.driver import drive
 from loadgen.driver.conversations import Conversations
 from servers.messages import ReplyContent
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
 from tests.pitfalls.chain import VOCABULARY, fired
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 from workloads.lengths import Lengths
 from workloads.request import Request, Turn
 from workloads.sessions import SessionShape, drawn_sessions

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from servers.truth.rig import TruthRig
+from tests.truth.rig import TruthRig
 
 HERE = Path(__file__).parent
 OURS = HERE.parents[1]

@@ -20,12 +20,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
-from servers.truth.exchanges import Served
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import script_from
 from tests.oracle.draws import KINDS, WORDS, Draw, draw
 from tests.oracle.figures import EDGE_S, LATE_S, Truth, truth
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import script_from
+from tests.truth.serve import Served
 
 N_QUICK = 20
 N_SLOW = 300

@@ -33,10 +33,10 @@ from servers.engines.truth import Truth
 from servers.messages import Call, Target
 from servers.protocol.openai import encode_completion
 from servers.registry import ENGINES
-from servers.truth.exchanges import Served
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.script import Script
 from tests.loadgen.making import summarized
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.script import Script
+from tests.truth.serve import Served
 from workloads.prompts import DrawnRequests, vocabulary_from_size
 from workloads.request import Request
 

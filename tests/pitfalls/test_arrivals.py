@@ -5,11 +5,11 @@ import pytest
 
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.stats.stationarity import mann_kendall, warm_up_end
-from servers.truth.queue import Queue, departures, service_times
-from servers.truth.rig import truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import Script
 from tests.pitfalls.chain import fired, play, requests
+from tests.truth.queue import Queue, departures, service_times
+from tests.truth.rig import truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import Script
 from workloads import achieved, arrivals
 from workloads.seeds import rng
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from servers.truth.script import Script
 from tests.pitfalls.chain import play
+from tests.truth.script import Script
 
 MS = 1_000_000
 

@@ -11,10 +11,10 @@ import pytest
 
 from loadgen.driver.job import Job
 from servers.messages import Target
-from servers.truth.rig import truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import Script
 from tests.pitfalls.chain import VOCABULARY, fired, play, requests
+from tests.truth.rig import truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import Script
 from workloads.prompts import salted
 
 FAST = {"ttft_s": 0.0, "gaps_s": (0.001,)}

@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any
 
 from loadgen.record.record import Record
-from servers.truth.script import Script
 from tests.pitfalls.chain import play
+from tests.truth.script import Script
 
 WORDS = " né漢😀"
 WHOLE = Script(ttft_s=0.0, gaps_s=(0.002,), text=WORDS, tok_per_event=(2, 1))

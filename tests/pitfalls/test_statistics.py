@@ -20,10 +20,10 @@ from servers.host.ready import getter
 from servers.host.scrape import _gauge_rows
 from servers.messages import Target
 from servers.registry import ENGINES
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.script import Script
 from tests.pitfalls.chain import fired, play, requests
 from tests.pitfalls.proxy import late_proxy
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.script import Script
 from workloads.seeds import rng
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"

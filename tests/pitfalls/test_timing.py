@@ -27,10 +27,10 @@ from loadgen.record.manifest import EventRateLimit
 from loadgen.record.tables import record_table
 from loadgen.summarize import Context
 from loadgen.verdict.certificate import limit
-from servers.truth.rig import truth_server
-from servers.truth.script import Script
 from tests.loadgen.making import summarized
 from tests.pitfalls.chain import Played, fired, play, requests
+from tests.truth.rig import truth_server
+from tests.truth.script import Script
 from workloads.achieved import in_flight
 
 S = 1_000_000_000

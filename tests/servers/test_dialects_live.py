@@ -27,7 +27,7 @@ FAKE = Path(__file__).parent / "host" / "fake_server.py"
 @contextmanager
 def speaking(dialect: str, tmp_path: Path) -> Iterator[Target]:
     port = process.free_port()
-    argv = (sys.executable, "-m", "servers.truth", "--port", str(port), "--model", "m", "--dialect", dialect)
+    argv = (sys.executable, "-m", "tests.truth", "--port", str(port), "--model", "m", "--dialect", dialect)
     with process.start(Launch(argv, stop_grace_s=5), tmp_path / "log") as server:
         target = Target(f"http://127.0.0.1:{port}", "m")
         wait_ready(ENGINES["openai"], server, target, timeout_s=20)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import poisson
 
-from servers.truth.queue import Queue, departures, service_times
+from tests.truth.queue import Queue, departures, service_times
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 

@@ -1,7 +1,7 @@
 import orjson
 import pytest
 
-from servers.truth.script import Script, script_from, script_from_header, scripts_from_json
+from tests.truth.script import Script, script_from, script_from_header, scripts_from_json
 from workloads.request import WorkloadError
 
 
@@ -21,11 +21,11 @@ def test_a_request_lays_its_own_script_over_the_servers():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ttft": 1}, "no field 'ttft'; there are headers_s, role_s, ttft_s"),
+        ({"ttft": 1}, "no field 'ttft'; there are headers_s, ttft_s"),
         ({"usage": "some"}, "usage 'some': expected one of final, last"),
         ({"fault": "explode"}, "fault 'explode': expected one of error, stall"),
         ({"gaps_s": [-0.1]}, "a time is negative"),
-        ({"headers_s": 0.3}, "headers_s 0.3, role_s None, ttft_s 0.2: expected to ascend"),
+        ({"headers_s": 0.3}, "headers_s 0.3, ttft_s 0.2: expected to ascend"),
         ({"role_s": 0.3}, "expected to ascend"),
         ({"gaps_s": []}, "at least one value"),
         ({"tok_per_event": [0]}, "at least 1 token"),

@@ -14,13 +14,13 @@ from servers.engines.truth import Truth
 from servers.messages import EngineError, HttpReply, Target
 from servers.protocol import sse
 from servers.registry import ENGINES
-from servers.truth.exchanges import Served
+from servers.truth import rig, script
 from servers.truth.http_requests import take_call
-from servers.truth.queue import PrefixCache, Queue
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.router import TruthSetup
-from servers.truth.script import Script
-from servers.truth.serve import TruthServer
+from tests.truth.queue import PrefixCache, Queue
+from tests.truth.rig import TruthRig, truth_server
+from tests.truth.router import TruthSetup
+from tests.truth.script import Script
+from tests.truth.serve import ScriptedServer, Served
 from workloads.request import Request, WorkloadError
 
 FAST = Script(ttft_s=0.004, gaps_s=(0.001,))
@@ -342,6 +342,27 @@ def test_a_server_in_its_own_process_serves_logs_and_goes():
         os.kill(truth.pid, 0)
 
 
+def test_the_products_server_serves_openais_paths_alone_and_logs_the_same():
+    product_script = script.Script(ttft_s=0.004, gaps_s=(0.001,))
+    with rig.truth_server([product_script]) as truth:
+        assert post(truth, {"inputs": "a"}, "/generate_stream").status_code == 404
+        assert post(truth, {"max_tokens": 4}).status_code == 400
+        chat = {"messages": [{"content": "a b c"}], "max_tokens": 2, "stream": True}
+        assert stamps(post(truth, chat, "/v1/chat/completions").content)
+        assert httpx.get(truth.url + "/v1/models", trust_env=False).json()["data"][0]["id"] == "truth"
+        reply = post(truth, STREAM, **{"x-burstline-index": "41"})
+        *_, row = truth.log()
+        assert truth.metrics()["truth:generation_tokens_total"] == 6
+        truth.reset()
+        assert truth.log() == ()
+    assert row.event_kind == ["headers", *["token"] * 4, "usage", "done"]
+    assert row.token_ns == stamps(reply.content)[:4]
+    assert [due - row.arrival_ns for due in row.event_due_ns[:3]] == [0, 4_000_000, 5_000_000]
+    assert (row.index, row.ended) == (41, "done")
+    with pytest.raises(ProcessLookupError):
+        os.kill(truth.pid, 0)
+
+
 def start(*arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
     argv = [sys.executable, "-m", "servers.truth", "--port", "0", *arguments]
@@ -382,9 +403,9 @@ def test_an_impossible_house_is_refused(wrong):
 
 
 def test_a_port_in_use_is_an_error():
-    first = TruthServer(TruthSetup())
+    first = ScriptedServer(TruthSetup())
     with pytest.raises(OSError, match="in use"):
-        TruthServer(TruthSetup(), port=first.port)
+        ScriptedServer(TruthSetup(), port=first.port)
     first.stop()
     first.run()
 
@@ -441,11 +462,11 @@ def test_the_adapter_asks_and_understands_the_server():
 def test_the_launch_line_starts_this_server(tmp_path):
     from servers.launch import LaunchOptions
 
-    options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--prefix-cache",))
+    options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--until-eof",))
     argv = Truth().launch(options).argv
     assert argv[1:] == (
         *("-P", "-m", "servers.truth", "--host", "127.0.0.1", "--port", "8123", "--model", "m"),
-        "--prefix-cache",
+        "--until-eof",
     )
     assert Truth().root_cause("fine\nOSError: [Errno 98] Address already in use\n").startswith("OSError")
     assert Truth().root_cause("fine") is None

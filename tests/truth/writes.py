@@ -1,43 +1,23 @@
-"""Writes: the bytes of a reply in the pieces that are handed to the kernel.
+"""Writes as a script of the tests frames them: line ends, comments, cuts, bytes that are held back."""
 
-Every event has a hole of 19 characters where the moment of sending goes: JSON allows blanks after a number,
-so the stamp is a plain integer padded on the right and the framing around it never changes. A write is kept
-as the pieces around its holes, so that sending it costs one `stamp.join(pieces)`.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from itertools import accumulate
 
 import orjson
 
-from servers.truth.dialects import Json
-from servers.truth.script import Script
-
-STAMP = b"%-19d"
-_HOLE_NUMBER = 2**63 - 1
-HOLE = str(_HOLE_NUMBER).encode()
+from servers.truth.openai import Json
+from servers.truth.replies import HOLE, HOLE_NUMBER, Mark, Write, head, joined, to_ns
+from tests.truth.script import Script
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """An event whose last byte is in a write: headers, role, token, usage, done, error, comment or plain."""
+class CutWrite(Write):
+    """The part of a write that `cut` names.
 
-    kind: str
-    n_tok: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """Bytes to hand to the kernel at once: `pieces` around the stamps, or the part of them that `cut` names.
-
-    `fresh` is False for a later part of a cut write: it keeps the stamp that its first part took.
+    `fresh` is False for a later part: it keeps the stamp that its first part took.
     """
 
-    pieces: tuple[bytes, ...]
-    marks: tuple[Mark, ...] = ()
-    cut: tuple[int, int | None] | None = None
+    cut: tuple[int, int | None] = (0, None)
     fresh: bool = True
 
 
@@ -48,7 +28,7 @@ NOTHING = Write((b"",))
 def json_event(script: Script, payload: Json, seq: int, mark: Mark, *, space: bool) -> Write:
     """An event with its stamp's hole and its number, unless the script wants the engine's own bytes."""
     if script.stamp:
-        payload = payload | {"sent_ns": _HOLE_NUMBER, "seq": seq}
+        payload = payload | {"sent_ns": HOLE_NUMBER, "seq": seq}
     return data_event(script, orjson.dumps(payload), mark, space=space)
 
 
@@ -73,35 +53,13 @@ def stream_head(script: Script) -> Write:
     coding = "transfer-encoding: chunked" if script.chunked else "connection: close"
     lines = ["content-type: text/event-stream; charset=utf-8", coding]
     if script.stamp:
-        lines.append(f"x-burstline-sent-ns: {_HOLE_NUMBER}")
-    return Write(tuple(head(200, lines).split(HOLE)), (Mark("headers"),))
-
-
-def head(status: int, lines: Sequence[str]) -> bytes:
-    """The head of a reply with these header lines."""
-    try:
-        phrase = HTTPStatus(status).phrase
-    except ValueError:
-        phrase = "Unknown"
-    return "\r\n".join((f"HTTP/1.1 {status} {phrase}", *lines, "", "")).encode()
+        lines.append(f"x-burstline-sent-ns: {HOLE_NUMBER}")
+    return Write(tuple(head(200, *lines).split(HOLE)), (Mark("headers"),))
 
 
 def _framed(script: Script, line: bytes) -> bytes:
     block = line + (b"\r\n\r\n" if script.crlf else b"\n\n")
     return b"%x\r\n%b\r\n" % (len(block), block) if script.chunked else block
-
-
-def joined(writes: Sequence[Write]) -> Write:
-    """One write of several: the last piece of each grows together with the first of the next."""
-    pieces = list(writes[0].pieces)
-    for write in writes[1:]:
-        pieces[-1] += write.pieces[0]
-        pieces.extend(write.pieces[1:])
-    return Write(tuple(pieces), tuple(mark for write in writes for mark in write.marks))
-
-
-def to_ns(time_s: float) -> int:
-    return round(time_s * 1e9)
 
 
 def arranged(script: Script, writes: list[Write], offsets_ns: list[int]) -> tuple[list[Write], list[int]]:
@@ -145,7 +103,7 @@ def _cut(script: Script, at_ns: int, write: Write) -> list[tuple[int, Write]]:
     return [
         (
             at_ns + i * gap_ns,
-            Write(write.pieces, write.marks if end is None else (), (begin, end), fresh=i == 0),
+            CutWrite(write.pieces, write.marks if end is None else (), (begin, end), fresh=i == 0),
         )
         for i, (begin, end) in enumerate(zip(borders, ends, strict=True))
     ]

@@ -7,7 +7,7 @@ from heapq import heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from servers.truth.dialects import Prompt
+from servers.truth.openai import Prompt
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 

@@ -1,0 +1,257 @@
+"""The dialects of the tests' server: OpenAI's with every kind of usage, and the engines' native ones.
+
+Native ones as read in the sources: TGI 3.3, LightLLM 1.2 (recorded replies too), SGLang 0.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import servers.truth.openai as product
+from servers.truth.openai import Dialect, Generation, Json, Portion, Prompt, generation
+from tests.truth.script import Script
+from workloads.request import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class CachedGeneration(Generation):
+    """`n_cached_tok` is what the server's prefix cache holds of the prompt."""
+
+    n_cached_tok: int | None = None
+
+
+def n_cached_tok_of(wanted: Generation | None) -> int | None:
+    return getattr(wanted, "n_cached_tok", None)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedDialect(Dialect):
+    """`role` makes the event that opens a stream, None where there is none.
+
+    `space`: `data:` is followed by one. `counts_prompt`: every event names the prompt's length.
+    """
+
+    role: Callable[[Generation], Json] | None = None
+    space: bool = True
+    counts_prompt: bool = False
+
+
+def finish_reason(script: Script, portion: Portion) -> str | None:
+    return script.finish if portion.last else None
+
+
+def read_tgi(body: Json, model: str) -> tuple[Generation, Prompt]:
+    parameters = body.get("parameters") or {}
+    n_output = parameters.get("max_new_tokens", 100)
+    return generation("tgi", body, model, body.get("inputs"), n_output, parameters.get("details"))
+
+
+def read_lightllm(body: Json, model: str) -> tuple[Generation, Prompt]:
+    if "parameters" not in body:
+        raise WorkloadError("'parameters'")
+    return generation(
+        "lightllm", body, model, body.get("inputs"), body["parameters"].get("max_new_tokens", 16), False
+    )
+
+
+def read_sglang(body: Json, model: str) -> tuple[Generation, Prompt]:
+    prompt = body.get("text") if body.get("input_ids") is None else body["input_ids"]
+    n_output = (body.get("sampling_params") or {}).get("max_new_tokens", 128)
+    return generation("sglang", body, model, prompt, n_output, False)
+
+
+def tgi_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+    token = {"id": portion.before, "text": script.text * portion.n, "logprob": -0.5, "special": False}
+    details = tgi_details(wanted, script, portion.after) if portion.last and wanted.details else None
+    whole = script.text * portion.after if portion.last else None
+    return {"index": portion.after, "token": token, "generated_text": whole, "details": details}
+
+
+def tgi_details(wanted: Generation, script: Script, n_tok: int) -> Json:
+    details = {"finish_reason": script.finish, "generated_tokens": n_tok, "seed": None}
+    return details | {"input_length": wanted.n_prompt_tok}
+
+
+def tgi_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+    reply: Json = {"generated_text": script.text * n_tok}
+    if wanted.details:
+        reply["details"] = tgi_details(wanted, script, n_tok) | {"prefill": [], "tokens": []}
+    return reply
+
+
+def tgi_error(message: str, status: int) -> Json:
+    kinds = {429: "overloaded", 503: "overloaded", 422: "validation"}
+    return {"error": message, "error_type": kinds.get(status, "generation")}
+
+
+def lightllm_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+    token = {
+        "id": portion.before,
+        "text": script.text * portion.n,
+        "logprob": -1.5,
+        "special": False,
+        "count_output_tokens": portion.after,
+        "prompt_tokens": wanted.n_prompt_tok,
+    }
+    n_text = {"input_text_tokens": wanted.n_prompt_tok, "input_audio_tokens": 0, "input_image_tokens": 0}
+    return {
+        "token": token,
+        "generated_text": None,
+        "finished": portion.last,
+        "finish_reason": finish_reason(script, portion),
+        "details": None,
+        "input_usage": n_text,
+    }
+
+
+def lightllm_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+    return {
+        "generated_text": [script.text * n_tok],
+        "count_output_tokens": n_tok,
+        "finish_reason": script.finish,
+        "prompt_tokens": wanted.n_prompt_tok,
+    }
+
+
+def lightllm_error(message: str, status: int) -> Json:
+    return {"error": {"message": message, "type": "server_error", "param": None, "code": status}}
+
+
+def sglang_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+    reason = finish_reason(script, portion)
+    meta: Json = {
+        "id": "truth",
+        "finish_reason": reason and {"type": reason, "length": portion.after},
+        "prompt_tokens": wanted.n_prompt_tok,
+        "completion_tokens": portion.after,
+        "cached_tokens": n_cached_tok_of(wanted) or 0,
+    }
+    return {
+        "text": script.text * portion.after,
+        "output_ids": list(range(portion.after)),
+        "meta_info": meta,
+    }
+
+
+def sglang_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+    return sglang_token(wanted, script, Portion(0, n_tok, last=True))
+
+
+def sglang_error(message: str, status: int) -> Json:
+    return {"error": {"message": message, "type": "scripted_error", "code": status, "retryable": False}}
+
+
+def _usage(wanted: Generation, n_tok: int) -> Json:
+    cached = n_cached_tok_of(wanted)
+    details = None if cached is None else {"cached_tokens": cached}
+    return product.usage_of(wanted, n_tok) | {"prompt_tokens_details": details}
+
+
+def _usage_in_event(wanted: Generation, script: Script, portion: Portion) -> Json:
+    if script.usage == "null":
+        return {"usage": None}
+    if script.usage == "cumulative" or (script.usage in ("last", "lagging") and portion.last):
+        return {"usage": _usage(wanted, portion.after)}
+    if script.usage == "lagging":
+        return {"usage": _usage(wanted, portion.before)}
+    return {}
+
+
+def _token(wanted: Generation, script: Script, portion: Portion) -> Json:
+    payload = product.DIALECTS[wanted.dialect].token(wanted, script, portion)
+    choice = payload["choices"][0]
+    choice["finish_reason"] = finish_reason(script, portion)
+    if "delta" in choice and portion.before < script.n_reasoning_tok:
+        choice["delta"] = {"reasoning_content": choice["delta"]["content"]}
+    return payload | _usage_in_event(wanted, script, portion)
+
+
+def _usage_event(wanted: Generation, n_tok: int) -> Json:
+    dialect = product.DIALECTS[wanted.dialect]
+    assert dialect.usage is not None
+    return dialect.usage(wanted, n_tok) | {"usage": _usage(wanted, n_tok)}
+
+
+def _plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+    payload = product.DIALECTS[wanted.dialect].plain(wanted, script, n_tok)
+    choice = payload["choices"][0]
+    choice["finish_reason"] = script.finish
+    if "message" in choice and (n_reasoning := min(n_tok, script.n_reasoning_tok)):
+        choice["message"]["content"] = script.text * (n_tok - n_reasoning)
+        choice["message"]["reasoning_content"] = script.text * n_reasoning
+    usage = payload.pop("usage")
+    if script.usage == "off":
+        return payload
+    return payload | {"usage": None if script.usage == "null" else usage | _usage(wanted, n_tok)}
+
+
+def completion_role(wanted: Generation) -> Json:
+    return product.completion(wanted, {"index": 0, "text": "", "logprobs": None, "finish_reason": None})
+
+
+def chat_role(wanted: Generation) -> Json:
+    delta = {"role": "assistant", "content": ""}
+    return product.chat(wanted, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
+
+
+def read_embedding(body: Json, model: str) -> tuple[Generation, Prompt]:
+    return generation("embeddings", body, model, body.get("input"), 1, False)
+
+
+def embedding_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+    del script, n_tok
+    row = {"object": "embedding", "index": 0, "embedding": [1.0, 0.0]}
+    return {"object": "list", "model": wanted.model, "data": [row], "usage": _usage(wanted, 0)}
+
+
+def read_rerank(body: Json, model: str) -> tuple[Generation, Prompt]:
+    texts = [body.get("query"), *(body.get("documents") or [])]
+    if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+        raise WorkloadError("expected a query and documents, all of them texts")
+    return generation("rerank", body, model, " ".join(map(str, texts)), 1, False)
+
+
+def rerank_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+    del script, n_tok
+    row = {"index": 0, "relevance_score": 1.0}
+    return {"id": "rerank-truth", "model": wanted.model, "results": [row], "usage": _usage(wanted, 0)}
+
+
+DIALECTS: dict[str, ScriptedDialect] = {
+    "completions": ScriptedDialect(
+        product.read_completion, _token, _plain, product.error, _usage_event, done=True, role=completion_role
+    ),
+    "chat": ScriptedDialect(
+        product.read_chat, _token, _plain, product.error, _usage_event, done=True, role=chat_role
+    ),
+    "embeddings": ScriptedDialect(read_embedding, product.completion_token, embedding_plain, product.error),
+    "rerank": ScriptedDialect(read_rerank, product.completion_token, rerank_plain, product.error),
+    "tgi": ScriptedDialect(read_tgi, tgi_token, tgi_plain, tgi_error),
+    "lightllm": ScriptedDialect(
+        read_lightllm, lightllm_token, lightllm_plain, lightllm_error, space=False, counts_prompt=True
+    ),
+    "sglang": ScriptedDialect(
+        read_sglang, sglang_token, sglang_plain, sglang_error, done=True, counts_prompt=True
+    ),
+}
+
+ALWAYS = product.PATHS | {"/v1/embeddings": "embeddings", "/v1/rerank": "rerank"}
+"""OpenAI's paths, which are always served."""
+
+ROUTES: dict[str, dict[str, str]] = {
+    "openai": {},
+    "tgi": {"/generate": "tgi", "/generate_stream": "tgi", "/": "tgi"},
+    "lightllm": {"/generate": "lightllm", "/generate_stream": "lightllm"},
+    "sglang": {"/generate": "sglang"},
+}
+"""The native paths of each engine."""
+
+
+def read_request(path: str, body: Any, model: str, native: str) -> tuple[Generation, Prompt]:
+    """What a request to `path` wants, and its prompt; KeyError where no dialect has the path."""
+    name = (ALWAYS | ROUTES[native])[path]
+    if path == "/generate_stream":
+        body = body | {"stream": True}
+    return DIALECTS[name].read(body, model)

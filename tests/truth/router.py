@@ -1,0 +1,208 @@
+"""Decides which reply a request gets at the tests' server: by a queue, a prefix cache, or shed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from servers.truth.http_requests import Call
+from servers.truth.openai import Generation, Prompt
+from servers.truth.replies import TimedReply
+from servers.truth.router import RoutedAnswer, Router, TruthCounters
+from servers.truth.router import TruthSetup as ProductSetup
+from tests.truth.dialects import ROUTES, CachedGeneration, read_request
+from tests.truth.queue import PrefixCache, Queue
+from tests.truth.replies import Pace, ScriptedReplies
+from tests.truth.script import Script
+from workloads.request import WorkloadError
+
+
+@dataclass(frozen=True, slots=True)
+class TruthSetup(ProductSetup):
+    """What a server plays and under which rules.
+
+    `native` names the engine whose own paths are served besides the OpenAI ones. `queue` sets every token's
+    time instead of the scripts: the tokens of a request are spread evenly over its service and the last
+    leaves with the departure. What `/metrics` counts appears `counters_late_s` after a reply has ended, and
+    the share `counters_lost` of the replies never (LightLLM's monitor queue); 0 counts each token as it is
+    sent. `max_in_flight` requests are served at once, others refused with `shed_status`; None: no limit.
+    """
+
+    scripts: tuple[Script, ...] = (Script(),)
+    native: str = "openai"
+    queue: Queue | None = None
+    prefix_cache: bool = False
+    max_in_flight: int | None = None
+    shed_status: int = 503
+    counters_late_s: float = 0.0
+    counters_lost: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.native not in ROUTES:
+            raise WorkloadError(f"dialect {self.native!r}: expected one of {', '.join(ROUTES)}")
+        if self.max_in_flight is not None and self.max_in_flight < 1:
+            raise WorkloadError(f"max in flight {self.max_in_flight}: expected at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedAnswer(RoutedAnswer):
+    """An answer, and when the queue serves it."""
+
+    start_ns: int | None = None
+    departure_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTally:
+    """What a whole reply adds to the counters."""
+
+    prompt_tok: int
+    output_tok: int
+    ttft_ns: int
+    e2e_ns: int
+
+
+class ScriptedRouter(Router):
+    """Answers calls by the setup's rules."""
+
+    setup: TruthSetup
+    replies: ScriptedReplies
+
+    def __init__(self, setup: TruthSetup) -> None:
+        super().__init__(setup, ScriptedReplies())
+        self._cache = PrefixCache()
+        self._late: deque[tuple[int, LoadTally]] = deque()
+        self._late_counters = TruthCounters()
+        self._n_ended = 0
+
+    def reset(self) -> None:
+        """Forget prompts and the queue too."""
+        super().reset()
+        self._cache.reset()
+        if self.setup.queue:
+            self.setup.queue.reset()
+
+    @property
+    def counts_late(self) -> bool:
+        return self.setup.counters_late_s > 0 or self.setup.counters_lost > 0
+
+    def ended(self, tally: LoadTally, at_ns: int) -> None:
+        """Count a whole reply late, or never, as the setup is made."""
+        before, self._n_ended = int(self._n_ended * self.setup.counters_lost), self._n_ended + 1
+        if int(self._n_ended * self.setup.counters_lost) == before:
+            self._late.append((at_ns + round(self.setup.counters_late_s * 1e9), tally))
+
+    def metrics(self) -> str:
+        if not self.counts_late:
+            return super().metrics() + _native_metrics(self.counters, self.setup.native)
+        late = self._late_counters
+        while self._late and self._late[0][0] <= time.monotonic_ns():
+            tally = self._late.popleft()[1]
+            late.prompt_tok += tally.prompt_tok
+            late.output_tok += tally.output_tok
+            late.ttft.observe(tally.ttft_ns)
+            late.e2e.observe(tally.e2e_ns)
+        names = ("prompt_tok", "output_tok", "ttft", "e2e")
+        at_once = self.counters
+        self.counters = replace(at_once, **{name: getattr(late, name) for name in names})
+        try:
+            return super().metrics() + _native_metrics(self.counters, self.setup.native)
+        finally:
+            self.counters = at_once
+
+    def read(self, path: str, body: Any) -> tuple[Generation, Prompt]:
+        return read_request(path, body, self.setup.model, self.setup.native)
+
+    def base_of_own(self, script: Script) -> Script:
+        """A request that brings a script of its own does not get the failures of the next one."""
+        return replace(script, role_s=None, status=200, fault=None)
+
+    def admit(self, call: Call, script: Script, wanted: Generation, prompt: Prompt) -> RoutedAnswer:
+        setup = self.setup
+        if setup.max_in_flight is not None and self.counters.running >= setup.max_in_flight:
+            self.counters.refused += 1
+            return RoutedAnswer(self._shed(wanted), wanted)
+        pace = None
+        if setup.prefix_cache:
+            wanted = CachedGeneration(**asdict(wanted), n_cached_tok=self._cache.look_up(prompt))
+            self.counters.cached_tok += wanted.n_cached_tok
+            pace = _cached_pace(script, wanted)
+        self.counters.prompt_tok += wanted.n_prompt_tok
+        if setup.queue is None:
+            return RoutedAnswer(self.replies.make(script, wanted, pace), wanted)
+        start_ns, departure_ns = setup.queue.admit(call.arrival_ns)
+        pace = _spread(start_ns - call.arrival_ns, departure_ns - call.arrival_ns)
+        return QueuedAnswer(self.replies.make(script, wanted, pace), wanted, start_ns, departure_ns)
+
+    def _shed(self, wanted: Generation) -> TimedReply:
+        message = f"Model is overloaded: {self.setup.max_in_flight} requests are in flight"
+        if wanted.dialect == "tgi" and wanted.stream:
+            return self.replies.refusal_in_stream(wanted, 429, message)
+        return self.replies.error(wanted.dialect, self.setup.shed_status, message)
+
+    def pages(self) -> dict[str, Any]:
+        own = {"/info": _info(self.setup), "/get_server_info": _lightllm_info(self.setup)}
+        return super().pages() | own
+
+
+def _info(setup: TruthSetup) -> dict[str, Any]:
+    """As TGI tells its limits."""
+    limits = {"max_concurrent_requests": setup.max_in_flight, "max_total_tokens": setup.max_model_len}
+    return {"model_id": setup.model, "router": "text-generation-router", "version": "3.3.7", **limits}
+
+
+def _lightllm_info(setup: TruthSetup) -> dict[str, Any]:
+    """As LightLLM tells its slots: the servers of the queue."""
+    slots = setup.queue.n_servers if setup.queue else 1000
+    types = {"data_type": "float32", "llm_kv_type": "None", "vocab_size": None}
+    return {"model_dir": setup.model, "running_max_req_size": slots, "tp": 1, **types}
+
+
+def _cached_pace(script: Script, wanted: CachedGeneration) -> Pace | None:
+    """Prefill takes as much less time as the cache holds of the prompt; the headers' delay stays."""
+    if not wanted.n_cached_tok:
+        return None
+    prefill_ns = round((script.ttft_s - script.headers_s) * 1e9)
+    saved_ns = prefill_ns * wanted.n_cached_tok // wanted.n_prompt_tok
+
+    def pace(own_ns: Sequence[int]) -> list[int]:
+        return [at_ns - saved_ns for at_ns in own_ns]
+
+    return pace
+
+
+def _spread(start_ns: int, departure_ns: int) -> Pace:
+    """Token events evenly over a service: the last one leaves with the departure."""
+
+    def pace(own_ns: Sequence[int]) -> list[int]:
+        n = len(own_ns)
+        return [start_ns + (departure_ns - start_ns) * (i + 1) // n for i in range(n)]
+
+    return pace
+
+
+_NATIVE_ROWS = {
+    "tgi": ("tgi_batch_current_size", "tgi_request_input_length_sum", "tgi_request_generated_tokens_sum"),
+    "lightllm": (
+        "lightllm_batch_current_size",
+        "lightllm_prompt_tokens_total",
+        "lightllm_generation_tokens_total",
+    ),
+}
+_NATIVE_LATENCIES = {
+    "tgi": (None, "tgi_request_duration"),
+    "lightllm": ("lightllm_request_first_token_duration", "lightllm_request_inference_duration"),
+}
+
+
+def _native_metrics(counters: TruthCounters, native: str) -> str:
+    """The same under the names of the engine that the setup speaks like."""
+    if native not in _NATIVE_ROWS:
+        return ""
+    values = (counters.running, counters.prompt_tok, counters.output_tok)
+    text = "".join(f"{name} {value}\n" for name, value in zip(_NATIVE_ROWS[native], values, strict=True))
+    ttft, e2e = _NATIVE_LATENCIES[native]
+    return text + (counters.ttft.lines(ttft) if ttft else "") + counters.e2e.lines(e2e)

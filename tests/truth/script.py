@@ -1,0 +1,100 @@
+"""All that one reply of the tests' server can do: the product's script, failures, framing and usage."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import servers.truth.script as product
+from servers.truth.script import script_from_header
+
+__all__ = ["FAULTS", "USAGE", "Script", "script_from", "script_from_header", "scripts_from_json"]
+
+USAGE = ("final", "last", "cumulative", "lagging", "null", "off")
+FAULTS = ("error", "stall", "half_close", "close", "reset")
+
+
+@dataclass(frozen=True, slots=True)
+class Script(product.Script):
+    """The product's script, and what only tests need. Times are seconds from the arrival of the request.
+
+    - `role_s`: when an event without tokens (chat: the role) is sent; None: there is none.
+    - `n_reasoning_tok`: how many tokens, from the first, are reasoning (chat only).
+    - `usage`: where the count stands. "final": in an event of its own; "last": in the last token's event;
+      "cumulative": in every event; "lagging": in every event, one event behind but for the last; "null": the
+      key is there and empty; "off": nowhere.
+    - `finish`: the finish reason, None: none is ever given.
+    - `round_tok`: the server generates whole rounds of so many tokens where more than one round is asked for
+      (TGI: 1,024), and before each further round the request waits `round_gap_s` longer.
+    Failures:
+    - `status`: other than 200 refuses the request after `headers_s`; `message` is what errors say.
+    - `fault`, when the event after `fault_after_tok` tokens would be due (-1: before the headers): "error"
+      sends an error inside the stream and ends it, "stall" never sends again, "half_close" ends only our
+      direction, "close" ends the connection amid the reply, "reset" does so with RST.
+    Framing:
+    - `comments_s`: when comments (keep-alives) are sent; `crlf`, `space`: CR LF line ends, `data: ` with a
+      space (None: as the dialect has it); `chunked`: chunked coding, else the reply ends with the connection.
+    - `events_per_write`: so many token events are held back and written at once.
+    - `split_at`: offsets at which each event's bytes are cut, negative from its end; `drip_bytes`: everything
+      is sent so many bytes at a time (slow loris), 0: not; `split_gap_s`: the time between the parts.
+    - `stamp`: every event carries `sent_ns` and `seq`; without it the bytes are the engine's own.
+    """
+
+    role_s: float | None = None
+    n_reasoning_tok: int = 0
+    usage: str = "final"
+    finish: str | None = "length"
+    status: int = 200
+    message: str = "scripted failure"
+    fault: str | None = None
+    fault_after_tok: int = 0
+    comments_s: tuple[float, ...] = ()
+    crlf: bool = False
+    space: bool | None = None
+    chunked: bool = True
+    events_per_write: int = 1
+    split_at: tuple[int, ...] = ()
+    drip_bytes: int = 0
+    split_gap_s: float = 0.0005
+    stamp: bool = True
+    round_tok: int | None = None
+    round_gap_s: float = 0.0
+
+    def problems(self) -> Iterator[str]:
+        yield from product.Script.problems(self)
+        times_s = (self.split_gap_s, self.round_gap_s, *self.comments_s)
+        if not all(0 <= time_s < 1e9 for time_s in times_s):
+            yield "a time is negative or not finite"
+        if self.role_s is not None and not self.headers_s <= self.role_s <= self.ttft_s:
+            yield f"role_s {self.role_s}: expected to ascend from headers_s to ttft_s"
+        if self.usage not in USAGE:
+            yield f"usage {self.usage!r}: expected one of {', '.join(USAGE)}"
+        if self.fault not in (None, *FAULTS):
+            yield f"fault {self.fault!r}: expected one of {', '.join(FAULTS)}"
+        if self.round_tok is not None and self.round_tok < 1:
+            yield "round_tok: expected at least 1"
+        if not 100 < self.status < 600:
+            yield f"status {self.status}: expected an HTTP status"
+        if self.events_per_write < 1 or self.drip_bytes < 0:
+            yield "events_per_write from 1, drip_bytes from 0"
+
+    def served_tok(self, n_asked: int) -> int:
+        """How many tokens a request for `n_asked` tokens gets."""
+        if self.n_tok is not None:
+            return self.n_tok
+        if self.round_tok is None or n_asked <= self.round_tok:
+            return n_asked
+        return -(-n_asked // self.round_tok) * self.round_tok
+
+    @property
+    def arranged(self) -> bool:
+        """Whether the writes are anything but one per event."""
+        return bool(self.comments_s or self.split_at or self.drip_bytes or self.events_per_write > 1)
+
+
+def script_from(given: object) -> Script:
+    """The script that a JSON object describes."""
+    return product.script_from(given, Script())
+
+
+def scripts_from_json(text: bytes) -> tuple[Script, ...]:
+    """The scripts of a file, in the order of arrival."""
+    return product.scripts_from_json(text, Script())
