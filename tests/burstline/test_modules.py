@@ -23,9 +23,9 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ("main", "load"): frozenset({"dateutil", "numpy", "orjson", "psutil", "pyarrow", "pynvml", "zstandard"}),
     ("driver", "load"): frozenset({"numpy", "orjson", "zstandard"}),
     ("canary", "load"): frozenset(),
-    ("watcher", "load"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
+    ("watcher", "load"): frozenset({"orjson", "prometheus_client", "psutil", "pynvml"}),
     ("driver", "exit"): frozenset({"numpy", "orjson", "zstandard"}),
-    ("watcher", "exit"): frozenset({"numpy", "orjson", "prometheus_client", "psutil", "pynvml"}),
+    ("watcher", "exit"): frozenset({"orjson", "prometheus_client", "psutil", "pynvml"}),
     ("keeper", "exit"): frozenset({"psutil"}),
 }
 """By process and moment, the top names of all that is neither Burstline's nor the standard library's."""
