@@ -10,16 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from loadgen.metrics import throughput
-from loadgen.metrics.cold_start import ColdStart, cold_start
 from loadgen.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
-from loadgen.metrics.instrument import instrument
+from loadgen.metrics.instrument import instrument, pacing
 from loadgen.metrics.laws import broken_laws
 from loadgen.metrics.memory import cost, memory
-from loadgen.metrics.schedule_fidelity import pacing
 from loadgen.metrics.server_histograms import agreement
 from loadgen.metrics.sessions import Turns, session_figures, turns_of
 from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
-from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, Steady, steady_part
+from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, ColdStart, Steady, cold_start, steady_part
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of

@@ -36,8 +36,7 @@ from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
 from loadgen.driver.counters import NAMES, Counters
 from loadgen.driver.job import Job
 from loadgen.record.capture_store import CaptureWriter, read_captures
-from loadgen.record.clock_map import ClockError, ClockMap, Offset
-from loadgen.record.drive_report import DriveReport
+from loadgen.record.drive_report import ClockError, ClockMap, DriveReport, Offset
 from servers.messages import EngineError
 from workloads.request import WorkloadError
 

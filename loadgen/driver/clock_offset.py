@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from loadgen.record.clock_map import ClockError, Exchange, Offset
+from loadgen.record.drive_report import ClockError, ClockExchange, Offset
 
 _PING: Final = struct.Struct("<4sQ")
 _PONG: Final = struct.Struct("<4sQqq")
@@ -107,7 +107,7 @@ class ClockClient:
     def close(self) -> None:
         self._sock.close()
 
-    def _volley(self, n: int) -> Iterable[Exchange]:
+    def _volley(self, n: int) -> Iterable[ClockExchange]:
         n_lost = 0
         for _ in range(n):
             exchange = self._once()
@@ -121,7 +121,7 @@ class ClockClient:
                 else:
                     return
 
-    def _once(self) -> Exchange | None:
+    def _once(self) -> ClockExchange | None:
         self._number += 1
         try:
             t1 = now()
@@ -133,7 +133,7 @@ class ClockClient:
                     return None
                 magic, number, t2, t3 = _PONG.unpack(data)
                 if magic == _MAGIC and number == self._number:  # else a late answer to an earlier question
-                    return Exchange(t1, t2, t3, t4)
+                    return ClockExchange(t1, t2, t3, t4)
         except OSError:
             return None
 

@@ -2,10 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from loadgen.record.clock_map import ClockMap
+MAX_DRIFT: Final = 200e-6
+"""Between two clocks; Linux disciplines its own to 500 ppm at most, crystals differ by tens."""
+
+
+class ClockError(RuntimeError):
+    """A worker's clock did not answer, or its answers contradict each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockExchange:
+    """One question and its answer, ns: sent (ours), received and answered (theirs), received (ours)."""
+
+    t1_ns: int
+    t2_ns: int
+    t3_ns: int
+    t4_ns: int
+
+    @property
+    def low_ns(self) -> int:
+        return self.t3_ns - self.t4_ns
+
+    @property
+    def high_ns(self) -> int:
+        return self.t2_ns - self.t1_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """A worker's clock minus ours, ns, at our time `at_ns`: between `low_ns` and `high_ns`.
+
+    `rtt_ns` is the least round trip of the `n` exchanges behind it.
+    """
+
+    at_ns: int
+    low_ns: int
+    high_ns: int
+    rtt_ns: int
+    n: int
+
+    @property
+    def ns(self) -> int:
+        return (self.low_ns + self.high_ns) // 2
+
+    @property
+    def bound_ns(self) -> int:
+        """The true offset is within so much of `ns`."""
+        return (self.high_ns - self.low_ns + 1) // 2
+
+    def describe(self) -> str:
+        return f"{self.ns / 1e9:+.6f} s from ours, known to {self.bound_ns / 1e3:.0f} us"
+
+    @classmethod
+    def of(cls, exchanges: Sequence[ClockExchange]) -> Offset:
+        """Intersect the exchanges of one volley, short enough for drift not to matter."""
+        if not exchanges:
+            raise ClockError("no exchange was answered")
+        # A clock drifts while the volley lasts; the bound must hold for its middle.
+        drift = math.ceil((exchanges[-1].t4_ns - exchanges[0].t1_ns) * MAX_DRIFT)
+        low = max(exchange.low_ns for exchange in exchanges) - drift
+        high = min(exchange.high_ns for exchange in exchanges) + drift
+        if low > high:
+            raise ClockError(
+                f"the clock moved by {(low - high) / 1e3:.1f} us during {len(exchanges)} exchanges; "
+                "was it set, or did the machine sleep?"
+            )
+        rtt = min(e.t4_ns - e.t1_ns - (e.t3_ns - e.t2_ns) for e in exchanges)
+        middle = (exchanges[0].t1_ns + exchanges[-1].t4_ns) // 2
+        return cls(middle, low, high, rtt, len(exchanges))
+
+
+@dataclass(frozen=True, slots=True)
+class ClockMap:
+    """A worker's clock over a run: its offset before and after, and a line between them.
+
+    `residual_ns` is how far offsets measured during the run lay outside the line's bound: 0 for clocks that
+    drift evenly.
+    """
+
+    before: Offset
+    after: Offset
+    residual_ns: int = 0
+
+    @classmethod
+    def of(cls, before: Offset, after: Offset, during: Iterable[Offset] = ()) -> ClockMap:
+        line = cls(before, after)
+        outside = [
+            max(line._offset_ns(o.at_ns) - o.high_ns, o.low_ns - line._offset_ns(o.at_ns), 0) for o in during
+        ]
+        return cls(before, after, round(max(outside, default=0)))
+
+    @property
+    def bound_ns(self) -> int:
+        """Times of this worker, mapped to our clock, are off by at most this."""
+        return max(self.before.bound_ns, self.after.bound_ns) + self.residual_ns
+
+    @property
+    def _slope(self) -> float:
+        span = self.after.at_ns - self.before.at_ns
+        return (self.after.ns - self.before.ns) / span if span > 0 else 0.0
+
+    def theirs(self, ours_ns: int) -> int:
+        """Our time `ours_ns` as the worker's clock shows it."""
+        return ours_ns + round(self._offset_ns(ours_ns))
+
+    def since_start(self, t0_ours_ns: int, t0_theirs_ns: int) -> tuple[float, float]:
+        """(shift ns, factor): shift + factor * (ns since the worker's start) is ns since ours."""
+        slope = self._slope
+        at_start = self.before.ns + slope * (t0_theirs_ns - self.before.ns - self.before.at_ns) / (1 + slope)
+        return t0_theirs_ns - at_start - t0_ours_ns, 1 / (1 + slope)
+
+    def _offset_ns(self, ours_ns: int) -> float:
+        return self.before.ns + self._slope * (ours_ns - self.before.at_ns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from typing import Final
 import numpy as np
 
 from loadgen.record.verdict import Reason, State, state_of, worst
-from loadgen.verdict.served_work import Work
+from loadgen.stats.across_runs import LEAST_RUNS
+from loadgen.verdict.served_work import ServedWork
 from servers.settings import EQUAL
 from workloads.options import flag_of
 
@@ -59,7 +60,7 @@ class Comparability:
 
 
 def comparability(
-    works: Sequence[Work],
+    works: Sequence[ServedWork],
     unlike: Sequence[Reason] = (),
     *,
     varied: Collection[str] = (),
@@ -99,7 +100,7 @@ class _Number:
 
     code: str
     name: str
-    of: Callable[[Work], float | None]
+    of: Callable[[ServedWork], float | None]
     shown: str
     relative: bool
     advice: str
@@ -159,7 +160,7 @@ class _Setting:
     advice: str
     usual: str | None = None
 
-    def of(self, work: Work) -> str | None:
+    def of(self, work: ServedWork) -> str | None:
         return work.settings.get(self.key, self.usual)
 
 
@@ -176,7 +177,7 @@ _SETTINGS: Final = (
 )
 
 
-def _judge_number(number: _Number, works: Sequence[Work]) -> tuple[Fact, Reason | None]:
+def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:
     found = [(work.label, number.of(work)) for work in works]
     known = [(label, value) for label, value in found if value is not None]
     shown = _shown(found, number.shown)
@@ -194,7 +195,7 @@ def _judge_number(number: _Number, works: Sequence[Work]) -> tuple[Fact, Reason 
     )
 
 
-def _why_failed(works: Sequence[Work]) -> str:
+def _why_failed(works: Sequence[ServedWork]) -> str:
     said = [
         f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
         for work in works
@@ -203,7 +204,7 @@ def _why_failed(works: Sequence[Work]) -> str:
     return f" ({'; '.join(said)})"
 
 
-def _judge_setting(setting: _Setting, works: Sequence[Work]) -> tuple[Fact, Reason | None]:
+def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:
     found = [(work.label, setting.of(work)) for work in works]
     shown = _shown(found, "{}")
     values = {value for _, value in found if value is not None}
@@ -227,7 +228,7 @@ def _shown(found: Sequence[tuple[str, float | str | None]], shape: str) -> dict[
     return texts
 
 
-def _workload(works: Sequence[Work]) -> list[Reason]:
+def _workload(works: Sequence[ServedWork]) -> list[Reason]:
     """The same requests at the same times; what they say may differ, how long they are may not."""
     first = works[0].columns
     for work in works[1:]:
@@ -251,7 +252,7 @@ def _workload(works: Sequence[Work]) -> list[Reason]:
     return []
 
 
-def _alike(one: Work, other: Work) -> bool:
+def _alike(one: ServedWork, other: ServedWork) -> bool:
     """Whether two loads of different seeds agree in their means, to within what their sizes allow."""
     a, b = one.columns, other.columns
     pairs = (
@@ -263,7 +264,7 @@ def _alike(one: Work, other: Work) -> bool:
     return all(abs(x - y) <= allowed * max(x, y, 1e-9) for x, y in pairs)
 
 
-def _cache_truth(works: Sequence[Work]) -> list[Reason]:
+def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
     """Hits that the prompts' own prefixes do not explain, once per contender."""
     reasons: dict[str, Reason] = {}
     for work in works:
@@ -292,7 +293,7 @@ def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
     ]
 
 
-def _unforced(works: Sequence[Work]) -> list[Reason]:
+def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
     labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
     return [
         Reason(
@@ -302,7 +303,7 @@ def _unforced(works: Sequence[Work]) -> list[Reason]:
     ]
 
 
-def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
+def _unbelievable(works: Sequence[ServedWork]) -> tuple[Reason, ...]:
     """One reason for each verdict under which a run's numbers cannot be used."""
     reasons = []
     for state in UNUSABLE:
@@ -316,3 +317,31 @@ def _unbelievable(works: Sequence[Work]) -> tuple[Reason, ...]:
             text = f"{told}. {which}{runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, "The run's own report says what to do."))
     return tuple(reasons)
+
+
+def admitted(works: Sequence[ServedWork]) -> tuple[tuple[ServedWork, ...], tuple[Reason, ...]]:
+    """The runs that are compared, and one reason for each that is left out.
+
+    Left out is only what the client spoilt (CLIENT-BOUND), never what a server did; only by that verdict,
+    which knows nothing of who would win; and only where three runs of the contender remain, more than are
+    left out. Otherwise it stays in, and nothing is ranked.
+    """
+    spoilt = {
+        label: [w for w in works if w.label == label and w.verdict == State.CLIENT_BOUND]
+        for label in {work.label for work in works}
+    }
+    left_out: list[ServedWork] = []
+    for label, runs in spoilt.items():
+        n_kept = sum(work.label == label for work in works) - len(runs)
+        if n_kept >= LEAST_RUNS and n_kept > len(runs):
+            left_out += runs
+    reasons = tuple(
+        Reason(
+            "left-out",
+            f"{work.run} ({work.label}) is left out: it is {work.verdict}. {work.verdict_reason}".rstrip(),
+            "The others of its contender are compared; run it again to have it in.",
+        )
+        for work in works
+        if work in left_out
+    )
+    return tuple(work for work in works if work not in left_out), reasons

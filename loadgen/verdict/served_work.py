@@ -31,7 +31,7 @@ _QUANTIZATION_FLAGS = ("-q", "--quantization", "--quantize", "--quant_type")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Work:
+class ServedWork:
     """One run of one contender; `label` names the contender, repeats share it.
 
     `cached_fraction` is the share of prompt tokens that the prefix cache served, `expected_cached_fraction`
@@ -94,7 +94,7 @@ class Work:
         return ", ".join(f"{n:,} {outcome}" for outcome, n in tally.items() if outcome not in ENDED)
 
 
-def work_of(run: Run, label: str) -> Work:
+def work_of(run: Run, label: str) -> ServedWork:
     """What the run in a folder served, from its files alone."""
     manifest = run.manifest
     columns, salt = run.columns.without(Outcome.ABANDONED), manifest.salt
@@ -106,7 +106,7 @@ def work_of(run: Run, label: str) -> Work:
     verdict = run.summary.verdict if run.summary else None
     turns = turns_of(run)
     config = manifest.hardware.model_config if manifest.hardware else None
-    return Work(
+    return ServedWork(
         label=label,
         run=run.name,
         columns=columns,

@@ -4,18 +4,120 @@ from __future__ import annotations
 
 import errno
 import os
+import select
+import selectors
 import socket
 import ssl
 import sys
 import time
 from array import array
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.network import Network
-from loadgen.wire.poller import IN, OUT, Poller
-from loadgen.wire.tls import Channel
+
+IN: Final = 1
+OUT: Final = 4
+"""The values of EPOLLIN and EPOLLOUT. Other bits (an error, a hang-up) mean: read, and see."""
+
+
+class Poller(Protocol):
+    def register(self, fd: int, mask: int, /) -> None: ...
+    def modify(self, fd: int, mask: int, /) -> None: ...
+    def unregister(self, fd: int, /) -> None: ...
+    def poll(self, timeout_s: float, max_events: int, /) -> list[tuple[int, int]]: ...
+    def fileno(self) -> int: ...
+    def close(self) -> None: ...
+
+
+def new_poller() -> Poller:
+    return select.epoll() if hasattr(select, "epoll") else _Selector()
+
+
+class _Selector:
+    """kqueue (macOS, BSD) through the standard library."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+
+    def register(self, fd: int, mask: int) -> None:
+        self._selector.register(fd, _to_selectors(mask))
+
+    def modify(self, fd: int, mask: int) -> None:
+        self._selector.modify(fd, _to_selectors(mask))
+
+    def unregister(self, fd: int) -> None:
+        self._selector.unregister(fd)
+
+    def poll(self, timeout_s: float, max_events: int) -> list[tuple[int, int]]:
+        ready = self._selector.select(timeout_s)
+        return [
+            (key.fd, bool(mask & selectors.EVENT_READ) * IN | bool(mask & selectors.EVENT_WRITE) * OUT)
+            for key, mask in ready[:max_events]
+        ]
+
+    def fileno(self) -> int:
+        return int(self._selector.fileno()) if hasattr(self._selector, "fileno") else 1 << 30
+
+    def close(self) -> None:
+        self._selector.close()
+
+
+def _to_selectors(mask: int) -> int:
+    return bool(mask & IN) * selectors.EVENT_READ | bool(mask & OUT) * selectors.EVENT_WRITE
+
+
+_RECORD_BYTES = 1 << 18
+
+
+class Channel:
+    """One TLS connection over two memory buffers. Whoever owns the socket moves the bytes."""
+
+    __slots__ = ("_from_peer", "_tls", "_to_peer", "closed", "standing")
+
+    def __init__(self, context: ssl.SSLContext, host: str) -> None:
+        self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_hostname=host)
+        self.standing = False
+        self.closed = False  # the peer has sent close_notify: no more plain text will come
+
+    def shake(self) -> bool:
+        """Take the handshake as far as it goes; True once it is done. Raises ssl.SSLError."""
+        try:
+            self._tls.do_handshake()
+            self.standing = True
+        except ssl.SSLWantReadError:
+            pass
+        return self.standing
+
+    def outgoing(self) -> bytes:
+        """What has to be sent to the peer now."""
+        return self._to_peer.read()
+
+    def encrypt(self, plain: bytes) -> bytes:
+        self._tls.write(plain)
+        return self._to_peer.read()
+
+    def feed(self, received: memoryview) -> None:
+        self._from_peer.write(received)
+
+    def decrypt(self) -> bytes:
+        """All plain text that has come whole; b"" while a record is still open. Raises ssl.SSLError.
+
+        `closed` says afterwards whether the peer has ended its side.
+        """
+        pieces = []
+        try:
+            while piece := self._tls.read(_RECORD_BYTES):
+                pieces.append(piece)
+            self.closed = True  # nothing, and no wish for more: a read after close_notify
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLZeroReturnError:
+            self.closed = True
+        return b"".join(pieces)
+
 
 KERNEL_STAMPS: Final = sys.platform == "linux" and sys.maxsize > 2**32
 _SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; the socket module has no name for it

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 from loadgen.wire.exchange import MID_STREAM, NEVER
 from loadgen.wire.exchange import READ as ROW
-from loadgen.wire.poller import IN, Poller
-from loadgen.wire.pool import Connection
+from loadgen.wire.pool import IN, Connection, Poller
 
 READ: Final = 1 << 16
 """Reported of a followed connection: bytes were read; they may be the last, or there is no room for more."""

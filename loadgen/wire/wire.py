@@ -22,10 +22,8 @@ from loadgen.wire.exchange import NEVER, Exchange
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.network import ERR, Network, is_remote
 from loadgen.wire.os_limits import cpu_wait_s
-from loadgen.wire.poller import IN, OUT, new_poller
-from loadgen.wire.pool import Connection, Pool
+from loadgen.wire.pool import IN, OUT, Channel, Connection, Pool, new_poller
 from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
-from loadgen.wire.tls import Channel
 
 _TICK_NS = 50_000_000
 _CANARY_PART_BYTES = 1 << 16

@@ -14,9 +14,8 @@ from loadgen.record.columns import Floats
 from loadgen.record.rundir import Run
 from loadgen.record.verdict import Reason
 from loadgen.stats.figure import Estimate, Figure
-from loadgen.verdict.admitted import admitted
-from loadgen.verdict.comparable import ALONE, Comparability, comparability
-from loadgen.verdict.served_work import Work, work_of
+from loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
+from loadgen.verdict.served_work import ServedWork, work_of
 from reports.compare.pooled_figures import Path, figure_of
 from reports.compare.significance_text import Contrasts, Pair, better, contrasts_of, turned
 from reports.compare.sweep_load import differ_in_load_alone
@@ -81,7 +80,7 @@ class ComparisonCell:
     name: str
     labels: tuple[str, ...]
     views: Mapping[str, tuple[View, ...]]
-    works: tuple[Work, ...]
+    works: tuple[ServedWork, ...]
     gate: Comparability
     hrefs: Mapping[str, str]
     contrasts: Mapping[Pair, Contrasts] = field(default_factory=dict)

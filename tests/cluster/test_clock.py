@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
-from loadgen.record.clock_map import MAX_DRIFT, ClockError, ClockMap, Exchange, Offset
+from loadgen.record.drive_report import MAX_DRIFT, ClockError, ClockExchange, ClockMap, Offset
 
 delays = st.lists(
     st.tuples(st.integers(1_000, 50_000_000), st.integers(1_000, 50_000_000)), min_size=1, max_size=40
@@ -22,7 +22,7 @@ def volley(offset_ns, ways, at_ns=0, drift=0.0):
     for out, back in ways:
         t2 = t + out
         t4 = t2 + 500 + back
-        exchanges.append(Exchange(t, theirs(t2), theirs(t2 + 500), t4))
+        exchanges.append(ClockExchange(t, theirs(t2), theirs(t2 + 500), t4))
         t = t4 + 1000
     return exchanges
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.poller import IN, OUT
+from loadgen.wire.pool import IN, OUT
 from loadgen.wire.wire import Wire
 from tests.faults.lab import noted
 

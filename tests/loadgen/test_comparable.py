@@ -17,7 +17,7 @@ from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.quantiles import percentile
 from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
 from loadgen.verdict.factors import differing
-from loadgen.verdict.served_work import Work, quantization_of, settings_of
+from loadgen.verdict.served_work import ServedWork, quantization_of, settings_of
 from servers.identity import Identity
 from tests.loadgen.making import failed, ok
 from workloads.plan import Plan, fingerprint
@@ -48,11 +48,11 @@ def refused(n: int, first: int) -> list[Record]:
     return [replace(failed(first + k, "http_503", 8), planned_prompt_tok=512) for k in range(n)]
 
 
-def work(label: str, records: list[Record], **changes: Any) -> Work:
+def work(label: str, records: list[Record], **changes: Any) -> ServedWork:
     columns = columns_of(tables.record_table(records))
     settings = {**SETTINGS, **changes.pop("settings", {})}
     fields = {"run": label, "verdict": "VALID", "cached_fraction": 0.0, "expected_cached_fraction": 0.0}
-    return Work(label=label, columns=columns, settings=settings, **{**fields, **changes})
+    return ServedWork(label=label, columns=columns, settings=settings, **{**fields, **changes})
 
 
 def codes(gate) -> list[str]:

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 from loadgen.wire.exchange import READ as ROW
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.poller import IN, Poller, new_poller
-from loadgen.wire.pool import Connection
+from loadgen.wire.pool import IN, Connection, Poller, new_poller
 from loadgen.wire.reader import LOST, READ, Reader
 from loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, chunk

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.wire.dispatcher import Schedule
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.schedule import Schedule
 
 AHEAD_NS = 100
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from loadgen.metrics.cold_start import cold_start
 from loadgen.metrics.sessions import Turns, session_figures
+from loadgen.metrics.steady_state import cold_start
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table
 from tests.loadgen.making import failed, ok

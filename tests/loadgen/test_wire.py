@@ -25,8 +25,7 @@ from loadgen.record import http1
 from loadgen.record.capture import Capture
 from loadgen.wire.dispatcher import Dispatcher
 from loadgen.wire.exchange import Exchange
-from loadgen.wire.poller import new_poller
-from loadgen.wire.pool import Connection, Pool
+from loadgen.wire.pool import Connection, Pool, new_poller
 from loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 from tests.loadgen.wire_client import Transport

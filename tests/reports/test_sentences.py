@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from burstline.cli import main
 from burstline.comparing import comparison_of
-from loadgen.metrics.cold_start import ColdStart
+from loadgen.metrics.steady_state import ColdStart
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
 from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
