@@ -22,7 +22,7 @@ from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.drive_report import DriveReport
-from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Certificate, Manifest, RunNoise, WarmUpBursts
+from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, RunNoise, WarmUpBursts
 from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
 from loadgen.record.summary import CountedWindow, Goodput, MetricFigures, Quantiles, Stationarity, Summary
@@ -37,8 +37,7 @@ from loadgen.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from loadgen.verdict.certificate import certified, errors_of
-from loadgen.verdict.grades import grades
+from loadgen.verdict.grades import grades, most_moved
 from loadgen.verdict.judge import Evidence, judge
 from loadgen.verdict.warnings import caveats
 from servers.identity import Identity
@@ -51,8 +50,7 @@ HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 class Context:
     """What a summary needs besides the records. `concurrency` is a closed loop's, None in an open one.
 
-    `certificate` is the client's error at a server of known truth, Absent where none was measured; None
-    where the run is older than certificates. `not_comparable` and `not_stationary` are reasons found
+    `not_comparable` and `not_stationary` are reasons found
     elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
     knows: then no part of the run is taken for steady. `usd_per_hour` is what the server's hardware costs.
     `turns` are the places of the requests in their sessions, where there are any.
@@ -67,7 +65,6 @@ class Context:
     duration_s: float | None = None
     server_here: bool = False
     noise: Mapping[str, RunNoise] = field(default_factory=dict)
-    certificate: Certificate | Absent | None = None
     not_comparable: tuple[Reason, ...] = ()
     not_stationary: tuple[Reason, ...] = ()
     goals: tuple[Goal, ...] = ()
@@ -77,7 +74,6 @@ class Context:
     max_failures: float = MAX_FAILURES
     usd_per_hour: float | None = None
     turns: Turns | None = None
-    server_url: str | None = None
     cancel_share: float = 0.0
 
 
@@ -94,14 +90,12 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         duration_s=_number(manifest, "duration_s"),
         noise=manifest.noise,
         server_here=manifest.server is not None and not manifest.server.attached,
-        certificate=manifest.certificate,
         not_comparable=not_comparable,
         arrivals=manifest.arrivals,
         expected_cached=manifest.load.expected_cached_fraction if manifest.load else None,
         warm_up=manifest.load.warm_up if manifest.load else None,
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
-        server_url=manifest.server.url if manifest.server else None,
         cancel_share=_number(manifest, "cancel_share") or 0.0,
         goals=tuple(map(parse_goal, manifest.targets)),
         turns=turns_of(run),
@@ -136,7 +130,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     c = inside.due_from(window.start_s) if steady and window else inside
     ends_s = planned.closed_s[~np.isnan(planned.closed_s)]
     watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
-    errors_s = errors_of(context.certificate)
+    graded = grades(c)
     client = instrument(planned, context.reports, watched, closed_loop=closed)
     opening = context.turns.opens if context.turns else None
     cold = cold_start(whole, context.concurrency, opening)
@@ -148,7 +142,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     unjudged = Summary(
         counts=counts(planned),
         metrics={
-            name: replace(figures(metric, c, steady), instrument_error=errors_s.get(name, {}).get("p99"))
+            name: replace(figures(metric, c, steady), instrument_error=most_moved(graded.get(name)))
             for name, metric in METRICS.items()
             if metric.of or metric.pooled
         },
@@ -167,12 +161,12 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         burst=throughput.burst(c),
         stalls=throughput.stalls(c),
         lengths=lengths(whole),
-        instrument=replace(client, **certified(context.certificate)),
+        instrument=client,
         memory=memory(watched, context.reports, context.identity),
         cost=cost(rates.output_tok_per_s, watched, context.usd_per_hour),
         conservation=conservation(planned, watched),
         agreement=agreement(whole, watched),
-        grades=grades(c),
+        grades=graded,
         sessions=session_figures(whole, context.turns, steady.window.start_s if steady else None)
         if context.turns
         else None,
@@ -180,14 +174,12 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     cold_counts = cold is not None and (steady is None or cold.until_s >= steady.window.start_s)
     warnings = caveats(
         unjudged,
-        context.certificate,
         status=context.status,
         server_here=context.server_here,
         expected_cached=context.expected_cached,
         counted_cached=_counted_cached(watched),
         warm_up=context.warm_up,
         cold=cold.left_out() if cold and not cold_counts else None,
-        server_url=context.server_url,
         cancel_share=context.cancel_share,
     )
     warnings = (*warnings, *((ran_out,) if ran_out else ()))
@@ -282,7 +274,7 @@ def _window(c: Columns, steady: Steady | None, cold: ColdStart | None) -> Counte
 def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | None) -> Evidence:
     client = summary.instrument
 
-    def share(figure: Figure) -> float | None:
+    def known(figure: Figure) -> float | None:
         return None if isinstance(figure, Absent) else figure.point
 
     return Evidence(
@@ -291,10 +283,10 @@ def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | N
         grades=summary.grades,
         cause=_cause(c, summary.counts),
         death=context.death,
-        instrument_error_s=errors_of(context.certificate),
-        waited_fraction=share(client.client_cpu_wait_fraction),
-        throttled_fraction=share(client.throttled_fraction),
-        others_cpu_fraction=share(client.others_cpu_fraction),
+        canary_beyond_s=known(client.canary_beyond_p99_s),
+        waited_fraction=known(client.client_cpu_wait_fraction),
+        throttled_fraction=known(client.throttled_fraction),
+        others_cpu_fraction=known(client.others_cpu_fraction),
         server_here=context.server_here,
         max_failures=context.max_failures,
         status=context.status,

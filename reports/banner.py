@@ -139,29 +139,20 @@ def _instrument_error(instrument: Instrument) -> str:
     stamped = "99% of arrivals carry the kernel's time stamp, so late reading does not move them"
     read = f"99% of arrival times are exact to {duration(error.point)}" if error.point > 0 else stamped
     told = f"The instrument: {sent}; {read}."
-    return f"{told}{_canary(instrument)}{_certified(instrument)}{_network(instrument)}"
+    return f"{told}{_canary(instrument)}{_network(instrument)}"
 
 
 def _canary(instrument: Instrument) -> str:
-    """The instrument's error in this very run, in a sentence; "" where there was no canary."""
-    p50, p99 = instrument.canary_p50_s, instrument.canary_p99_s
-    if isinstance(p50, Absent) or isinstance(p99, Absent):
-        return ""
+    """How this run's canary checked these bounds, in a sentence; "" where there was no canary."""
+    p99, beyond = instrument.canary_p99_s, instrument.canary_beyond_p99_s
+    if isinstance(p99, Absent) or isinstance(beyond, Absent):
+        too_short = isinstance(p99, Absent) and p99.code == "too-short"
+        return " The canary did not check these bounds: the run was too short." if too_short else ""
+    within = "within these bounds" if not beyond.point else f"at most {duration(beyond.point)} outside them"
     return (
-        f" During the run a truth process streamed {p99.n:,} stamped events: they were reported "
-        f"{duration(p50.point)} (p50) and {duration(p99.point)} (p99) from the truth."
+        f" The canary, a process that streamed {p99.n:,} events with their true times meanwhile, checked "
+        f"this: 99% came {within}, and at most {duration(p99.point)} from their true times."
     )
-
-
-def _certified(instrument: Instrument) -> str:
-    """What a server of known truth found, in a sentence; "" where none was asked."""
-    errors = (("TTFT", instrument.certified_ttft_p99_s), ("ITL", instrument.certified_itl_p99_s))
-    known = [f"{duration(e.point)} for 99% of {name}s" for name, e in errors if isinstance(e, Estimate)]
-    if not known:
-        return ""
-    made = next((e.note for _, e in errors if isinstance(e, Estimate) and e.note), None)
-    when = f" on {made} (a cached certificate of an earlier run)" if made else ""
-    return f" Tested at a server of known truth{when}, it was right to within {' and '.join(known)}."
 
 
 def _network(instrument: Instrument) -> str:

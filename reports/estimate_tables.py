@@ -90,8 +90,8 @@ def _latency_cells(
         href = f"#ev-{key}-{p}" if evidence and key in HEADLINE else ""
         yield _value(row[p], scale, notes, href) if p in row else Cell("–")
     for name in errors:
-        error = row.get(name, Absent("not certified"))
-        yield _value(error, scale, notes) if isinstance(error, Absent) else Cell(duration(error.point))
+        error = row.get(name)
+        yield Cell(duration(error.point)) if isinstance(error, Estimate) else Cell("–")
     yield Cell(f"{max(figure.n for figure in known):,}" if known else "–")
 
 

@@ -50,13 +50,11 @@ from loadgen.driver.job import Job
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.manifest import (
-    Certificate,
     HardwareFacts,
     LoadFacts,
     Status,
 )
 from loadgen.record.rundir import RunDir, open_run
-from loadgen.stats.figure import Absent
 from loadgen.wire.os_limits import ensure_fd_limit
 from servers.engine import Engine
 from servers.host.telemetry import load_telemetry
@@ -122,7 +120,6 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
         try:
-            run.save_manifest(replace(run.manifest, certificate=_certificate(load, settings, progress)))
             fired = _measured(run, engine, load, settings, progress, early)
         except (EngineError, WorkloadError, DriverDiedError, KeyboardInterrupt) as error:
             if isinstance(error, WorkloadError) and not run.captures.exists():
@@ -148,19 +145,6 @@ def _report_first() -> None:
     """An interrupt while the report is made: it takes seconds, and the load was worth more."""
     with suppress(OSError):
         os.write(2, b"burstline: writing the report before it ends; interrupt again to end now\n")
-
-
-def _certificate(load: Load, settings: Settings, progress: Progress) -> Certificate | Absent:
-    """The instrument's own error under this load, or why it is not known."""
-    if not settings.certify:
-        return Absent("--no-certify", "not-asked")
-    from burstline.bench.certification import certificate_for
-
-    progress.phase("Certifying the instrument at a server of known truth")
-    try:
-        return certificate_for(load)
-    except EngineError as error:
-        return Absent(str(error), "certification-failed")
 
 
 def _check_what_comes_after(settings: Settings) -> None:

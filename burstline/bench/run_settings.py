@@ -37,7 +37,6 @@ class Settings:
     vocab_size: int | None = None
     out: Path = Path("runs")
     quiet: bool = False
-    certify: bool = True
     canary: bool = True
     targets: tuple[str, ...] = ()
     usd_per_hour: float | None = None

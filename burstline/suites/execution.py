@@ -41,7 +41,6 @@ def run_suite(
     path: Path,
     out: Path,
     *,
-    certify: bool = True,
     dry_run: bool = False,
     ray: str | None = None,
     platform: str | None = None,
@@ -83,9 +82,9 @@ def run_suite(
                     own = slot.platform.env if slot.platform else {}
                     return _called(words, {**environments[slot.engine.name], **own}, lock)
 
-                codes = [_carry_out(slot, len(slots), folder, here, certify=certify) for slot in slots]
+                codes = [_carry_out(slot, len(slots), folder, here) for slot in slots]
             else:
-                codes = _over_cluster(ray, slots, folder, environments, certify=certify)
+                codes = _over_cluster(ray, slots, folder, environments)
         except KeyboardInterrupt:
             codes = [exit_codes.INTERRUPTED]
         comparable = _report(folder)
@@ -152,8 +151,6 @@ def _over_cluster(
     slots: Sequence[Slot],
     folder: Path,
     environments: Mapping[str, dict[str, str]],
-    *,
-    certify: bool,
 ) -> list[int]:
     """Each platform's runs one after another, the platforms side by side."""
     from burstline.cluster.session import RayOptions, ray_session
@@ -162,7 +159,7 @@ def _over_cluster(
     with ray_session(RayOptions(address)) as ray:
 
         def carry_out(slot: Slot, call: Call) -> int:
-            return _carry_out(slot, len(slots), folder, call, certify=certify)
+            return _carry_out(slot, len(slots), folder, call)
 
         keys = {
             name: {API_KEY_VARIABLE: env[API_KEY_VARIABLE]} if API_KEY_VARIABLE in env else {}
@@ -171,7 +168,7 @@ def _over_cluster(
         return run_by_platform(ray, slots, folder, keys, carry_out)
 
 
-def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, certify: bool) -> int:
+def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call) -> int:
     """Run one slot unless it is done; the run's exit code, that of a failed engine if it came to no end."""
     title = ", ".join(word for word in (slot.engine.name, slot.cell) if word)
     slot_name = f"[{slot.place} of {n_slots}] {title}, repeat {slot.repeat}"
@@ -180,8 +177,6 @@ def _carry_out(slot: Slot, n_slots: int, folder: Path, call: Call, *, certify: b
         return exit_codes.DONE
     print(slot_name, file=sys.stderr)
     argv = slot.argv(Path(OUT))
-    if not certify:
-        argv = (argv[0], "--no-certify", *argv[1:])
     code = call(argv, slot)
     if code == exit_codes.INTERRUPTED:
         raise KeyboardInterrupt

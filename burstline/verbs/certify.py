@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Iterator
 
 from burstline.load_flags import add_arrivals, add_load, add_sources, spec_of
-from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
 from loadgen.record.typed_json import to_json
-from loadgen.verdict.certificate import TOLERATED
+from loadgen.verdict.certificate import TOLERATED, Certificate, EventRateLimit, MetricError, ServedSchedule
 
 LONG_S = 10.0
 
@@ -23,14 +22,13 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from burstline import exit_codes
-    from burstline.bench.certification import certified, climbed, drill, remember
     from burstline.bench.load_options import checked
+    from burstline.certification import certified, climbed, drill
     from burstline.stdout import json_text
 
     load = checked(spec_of(args))
     planned = drill(load, LONG_S)
-    found = replace(certified(planned), limit=(limit := climbed()))
-    remember(limit)
+    found = replace(certified(planned), limit=climbed())
     if args.json:
         print(json_text(to_json(found)))
     else:

@@ -20,7 +20,7 @@ MOST_EARLY: Final = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "burstline run [--engine NAME] [--url URL] [OPTIONS] [-- ENGINE ARGS...]\n"
-        "       burstline run SUITE.toml [--out DIR] [--no-certify] [--dry-run]"
+        "       burstline run SUITE.toml [--out DIR] [--dry-run]"
     )
     parser.add_argument("suite", nargs="?", type=Path, metavar="SUITE.toml", help="a whole suite (suites/)")
     parser.add_argument("--dry-run", action="store_true", help="a suite's commands, in order, and no more")
@@ -48,9 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = parser.add_argument_group("what is written")
     out.add_argument(
         "--out", type=Path, default=Path("runs"), metavar="DIR", help="where runs are kept (runs/)"
-    )
-    out.add_argument(
-        "--no-certify", action="store_true", help="do not measure the instrument's own error first"
     )
     out.add_argument(
         "--no-canary", action="store_true", help="do not measure the instrument's own error during the run"
@@ -135,7 +132,6 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         args.vocab_size,
         args.out,
         args.quiet,
-        certify=not args.no_certify,
         canary=not args.no_canary,
         hints=hints_of(args),
         targets=tuple(args.slo),
@@ -174,7 +170,7 @@ def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
     return RayOptions(args.ray, args.workers, not args.no_canary, resources)
 
 
-OF_A_SUITE = ("suite", "out", "no_certify", "dry_run", "ray", "platform")
+OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")
 
 
 def _run_suite(args: argparse.Namespace) -> int:
@@ -193,7 +189,6 @@ def _run_suite(args: argparse.Namespace) -> int:
     return run_suite(
         args.suite,
         args.out,
-        certify=not args.no_certify,
         dry_run=args.dry_run,
         ray=args.ray,
         platform=args.platform,

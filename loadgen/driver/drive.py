@@ -403,7 +403,7 @@ class _Drive:
             n_voluntary_switches=used.n_voluntary,
             n_involuntary_switches=used.n_involuntary,
             cpu_wait_s=wire.cpu_wait_s,
-            canary=self._canary.report(),
+            canary=self._canary.report() if self._job.canary_port is not None else None,
             network=wire.network.report() if wire.network else None,
             left=self._left.spread(),
             acked=self._acked.spread(),

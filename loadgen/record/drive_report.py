@@ -137,7 +137,8 @@ class CanaryReport:
 
     The truth is the time from just before the event's send until the kernel had taken it: a report from
     within has no error, for a sender that sleeps between events needs some 20 us for its send.
-    `cpu_s` is what the truth process used.
+    `cpu_s` is what the truth process used. `beyond_p99_ns` is the 99th percentile of how far the truth lay
+    outside what the client's own bound for the event allows: the bounds of a run's other events rest on it.
     """
 
     n: int
@@ -145,6 +146,7 @@ class CanaryReport:
     p99_ns: int
     max_ns: int
     cpu_s: float
+    beyond_p99_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from typing import Any, Final, Literal
 
 from loadgen.record import typed_json
 from loadgen.record.drive_report import DriveReport
-from loadgen.stats.figure import Absent
 from servers.identity import Capabilities, Identity
 from servers.launch import Stage
 from servers.settings import Setting
@@ -136,93 +135,6 @@ class HardwareFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricError:
-    """How one metric was reported and what it truly was, seconds.
-
-    `bias_s` is the mean of reported minus true over `n` requests (ITL: gaps), `p50_s` and `p99_s` are
-    percentiles of its absolute value; the other four are percentiles of the metric itself.
-    """
-
-    n: int
-    bias_s: float
-    p50_s: float
-    p99_s: float
-    true_p50_s: float
-    true_p99_s: float
-    reported_p50_s: float
-    reported_p99_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class ServedSchedule:
-    """How the truth server received the load. None where the load's pattern does not define a figure.
-
-    `spread_s` is from the first arrival to the last of a burst; `late_*_s` how long after its due time each
-    request had arrived whole; `rate_error`, `gap_cv` beside the plan's own, and `gap_ks`, the distance from
-    the asked gamma law, are those of `workloads.achieved`.
-    """
-
-    spread_s: float | None = None
-    late_p50_s: float | None = None
-    late_p99_s: float | None = None
-    rate_error: float | None = None
-    gap_cv: float | None = None
-    planned_gap_cv: float | None = None
-    gap_ks: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EventRateLimit:
-    """The highest event rate at which the ITL's p99 was within 5% of the truth, and what ended the search.
-
-    `by` is "client" (its error grew), "truth server" (it could send no faster) or "search" (nothing failed
-    up to the highest rate tried): in the last two the client's own limit is at least this.
-    """
-
-    events_per_s: float
-    by: str
-
-
-_NO_LATER: Final = 1e-3
-
-
-@dataclass(frozen=True, slots=True)
-class Certificate:
-    """The instrument's own error under one shape of load, measured at a server whose true timing is known.
-
-    `errors` has one entry per metric that the load defines. `events_per_s` is the mean rate over the time in
-    which tokens came. `server_late_p99_s` is the truth server's lateness against its script: errors exclude
-    it, since they are measured from the actual send. `n_unmatched` requests failed or brought another number
-    of events than were sent. `others_cpu_fraction` is the share of the machine's CPU used by processes other
-    than client and truth server; None where not known. `reader` is "compiled"
-    where an older version read in C. `made_utc` is when it was measured, ISO 8601, None in older ones;
-    `cached` says that an earlier run measured it.
-    """
-
-    errors: Mapping[str, MetricError]
-    schedule: ServedSchedule
-    n_requests: int
-    n_events: int
-    n_unmatched: int
-    events_per_s: float | None
-    read_lag_p50_s: float | None
-    read_lag_p99_s: float | None
-    kernel_stamped: float
-    cpu_per_event_s: float | None
-    server_late_p99_s: float | None
-    others_cpu_fraction: float | None = None
-    limit: EventRateLimit | None = None
-    reader: str | None = None
-    made_utc: str | None = None
-    cached: bool = False
-
-    @property
-    def is_clean(self) -> bool:
-        """Every request is accounted for, and 99% of all latencies are right within a millisecond."""
-        return not self.n_unmatched and all(error.p99_s <= _NO_LATER for error in self.errors.values())
-
-
-@dataclass(frozen=True, slots=True)
 class RunNoise:
     """How far identical runs of a system scattered: the standard deviation of the logarithm over `n_runs`."""
 
@@ -321,7 +233,6 @@ class Manifest:
     seed: int | None = None
     salt: str | None = None
     repeat: str | None = None
-    certificate: Certificate | Absent | None = field(default=None, metadata=OPTIONAL)
     identity: Identity | None = field(default=None, metadata=OPTIONAL)
     server: ServerFacts | None = field(default=None, metadata=OPTIONAL)
     plan_sha256: str | None = field(default=None, metadata=OPTIONAL)

@@ -207,7 +207,7 @@ def record_of(request: Request, capture: Capture, decode: Decode, recounts: Coun
     tokens = _tokens(reply, recounts)
     if reply.overshoots or capture.failure == HUNG_UP:
         tokens = tokens.cut_to(request.n_output_tok)
-    heard = _Heard(reply, tokens, *_stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
+    heard = _Heard(reply, tokens, *stamps(arrivals, tokens.ends), arrivals.headers_ns, http.status)
     outcome = _outcome(request, capture.failure, http, reply, tokens)
     why = capture.detail if outcome == Outcome.TOO_LARGE else reply.error or capture.detail
     return _record(request, capture, outcome, why, heard)
@@ -334,7 +334,7 @@ def _split(counts: list[int | None], known: list[int], total: int | None) -> tup
     return "spread", [next(shares) if n is None else n for n in counts]
 
 
-def _stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
+def stamps(arrivals: http1.Arrivals, ends: Sequence[int]) -> tuple[list[int], list[int], list[int]]:
     """When the bytes up to each end arrived, ascending, how much later our code had them, and the error.
 
     The kernel stamps a read's last segment. An event that is followed by more in its read, be it usage or

@@ -84,8 +84,8 @@ class Quantiles(Section):
 class MetricFigures(Quantiles):
     """One metric over all planned requests, or over all tokens.
 
-    `instrument_error` is within what 99% of its values are right, as the certificate found; None where
-    nothing was certified.
+    `instrument_error` is the most by which late reading can have moved one of its percentiles; None where
+    the client cannot move the metric.
     """
 
     mean: Figure = titled("mean")
@@ -251,7 +251,7 @@ class LengthSummary(Section):
 
 @dataclass(frozen=True, slots=True)
 class Instrument(Section):
-    """How late and how costly the client was, and what the certificate says of it."""
+    """How late and how costly the client was, and what the canary says of it."""
 
     send_spread_s: Figure = titled("First to last request sent")
     send_lag_p50_s: Figure = titled("Requests sent late, p50")
@@ -279,23 +279,13 @@ class Instrument(Section):
     client_cpu_wait_fraction: Figure = titled("Time the client waited for a CPU")
     canary_p50_s: Figure = titled("In-run canary: reported minus true, p50")
     canary_p99_s: Figure = titled("In-run canary: reported minus true, p99")
+    canary_beyond_p99_s: Figure = titled("… outside the client's own bounds, p99")
     canary_cpu_fraction: Figure = titled("CPU that the canary used, of the machine")
     network_rtt_s: Figure | None = optional("Network's share of each TTFT, one round trip by TCP")
     network_rtt_p99_s: Figure | None = optional("Round trip by TCP when a connection closed, p99")
     network_retransmits: Figure | None = optional("TCP segments sent again")
     network_left_p99_s: Figure | None = optional("A request's last byte left after its send, p99")
     network_acked_p50_s: Figure | None = optional("… and the server's kernel acknowledged it after, p50")
-    certified_ttft_bias_s: Figure | None = optional("TTFT at a server of known truth, mean error")
-    certified_ttft_p99_s: Figure | None = optional("TTFT at a server of known truth, error p99")
-    certified_itl_bias_s: Figure | None = optional("ITL at a server of known truth, mean error")
-    certified_itl_p99_s: Figure | None = optional("ITL at a server of known truth, error p99")
-    certified_tpot_bias_s: Figure | None = optional("TPOT at a server of known truth, mean error")
-    certified_tpot_p99_s: Figure | None = optional("TPOT at a server of known truth, error p99")
-    certified_e2e_bias_s: Figure | None = optional("E2E at a server of known truth, mean error")
-    certified_e2e_p99_s: Figure | None = optional("E2E at a server of known truth, error p99")
-    certified_events_per_s: Figure | None = optional("Events per second in that test")
-    certified_cpu_per_event_s: Figure | None = optional("CPU time of the client per event")
-    certified_limit_per_s: Figure | None = optional("ITL p99 within 5% up to events")
     compiled_reader: Figure | None = optional("Load drivers with a reader in C, which older versions had")
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.drive_report import DriveReport
-from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
-from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from workloads import achieved
 
 if TYPE_CHECKING:
@@ -25,55 +22,87 @@ KEPT_PACE: Final = 0.95
 """Below this share of the asked event rate it is the truth server that cannot follow."""
 
 
-def errors_of(certificate: Certificate | Absent | None) -> dict[str, dict[str, Figure]]:
-    """By metric, p50 and p99 of how far off it was; empty without a certificate."""
-    if certificate is None:
-        return {}
-    if isinstance(certificate, Absent):
-        return {name: dict.fromkeys(("p50", "p99"), certificate) for name in METRICS}
-    return {
-        name: {
-            "p50": measured(error.p50_s, "s", "", error.n),
-            "p99": measured(error.p99_s, "s", "", error.n),
-        }
-        for name, error in certificate.errors.items()
-    }
+@dataclass(frozen=True, slots=True)
+class MetricError:
+    """How one metric was reported and what it truly was, seconds.
 
-
-def certified(certificate: Certificate | Absent | None) -> dict[str, Figure]:
-    """The certificate among a run's own figures: bias and p99 of the error by metric; empty where None.
-
-    The note of a p99 is the day and time of a certificate that an earlier run measured.
+    `bias_s` is the mean of reported minus true over `n` requests (ITL: gaps), `p50_s` and `p99_s` are
+    percentiles of its absolute value; the other four are percentiles of the metric itself.
     """
-    if certificate is None:
-        return {}
-    if isinstance(certificate, Absent):
-        return {f"certified_{name}_{what}_s": certificate for name in METRICS for what in ("bias", "p99")}
-    found: dict[str, Figure] = {}
-    for name, error in certificate.errors.items():
-        found[f"certified_{name}_bias_s"] = measured(error.bias_s, "s", "", error.n)
-        p99 = measured(error.p99_s, "s", "", error.n)
-        found[f"certified_{name}_p99_s"] = (
-            replace(p99, note=_cached_at(certificate)) if isinstance(p99, Estimate) else p99
-        )
-    n = certificate.n_events
-    found["certified_events_per_s"] = measured(certificate.events_per_s, "1/s", "too few events", n)
-    found["certified_cpu_per_event_s"] = measured(certificate.cpu_per_event_s, "s", "no event arrived", n)
-    found["certified_limit_per_s"] = _published(certificate.limit)
-    return found
+
+    n: int
+    bias_s: float
+    p50_s: float
+    p99_s: float
+    true_p50_s: float
+    true_p99_s: float
+    reported_p50_s: float
+    reported_p99_s: float
 
 
-def _cached_at(certificate: Certificate) -> str | None:
-    if not certificate.cached or certificate.made_utc is None:
-        return None
-    return f"{datetime.fromisoformat(certificate.made_utc).astimezone(UTC):%d %B %Y, %H:%M} UTC"
+@dataclass(frozen=True, slots=True)
+class ServedSchedule:
+    """How the truth server received the load. None where the load's pattern does not define a figure.
+
+    `spread_s` is from the first arrival to the last of a burst; `late_*_s` how long after its due time each
+    request had arrived whole; `rate_error`, `gap_cv` beside the plan's own, and `gap_ks`, the distance from
+    the asked gamma law, are those of `workloads.achieved`.
+    """
+
+    spread_s: float | None = None
+    late_p50_s: float | None = None
+    late_p99_s: float | None = None
+    rate_error: float | None = None
+    gap_cv: float | None = None
+    planned_gap_cv: float | None = None
+    gap_ks: float | None = None
 
 
-def _published(found: EventRateLimit | None) -> Figure:
-    if found is None:
-        return Absent("this host's limit is not measured: run `burstline certify`")
-    whose = "the client's limit" if found.by == "client" else f"at least this: {found.by} ended the climb"
-    return Estimate(found.events_per_s, None, None, None, 1, "1/s", whose)
+@dataclass(frozen=True, slots=True)
+class EventRateLimit:
+    """The highest event rate at which the ITL's p99 was within 5% of the truth, and what ended the search.
+
+    `by` is "client" (its error grew), "truth server" (it could send no faster) or "search" (nothing failed
+    up to the highest rate tried): in the last two the client's own limit is at least this.
+    """
+
+    events_per_s: float
+    by: str
+
+
+_NO_LATER: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The instrument's own error under one shape of load, measured at a server whose true timing is known.
+
+    `errors` has one entry per metric that the load defines. `events_per_s` is the mean rate over the time in
+    which tokens came. `server_late_p99_s` is the truth server's lateness against its script: errors exclude
+    it, since they are measured from the actual send. `n_unmatched` requests failed or brought another number
+    of events than were sent. `others_cpu_fraction` is the share of the machine's CPU used by processes other
+    than client and truth server; None where not known. `reader` is the drivers' own.
+    """
+
+    errors: Mapping[str, MetricError]
+    schedule: ServedSchedule
+    n_requests: int
+    n_events: int
+    n_unmatched: int
+    events_per_s: float | None
+    read_lag_p50_s: float | None
+    read_lag_p99_s: float | None
+    kernel_stamped: float
+    cpu_per_event_s: float | None
+    server_late_p99_s: float | None
+    others_cpu_fraction: float | None = None
+    limit: EventRateLimit | None = None
+    reader: str | None = None
+
+    @property
+    def is_clean(self) -> bool:
+        """Every request is accounted for, and 99% of all latencies are right within a millisecond."""
+        return not self.n_unmatched and all(error.p99_s <= _NO_LATER for error in self.errors.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ What counts is the effect on that very percentile, never a percentile of the lag
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import numpy as np
@@ -15,8 +15,17 @@ import numpy as np
 from loadgen.metrics.definitions import METRICS, QUANTILES, Metric, gap_samples, gaps, latencies, samples_of
 from loadgen.record.columns import Columns, Floats, seconds_or_nan
 from loadgen.record.verdict import Grade, PercentileGrade, tolerance_s
-from loadgen.stats.estimates import early_stopping_floor, label
+from loadgen.stats.estimates import Figure, early_stopping_floor, label, measured
 from loadgen.stats.quantiles import Samples, quantile_of
+
+
+def most_moved(graded: Mapping[str, PercentileGrade] | None) -> Figure | None:
+    """The most by which late reading can have moved one of a metric's percentiles; None without grades."""
+    if not graded:
+        return None
+    known = [each.read_effect_s for each in graded.values() if each.read_effect_s is not None]
+    return measured(max(known, default=None), "s", "no percentile has a bound of its reading", len(known))
+
 
 _OF_THE_SERVER: Final = ("ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl")
 _FROM_DUE: Final = ("ttft", "e2e", "ttfa")

@@ -8,7 +8,7 @@ from typing import Final
 
 from loadgen.record.record import OUTCOME_WORDS, failed
 from loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, tolerance_s, worst
-from loadgen.stats.estimates import Absent, Figure, early_stopping_floor
+from loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
 
 BUSY: Final = 0.25
 """Of two cores half of one: a server there is slowed, though the instrument may not be."""
@@ -23,11 +23,12 @@ class Evidence:
 
     `counts` are requests by outcome with `planned` and `ok`, `death` says that the server died, `cause` is
     what the first request that failed in the most frequent way said. `headline` holds the percentiles that
-    people read first, `grades` how far the client moved them, `instrument_error_s` how far off it was at a
-    server of known truth. Shares are of the run's time or the machine's CPU, None where unknown:
-    `waited_fraction` the client waited for a CPU, `throttled_fraction` a quota of its own stopped it,
-    `others_cpu_fraction` what neither client nor server used; `server_here` says that the server ran on this
-    machine and is none of those. `max_failures` is the share of planned requests that may fail.
+    people read first, `grades` how far the client moved them at most, `canary_beyond_s` how far the canary's
+    truth lay outside the bounds that these grades rest on (p99, None where it did not say). Shares are of
+    the run's time or the machine's CPU, None where unknown: `waited_fraction` the client waited for a CPU,
+    `throttled_fraction` a quota of its own stopped it, `others_cpu_fraction` what neither client nor server
+    used; `server_here` says that the server ran on this machine and is none of those. `max_failures` is the
+    share of planned requests that may fail.
     `contradictions` are laws between the figures that do not hold: then none of them can be used.
     """
 
@@ -36,7 +37,7 @@ class Evidence:
     grades: Grades = field(default_factory=dict)
     cause: str = ""
     death: str = ""
-    instrument_error_s: Mapping[str, Mapping[str, Figure]] = field(default_factory=dict)
+    canary_beyond_s: float | None = None
     waited_fraction: float | None = None
     throttled_fraction: float | None = None
     others_cpu_fraction: float | None = None
@@ -117,9 +118,9 @@ def _client_bound(evidence: Evidence) -> list[Reason]:
         names = ", ".join(dict.fromkeys(f"{m.upper()} {q}" for _, m, q in sorted(unreliable, reverse=True)))
         advice = "Run the client on a machine of its own, or on more CPUs."
         reasons.append(Reason("read-lag", f"{text}. Unreliable: {names}.", advice))
-    if erred := _over_tolerance(evidence.instrument_error_s, evidence.headline):
-        advice = "Lower the load until the instrument's error is within its tolerance."
-        reasons.append(Reason("instrument-error", f"Calibration measured an error of {erred}", advice))
+    if told := _over_tolerance(evidence.canary_beyond_s or 0.0, evidence.headline):
+        advice = "Do not use these times: the client's time stamps are wrong on this machine."
+        reasons.append(Reason("instrument-error", told, advice))
     return reasons
 
 
@@ -144,21 +145,18 @@ def _disturbed(evidence: Evidence) -> list[Reason]:
     return reasons
 
 
-def _over_tolerance(
-    errors_s: Mapping[str, Mapping[str, Figure]], headline: Mapping[str, Mapping[str, Figure]]
-) -> str | None:
-    """The worst error beyond its percentile's tolerance; None where all is well."""
-    largest, told = 1.0, None
-    for metric, error_s in errors_s.items():
-        for name, value in headline.get(metric, {}).items():
-            error = error_s.get(name)
-            if error is None or isinstance(error, Absent) or isinstance(value, Absent):
-                continue
-            allowed_s = tolerance_s(value.point)
-            if error.point / allowed_s > largest:
-                largest = error.point / allowed_s
-                told = (
-                    f"{error.point * 1e3:.3g} ms at {name}: the tolerance at {metric.upper()} {name} "
-                    f"({value.point * 1e3:.4g} ms) is {allowed_s * 1e3:.3g} ms."
-                )
-    return told
+def _over_tolerance(beyond_s: float, headline: Mapping[str, Mapping[str, Figure]]) -> str | None:
+    """That the canary contradicts the client beyond the smallest tolerance; None where all is well."""
+    known = [
+        (value.point, f"{metric.upper()} {name}")
+        for metric, row in headline.items()
+        for name, value in row.items()
+        if isinstance(value, Estimate) and beyond_s > tolerance_s(value.point)
+    ]
+    if not known:
+        return None
+    value_s, name = min(known)
+    return (
+        f"The canary's events were {beyond_s * 1e3:.3g} ms outside the client's own bounds: the tolerance at "
+        f"{name} ({value_s * 1e3:.4g} ms) is {tolerance_s(value_s) * 1e3:.3g} ms."
+    )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from loadgen.metrics.server_histograms import disagreement
-from loadgen.record.manifest import LOOPBACK, Certificate, WarmUpBursts
+from loadgen.record.manifest import WarmUpBursts
 from loadgen.record.record import OUTCOME_WORDS, RECOUNTS, Outcome, failed
-from loadgen.record.summary import Conservation, Instrument, Summary
+from loadgen.record.summary import Conservation, Summary
 from loadgen.record.verdict import Reason
-from loadgen.stats.estimates import Absent, Estimate, Figure, early_stopping_floor
+from loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
 from loadgen.verdict.judge import BUSY
 
 NOTABLE = 0.01
-BEYOND = 1.1
-"""So far above the highest certified rate is beyond it: a second may catch one step of the engine more."""
 
 
 def caveats(
     summary: Summary,
-    certificate: Certificate | Absent | None = None,
     *,
     status: str = "complete",
     server_here: bool = False,
@@ -28,14 +24,13 @@ def caveats(
     counted_cached: float | None = None,
     warm_up: WarmUpBursts | None = None,
     cold: Reason | None = None,
-    server_url: str | None = None,
     cancel_share: float = 0.0,
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
 
     `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
-    `counted_cached` what the server's counters say it served, `server_url` where the load went. `cold` is the
-    warning on slow first requests that no figure counts. Clients of `cancel_share` of the requests were to
+    `counted_cached` what the server's counters say it served. `cold` is the warning on slow first requests
+    that no figure counts. Clients of `cancel_share` of the requests were to
     hang up.
     """
     lengths = summary.lengths
@@ -52,9 +47,6 @@ def caveats(
         _unsettled(warm_up),
         cold,
         _conservation(summary.conservation, summary.counts),
-        _uncertified(certificate),
-        _other_path(certificate, server_url),
-        _beyond_certified(summary.instrument),
         None if server_here else _busy_machine(_point(summary.instrument.others_cpu_fraction)),
         disagreement(summary.agreement),
     )
@@ -215,49 +207,11 @@ def _conservation(tokens: Conservation, counts: Mapping[str, int]) -> Reason | N
     return Reason("conservation", text, advice)
 
 
-def _uncertified(certificate: Certificate | Absent | None) -> Reason | None:
-    if not isinstance(certificate, Absent):
-        return None
-    text = f"The instrument was not calibrated before this run: {certificate.reason}."
-    return Reason(
-        "not-certified",
-        text,
-        "Only in-run checks support these numbers. Drop --no-certify to calibrate first.",
-    )
-
-
-def _other_path(certificate: Certificate | Absent | None, server_url: str | None) -> Reason | None:
-    """The certificate is of plain HTTP on the loopback: another path to the server has errors of its own."""
-    if not isinstance(certificate, Certificate) or server_url is None:
-        return None
-    parts = urlsplit(server_url)
-    over = "over TLS, where the kernel stamps no arrival" if parts.scheme == "https" else ""
-    if not over and parts.hostname in LOOPBACK:
-        return None
-    over = over or "over a network"
-    return Reason(
-        "loopback-certificate",
-        f"The instrument was calibrated over plain HTTP on this host; this server is reached {over}.",
-        "Read the error that the in-run checks bound; the calibration shows this host, not the path.",
-    )
-
-
 def _busy_machine(others: float) -> Reason | None:
     if others <= BUSY:
         return None
     text = f"Processes that are neither client nor started server used {others:.0%} of this machine's CPU."
     return Reason("busy-machine", text, "Unless one of them is the server, they competed with it for CPU.")
-
-
-def _beyond_certified(instrument: Instrument) -> Reason | None:
-    certified = (instrument.certified_events_per_s, instrument.certified_limit_per_s)
-    highest = max(map(_point, certified))
-    peak = _point(instrument.peak_events_per_s)
-    if not highest or peak <= BEYOND * highest:
-        return None
-    text = f"Up to {peak:,.0f} events came in a second; the instrument is certified up to {highest:,.0f}."
-    advice = "Run `burstline certify` to measure this host's limit; --workers shares the load out."
-    return Reason("beyond-certified", text, advice)
 
 
 def _point(figure: Figure | None) -> float:

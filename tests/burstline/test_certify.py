@@ -1,33 +1,28 @@
-"""Certifying: what is fired for which load, what is kept, what is printed."""
+"""Certifying: what is fired for which load, and what is printed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import orjson
 import pytest
 
-from burstline import cli
-from burstline.bench import certification
-from burstline.bench.certification import (
+from burstline import certification, cli
+from burstline.bench.load_options import Load, checked
+from burstline.bench.load_spec import LoadSpec
+from burstline.certification import (
     EVENTS_PER_S,
     Drill,
-    certificate_for,
     certified,
     climbed,
     drill,
     ladder,
 )
-from burstline.bench.load_options import Load, checked
-from burstline.bench.load_spec import LoadSpec
 from burstline.verbs.certify import told
-from loadgen.record.manifest import Certificate, EventRateLimit, MetricError, ServedSchedule
-from loadgen.record.typed_json import from_json, to_json
+from loadgen.record.typed_json import from_json
 from loadgen.record.verdict import tolerance_s
+from loadgen.verdict.certificate import Certificate, EventRateLimit, MetricError, ServedSchedule
 
 CLEAN = Certificate(
     errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},
@@ -132,98 +127,9 @@ class Report:
     t0_ns = 0
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "burstline" / "certificates"
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, found: Certificate) -> list[Drill]:
-    """Certifying without a server; the drills that would have been fired."""
-    fired: list[Drill] = []
-    monkeypatch.setattr(certification, "certified", lambda drill: fired.append(drill) or found)
-    return fired
-
-
-def test_a_clean_certificate_is_kept_for_the_same_shape_whatever_seed_and_salt(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fired = counted(monkeypatch, CLEAN)
-    load = checked(LoadSpec(requests=50))
-    made = certificate_for(load)
-    assert replace(made, made_utc=None) == CLEAN
-    assert not made.cached
-    again = certificate_for(replace(load, seed=9, salt="ff", deadline_s=1.0))
-    assert again == replace(made, cached=True)
-    assert len(fired) == len(list(home.iterdir())) == 1
-    assert not certificate_for(checked(LoadSpec(requests=51))).cached
-    assert len(fired) == 2
-
-
-def test_a_certificate_is_dated_and_holds_for_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One from the future was kept by a wrong clock."""
-    load = checked(LoadSpec(requests=50))
-    with TemporaryDirectory() as folder:
-        monkeypatch.setenv("XDG_CACHE_HOME", folder)
-        counted(monkeypatch, CLEAN)
-        certificate_for(load)
-        (path,) = Path(folder, "burstline", "certificates").iterdir()
-        for hours, n_fired in ((23, 0), (25, 1), (-1, 1)):
-            made = datetime.now(UTC) - timedelta(hours=hours)
-            path.write_bytes(orjson.dumps(to_json(replace(CLEAN, made_utc=made.isoformat()))))
-            fired = counted(monkeypatch, CLEAN)
-            assert certificate_for(load).cached == (n_fired == 0)
-            assert len(fired) == n_fired
-
-
-def test_of_three_that_are_not_clean_the_best_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    p99s = iter([9e-3, 2e-3, 5e-3])
-
-    def certify(drill: Drill) -> Certificate:
-        error = replace(CLEAN.errors["ttft"], p99_s=next(p99s))
-        return replace(CLEAN, errors={"ttft": error})
-
-    monkeypatch.setattr(certification, "certified", certify)
-    assert certificate_for(checked(LoadSpec(requests=50))).errors["ttft"].p99_s == 2e-3
-    assert not home.exists()
-
-
-def test_what_a_busy_moment_spoilt_and_what_is_torn_is_not_kept(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fired = counted(monkeypatch, replace(CLEAN, n_unmatched=1))
-    load = checked(LoadSpec(requests=50))
-    certificate_for(load)
-    certificate_for(load)
-    assert len(fired) == 6
-    counted(monkeypatch, CLEAN)
-    certificate_for(load)
-    (path,) = home.iterdir()
-    path.write_text("{")
-    assert not certificate_for(load).cached
-    assert orjson.loads(path.read_bytes())["n_events"] == 640
-
-
-def test_what_certify_finds_of_the_hosts_limit_stands_in_the_certificates_of_later_runs(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    counted(monkeypatch, replace(CLEAN, limit=None))
-    load, knee = checked(LoadSpec(requests=50)), EventRateLimit(9_000.0, "client")
-    assert certificate_for(load).limit is None
-    monkeypatch.setattr(certification, "climbed", lambda: knee)
-    assert cli.main(["certify", "--requests", "10"]) == 0
-    assert "within 5% up to 9,000 events a second" in capfd.readouterr().out
-    assert certificate_for(load).limit == knee
-
-
-def test_a_home_that_cannot_be_written_to_is_no_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blocked = tmp_path / "file"
-    blocked.touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
-    counted(monkeypatch, CLEAN)
-    assert certificate_for(checked(LoadSpec(requests=50))).errors == CLEAN.errors
+def counted(monkeypatch: pytest.MonkeyPatch, found: Certificate) -> None:
+    """Certifying without a server."""
+    monkeypatch.setattr(certification, "certified", lambda drill: found)
 
 
 def test_the_client_is_within_its_tolerance_of_the_truth() -> None:
@@ -255,7 +161,7 @@ def test_a_certificate_is_told_with_whose_limit_it_was() -> None:
 
 
 def test_the_verb_prints_json_on_request_and_fails_where_it_is_not_clean(
-    home: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     counted(monkeypatch, replace(CLEAN, n_unmatched=1))
     monkeypatch.setattr(certification, "climbed", lambda: EventRateLimit(1.0, "search"))

@@ -481,7 +481,7 @@ def test_the_page_lists_a_run_that_was_left_out(repeated, tmp_path, capsys):
 def fired(server: TruthRig, out: Path, *, salt: str = "5eed") -> Path:
     """The run that 80 requests of 64 -> 8 tokens at the server left behind."""
     load = ("--requests", "80", "--prompt-tokens", "64", "--output-tokens", "8", "--salt", salt)
-    where = ("--engine", "truth", "--url", server.url, "--out", str(out), "--no-certify", "-q")
+    where = ("--engine", "truth", "--url", server.url, "--out", str(out), "-q")
     done = subprocess.run(
         [sys.executable, "-m", "burstline", "run", *where, *load],
         capture_output=True,

@@ -49,7 +49,7 @@ def burstline(*argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def fired(out: Path, *argv: str) -> Run:
-    done = burstline("run", "-q", "--no-certify", "--out", str(out), *argv)
+    done = burstline("run", "-q", "--out", str(out), *argv)
     runs = list(out.glob("*/manifest.json"))
     assert runs, done.stderr
     run = open_run(runs[0].parent)

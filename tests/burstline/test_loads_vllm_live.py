@@ -48,7 +48,7 @@ def url(folder, tmp_path_factory):
 def ran(url: str, folder: Path, out: Path, *load: str) -> Run:
     """The run of such a load at the server."""
     where = ["--engine", "vllm", "--url", url, "--tokenizer", str(folder), "--out", str(out)]
-    code = main(["run", "-q", "--no-certify", *where, *map(str, load)])
+    code = main(["run", "-q", *where, *map(str, load)])
     assert code in (0, 4)
     (path,) = out.iterdir()
     return open_run(path)

@@ -13,7 +13,7 @@ from servers.identity import Identity
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 
-LOAD = ("--requests", "12", "--prompt-tokens", "8", "--output-tokens", "4", "--no-certify", "-q")
+LOAD = ("--requests", "12", "--prompt-tokens", "8", "--output-tokens", "4", "-q")
 
 
 @pytest.fixture(autouse=True)

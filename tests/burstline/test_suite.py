@@ -405,7 +405,7 @@ def test_a_model_that_is_missing_is_made_once(tmp_path, fake_runs):
 
 @pytest.mark.slow
 def test_a_suite_that_was_interrupted_goes_on_where_it_was(small, tmp_path):
-    command = [sys.executable, "-m", "burstline", "run", str(small), "--out", str(tmp_path), "--no-certify"]
+    command = [sys.executable, "-m", "burstline", "run", str(small), "--out", str(tmp_path)]
     with subprocess.Popen(command, start_new_session=True, cwd=ROOT) as process:
         wait_until(lambda: list(tmp_path.glob("small-*/002-*/*/captures")))
         process.send_signal(signal.SIGINT)

@@ -8,7 +8,7 @@ from burstline.cli import main
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 
-LOAD = ("--requests", "70", "--prompt-tokens", "8", "--output-tokens", "4", "--no-certify", "-q")
+LOAD = ("--requests", "70", "--prompt-tokens", "8", "--output-tokens", "4", "-q")
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ pytestmark = [
 LATE_MS = 5.0
 N_TOKENS = 32
 RAY = ("--ray", "10.97.0.1:6380")
-QUIET = ("--no-certify", "--no-calibrate", "-q")
+QUIET = ("--no-calibrate", "-q")
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +302,6 @@ def test_a_suite_of_two_platforms_runs_side_by_side_and_only_once(cluster, tmp_p
         *RAY,
         "--out",
         str(tmp_path / "out"),
-        "--no-certify",
     ]
     first = cluster.run(cluster.hosts[0], argv, timeout_s=300)
     assert first.returncode in (0, 4), first.stdout + first.stderr

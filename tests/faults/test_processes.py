@@ -177,7 +177,7 @@ def test_two_interrupts_in_a_row_end_it(tmp_path: Path) -> None:
 def killed_part(tmp_path: Path, module: str) -> tuple[Ended, Path]:
     load = ("--requests", "400", "--rate", "100", "--prompt-tokens", "8", "--output-tokens", "4", "-q")
     out = tmp_path / "out"
-    argv = ("run", "--out", str(out), "--engine", "truth", "--no-certify", "--no-calibrate", *load)
+    argv = ("run", "--out", str(out), "--engine", "truth", "--no-calibrate", *load)
     command = Command(out, *argv)
     deadline_s = time.monotonic() + 40
     while phase_of(out) != "load" and time.monotonic() < deadline_s:
@@ -263,7 +263,7 @@ def test_a_working_directory_that_is_gone(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     code = f"import os, sys; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r}); os.execv(sys.executable, sys.argv[1:])"
-    argv = [sys.executable, "-P", "-m", "burstline", "run", "--engine", "truth", "--no-certify", *SMALL]
+    argv = [sys.executable, "-P", "-m", "burstline", "run", "--engine", "truth", *SMALL]
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(
         [sys.executable, "-c", code, *argv], capture_output=True, text=True, env=env, check=False
@@ -320,7 +320,7 @@ def test_a_full_disk_is_one_line_and_what_was_captured_is_kept(
     mount = tmp_path / "mount"
     mount.mkdir()
     inside = (
-        f"mount -t tmpfs -o size={room_kb}k tmpfs {mount} && {sys.executable} -P -m burstline run --engine truth --no-certify "
+        f"mount -t tmpfs -o size={room_kb}k tmpfs {mount} && {sys.executable} -P -m burstline run --engine truth "
         f"--no-calibrate --requests 3000 --prompt-tokens 400 --output-tokens 40 --out {mount}/runs -q; code=$?; "
         f"cp -r {mount}/runs {tmp_path}/copy; exit $code"
     )
@@ -397,7 +397,7 @@ def exported(run: Path, folder: Path) -> str:
 
 def test_planted_secrets_are_in_no_file_of_a_run_that_started_the_engine(tmp_path: Path) -> None:
     command_args = (
-        "run", "--out", str(tmp_path / "out"), "--engine", "truth", "--no-certify", "--no-calibrate", *SMALL,
+        "run", "--out", str(tmp_path / "out"), "--engine", "truth", "--no-calibrate", *SMALL,
         "--", "--model", f"https://user:{quote(PLANTED['password'], safe='')}@hub/m?token={PLANTED['query']}",
     )  # fmt: skip
     began_s = time.monotonic()
@@ -654,7 +654,7 @@ def test_leftovers_in_the_temporary_folder(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     out = tmp_path / "out"
-    argv = ("run", "--out", str(out), "--engine", "truth", "--no-certify", "--no-calibrate", *SMALL, "-q")
+    argv = ("run", "--out", str(out), "--engine", "truth", "--no-calibrate", *SMALL, "-q")
     for signal_name in ("SIGKILL", "SIGTERM"):
         command = Command(out, *argv, TMPDIR=str(temporary))
         deadline_s = time.monotonic() + 40

@@ -63,13 +63,53 @@ def test_a_report_from_within_the_send_has_no_error_and_one_from_outside_it_coun
     assert found.max_ns == 30_000
 
 
+def canarys_summary(found):
+    """Of a run whose bounds are in order, with this canary."""
+    report = replace(play(Script(ttft_s=0.01, gaps_s=(0.001,)), 1).report, canary=found, cpu_wait_s=None)
+    return summarized(record_table([ok(k, 0.1, [0.01]) for k in range(20)]), Context(reports=[report]))
+
+
+def test_what_the_clients_own_bound_does_not_explain_is_beyond_it():
+    """Every read is 30 ms late; the client says that its bytes may have come up to 25 ms before."""
+    late = streamed([30 * MS] * 50)
+    bounded = replace(late, reads=replace(late.reads, since_ns=np.full(len(late.reads.at_ns), 25 * MS)))
+    found = reported(bounded, 1_000_000_000)
+    assert found.p99_ns == pytest.approx(30 * MS, rel=ROUNDING)
+    assert found.beyond_p99_ns == pytest.approx(5 * MS, rel=ROUNDING)
+    honest = replace(late, reads=replace(late.reads, since_ns=np.full(len(late.reads.at_ns), 31 * MS)))
+    assert reported(honest, 1_000_000_000).beyond_p99_ns == 0
+
+
+def test_an_instrument_that_the_canary_contradicts_is_client_bound():
+    found = CanaryReport(200, 25_000, 5 * MS, 5 * MS, 0.01, 5 * MS)
+    wrong = canarys_summary(found)["verdict"]
+    assert (wrong["state"], wrong["reasons"][0]["code"]) == ("CLIENT-BOUND", "instrument-error")
+    explained = canarys_summary(replace(found, beyond_p99_ns=0))["verdict"]
+    assert explained["state"] == "VALID"
+
+
+def test_the_columns_error_is_what_late_reading_can_have_moved():
+    rows = [replace(ok(k, 0.1, [0.01] * 3), read_error_ns=[4 * MS] * 4) for k in range(1000)]
+    summary = summarized(record_table(rows))
+    for name in ("ttft", "e2e", "itl", "tpot"):
+        moved = [each["read_effect_s"] for each in summary["grades"][name].values()]
+        assert summary["metrics"][name]["instrument_error"]["point"] == max(moved)
+    assert summary["metrics"]["ttft"]["instrument_error"]["point"] == pytest.approx(0.004)
+    graded = set(summary["grades"])
+    assert {name for name, row in summary["metrics"].items() if "instrument_error" in row} <= graded
+
+
 def test_no_error_is_reported_as_none():
     assert reported(streamed([0] * 99 + [30_000]), 1_000_000_000).p50_ns == 0
 
 
 def test_events_before_the_run_and_a_run_too_short_say_nothing():
-    assert reported(streamed([1000] * 9), 1_000_000_000) is None
-    assert reported(replace(streamed([1000] * 100), reads=()), 0) is None
+    too_short = reported(streamed([1000] * 9), 1_000_000_000)
+    assert too_short.n == 9
+    assert reported(replace(streamed([1000] * 100), reads=()), 0).n == 0
+    client = canarys_summary(too_short)["instrument"]
+    assert client["canary_p99_s"]["absent"] == "not measured: the run was too short"
+    assert canarys_summary(too_short)["verdict"]["state"] == "VALID"
 
 
 def test_a_kernels_stamp_takes_the_drivers_own_lag_out():
@@ -153,13 +193,13 @@ def test_the_truth_process_leaves_the_server_its_cores_where_others_are_left():
 
 def test_the_summary_says_what_the_canary_found_and_what_it_cost():
     played = play(Script(ttft_s=0.01, gaps_s=(0.001,)), 12)
-    report = replace(played.report, canary=CanaryReport(200, 25_000, 70_000, 90_000, 0.01), wall_s=10.0)
+    report = replace(played.report, canary=CanaryReport(200, 25_000, 70_000, 90_000, 0.01, 0), wall_s=10.0)
     rows = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
     client = summarized(rows, Context(reports=[report]))["instrument"]
     assert client["canary_p99_s"]["point"] == pytest.approx(70e-6)
     assert client["canary_p99_s"]["n"] == 200
     assert 0 < client["canary_cpu_fraction"]["point"] <= 0.001
-    worse = replace(report, canary=CanaryReport(300, 20_000, 80_000, 85_000, 0.01))
+    worse = replace(report, canary=CanaryReport(300, 20_000, 80_000, 85_000, 0.01, 0))
     assert summarized(rows, Context(reports=[report, worse]))["instrument"]["canary_p99_s"]["n"] == 300
     none = summarized(rows, Context())["instrument"]
     assert none["canary_p99_s"]["code"] == "no-canary"

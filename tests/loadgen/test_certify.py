@@ -8,14 +8,11 @@ import numpy as np
 import pytest
 
 from loadgen.record.columns import Columns, columns_of
-from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import record_table
 from loadgen.record.typed_json import from_json, to_json
-from loadgen.stats.estimates import Absent
-from loadgen.summarize import Context
-from loadgen.verdict.certificate import certificate, certified, errors_of, limit
+from loadgen.verdict.certificate import Certificate, certificate, limit
 from servers.truth.exchanges import Served
-from tests.loadgen.making import failed, ok, summarized
+from tests.loadgen.making import failed, ok
 
 MS = 1_000_000
 T0_NS = 7_000_000_000
@@ -221,78 +218,3 @@ def test_a_certificate_survives_json() -> None:
     assert from_json(Certificate, to_json(found)) == found
     with_limit = replace(found, limit=limit(*streams(10, [0.01] * 39, 0.0), T0_NS, [(1000.0, 40)]))
     assert from_json(Certificate, to_json(with_limit)) == with_limit
-
-
-def summary_with(found: Certificate | Absent | None) -> dict:
-    return summarized(record_table([ok(i, 0.2, [0.02] * 3) for i in range(100)]), Context(certificate=found))
-
-
-def test_an_instrument_proven_wrong_is_client_bound_and_says_so_first() -> None:
-    # A TTFT of 200 ms bears 2 ms.
-    wrong = summary_with(reported_late(0.0025))
-    assert wrong["verdict"]["state"] == "CLIENT-BOUND"
-    assert wrong["verdict"]["reasons"][0]["code"] == "instrument-error"
-    assert "TTFT" in wrong["verdict"]["reasons"][0]["text"]
-    assert summary_with(reported_late(0.0015))["verdict"]["state"] == "VALID"
-
-
-def test_every_headline_metric_carries_the_instruments_error() -> None:
-    summary = summary_with(reported_late(0.0015))
-    for name in ("ttft", "e2e", "itl", "tpot"):
-        assert summary["metrics"][name]["instrument_error"]["unit"] == "s"
-    assert summary["metrics"]["ttft"]["instrument_error"]["point"] == pytest.approx(0.0015)
-    assert summary["instrument"]["certified_ttft_bias_s"]["point"] == pytest.approx(0.0015)
-    assert summary["instrument"]["certified_itl_p99_s"]["point"] == pytest.approx(0, abs=1e-9)
-
-
-def test_the_knee_is_published_among_the_summarys_figures_and_says_whose_it_is() -> None:
-    found = reported_late(0.0015)
-
-    def published(knee: EventRateLimit | None) -> dict:
-        return certified(replace(found, limit=knee))["certified_limit_per_s"].to_json()
-
-    assert published(EventRateLimit(9_000.0, "client"))["point"] == 9_000
-    assert "client" in published(EventRateLimit(9_000.0, "client"))["note"]
-    assert published(EventRateLimit(40_000.0, "truth server"))["note"].startswith("at least")
-    assert "burstline certify" in published(None)["absent"]
-
-
-def test_a_run_with_more_events_a_second_than_were_certified_says_so() -> None:
-    found = reported_late(0.0)
-
-    def warned(certified_per_s: float, knee: EventRateLimit | None = None) -> list[str]:
-        summary = summary_with(replace(found, events_per_s=certified_per_s, limit=knee))
-        assert summary["instrument"]["peak_events_per_s"]["point"] == 400
-        return [w["text"] for w in summary["verdict"]["warnings"] if w["code"] == "beyond-certified"]
-
-    assert warned(300.0) == ["Up to 400 events came in a second; the instrument is certified up to 300."]
-    assert warned(390.0) == []
-    assert warned(300.0, EventRateLimit(350.0, "client")) != []
-    assert warned(300.0, EventRateLimit(40_000.0, "truth server")) == []
-    assert warned(300.0, EventRateLimit(0.0, "client")) != []
-
-
-def test_a_remote_run_says_that_its_certificate_is_of_the_loopback() -> None:
-    rows = record_table([ok(k, 0.1, [0.01]) for k in range(20)])
-    for url, words in (
-        ("http://127.0.0.1:8000", None),
-        ("http://localhost:8000/v1", None),
-        ("https://127.0.0.1:8000", "over TLS"),
-        ("http://10.0.0.7:8000", "over a network"),
-    ):
-        known = Context(certificate=reported_late(0.0), server_url=url)
-        warnings = summarized(rows, known)["verdict"]["warnings"]
-        told = " ".join(each["text"] for each in warnings if each["code"] == "loopback-certificate")
-        assert (words in told) if words else not told
-        assert not summarized(rows, Context(server_url=url))["verdict"]["warnings"]
-
-
-def test_a_run_that_was_not_certified_says_why_and_one_older_than_certificates_says_nothing() -> None:
-    skipped = summary_with(Absent("--no-certify"))
-    assert skipped["verdict"]["state"] == "VALID"
-    assert [warning["code"] for warning in skipped["verdict"]["warnings"]] == ["not-certified"]
-    assert skipped["metrics"]["ttft"]["instrument_error"] == Absent("--no-certify").to_json()
-    older = summary_with(None)
-    assert older["verdict"]["warnings"] == []
-    assert "instrument_error" not in older["metrics"]["ttft"]
-    assert errors_of(None) == certified(None) == {}

@@ -165,7 +165,6 @@ def test_a_manifest_that_is_none_is_the_users_to_repair(run, content):
         ({"host": {"cores": []}}, r"host\.cores: expected a whole number, not a list"),
         ({"server": {"capabilities": {}}}, r"server\.capabilities\.token_id_prompts is missing"),
         ({"identity": {"engine": "x", "colour": 1}}, r"identity\.colour is not known to this version"),
-        ({"certificate": {"absent": 3}}, r"certificate\.absent is not known|certificate: expected"),
         ({"drivers": [None]}, r"drivers\[0\]: expected an object, not null"),
     ],
 )

@@ -33,8 +33,8 @@ CASES = {
         State.VALID,
         [],
     ),
-    "the truth server objects": (
-        {"instrument_error_s": {"itl": {"p50": at(0.02)}}},
+    "the canary objects": (
+        {"canary_beyond_s": 0.02},
         State.CLIENT_BOUND,
         ["instrument-error"],
     ),
@@ -101,8 +101,9 @@ def test_a_reason_names_the_worst_lag_and_what_it_spoils():
     (reason,) = judge(evidence(grades=LATE)).reasons
     assert reason.text.startswith("Late reading may have moved TTFT p99 by 300 ms.")
     assert "Unreliable: TTFT p99, TTFT p50." in reason.text
-    (reason,) = judge(evidence(instrument_error_s={"ttft": {"p99": at(0.3)}})).reasons
-    assert "the tolerance at TTFT p99 (2000 ms) is 20 ms" in reason.text
+    (reason,) = judge(evidence(canary_beyond_s=0.003)).reasons
+    assert "3 ms outside the client's own bounds" in reason.text
+    assert "the tolerance at ITL p50 (20 ms) is 1 ms" in reason.text
 
 
 def test_200_of_200_timed_out_is_failed_with_its_cause():

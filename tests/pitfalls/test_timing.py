@@ -18,15 +18,14 @@ import pytest
 from scipy import stats as sps
 
 import loadgen.wire.clock
-from burstline.bench.certification import Fired, drill
-from burstline.bench.certification import fired as fired_drill
 from burstline.bench.load_options import checked
 from burstline.bench.load_spec import LoadSpec
+from burstline.certification import Fired, drill
+from burstline.certification import fired as fired_drill
 from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.record.manifest import EventRateLimit
 from loadgen.record.tables import record_table
 from loadgen.summarize import Context
-from loadgen.verdict.certificate import limit
+from loadgen.verdict.certificate import EventRateLimit, limit
 from tests.loadgen.making import summarized
 from tests.pitfalls.chain import Played, fired, play, requests
 from tests.truth.rig import truth_server

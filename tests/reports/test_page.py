@@ -7,14 +7,13 @@ from html.parser import HTMLParser
 import pytest
 
 from loadgen.record import tables
-from loadgen.record.manifest import Certificate, Manifest, MetricError, ServedSchedule
+from loadgen.record.manifest import Manifest
 from loadgen.record.record import Outcome
 from loadgen.record.rundir import Run, RunDir, open_run
 from loadgen.record.summary import Summary
 from loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
 from loadgen.stats.figure import Absent, Estimate, measured
 from loadgen.summarize import summarize_run
-from loadgen.verdict.certificate import certified
 from reports.answer import answer
 from reports.banner import STATES, banner
 from reports.digest import overview
@@ -295,39 +294,19 @@ def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
     assert re.search(rf"; its decode steps are \w+-bound( {reach}|, by the roofline model)\.$", told)
 
 
-def test_the_page_gives_the_canarys_error_and_dates_a_cached_certificate(lossy):
-    error = MetricError(640, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)
-    fresh = Certificate(
-        errors={"ttft": error, "itl": replace(error, p99_s=8e-6)},
-        schedule=ServedSchedule(),
-        n_requests=10,
-        n_events=640,
-        n_unmatched=0,
-        events_per_s=20_000.0,
-        read_lag_p50_s=None,
-        read_lag_p99_s=None,
-        kernel_stamped=1.0,
-        cpu_per_event_s=None,
-        server_late_p99_s=None,
-        made_utc="2026-11-21T09:05:00+00:00",
-    )
-    summary = lossy.summary
+def test_the_page_says_how_the_canary_checked_the_bounds_and_that_it_had_no_time_to(lossy):
+    def shown(p99, beyond):
+        client = replace(lossy.summary.instrument, canary_p99_s=p99, canary_beyond_p99_s=beyond)
+        return banner(replace(lossy.summary, instrument=client)).error
 
-    def shown(made: Certificate) -> str:
-        client = replace(
-            summary.instrument,
-            canary_p50_s=measured(24e-6, "s", "", 600),
-            canary_p99_s=measured(70e-6, "s", "", 600),
-            **certified(made),
-        )
-        return banner(replace(summary, instrument=client)).error
-
-    told = "streamed 600 stamped events: they were reported 24.0 µs (p50) and 70.0 µs (p99) from the truth."
-    right = "it was right to within 3.00 µs for 99% of TTFTs and 8.00 µs for 99% of ITLs."
-    assert told in shown(fresh)
-    assert f"Tested at a server of known truth, {right}" in shown(fresh)
-    at = "on 21 November 2026, 09:05 UTC (a cached certificate of an earlier run)"
-    assert f"Tested at a server of known truth {at}, {right}" in shown(replace(fresh, cached=True))
+    p99 = measured(70e-6, "s", "", 600)
+    told = "streamed 600 events with their true times meanwhile, checked this: 99% came "
+    right = "and at most 70.0 µs from their true times."
+    assert f"{told}within these bounds, {right}" in shown(p99, measured(0.0, "s", "", 600))
+    assert f"{told}at most 5.00 ms outside them, {right}" in shown(p99, measured(0.005, "s", "", 600))
+    short = Absent("not measured: the run was too short", "too-short")
+    assert "The canary did not check these bounds: the run was too short." in shown(short, short)
+    assert "canary" not in shown(Absent("no canary ran", "no-canary"), Absent("no canary ran", "no-canary"))
 
 
 def test_a_burst_that_only_timed_out_does_not_say_that_no_token_came(tmp_path):

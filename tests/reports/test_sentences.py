@@ -19,7 +19,7 @@ from loadgen.metrics.steady_state import ColdStart
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
 from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
-from loadgen.stats.estimates import Absent, Estimate
+from loadgen.stats.estimates import Estimate
 from loadgen.verdict import warnings
 from loadgen.verdict.judge import Evidence, judge
 from reports.answer import limit
@@ -46,7 +46,7 @@ HEADLINE = {"ttft": {"p50": at(1.0), "p99": at(2.0)}, "itl": {"p50": at(0.02)}}
 LATE = {"ttft": {"p99": PercentileGrade(Grade("unreliable"), 0.0, 0.3)}}
 EVIDENCE = (
     Evidence(OK, HEADLINE, grades=LATE),
-    Evidence(OK, HEADLINE, instrument_error_s={"itl": {"p50": at(0.02)}}),
+    Evidence(OK, HEADLINE, canary_beyond_s=0.02),
     Evidence(OK, HEADLINE, others_cpu_fraction=0.8, server_here=True),
     Evidence(OK, HEADLINE, waited_fraction=0.3),
     Evidence(OK, HEADLINE, throttled_fraction=0.02),
@@ -94,8 +94,6 @@ def reasons() -> Iterator[Reason]:
         warnings._cached(0.3, 0.5),
         ColdStart(10, 1.1, 0.4, 0.05, 0.99, 1.5, 0.41).counted(),
         ColdStart(10, 1.1, 0.4, 0.05, 0.99, 1.5, 0.41).left_out(),
-        warnings._uncertified(None),
-        warnings._uncertified(Absent("--no-certify")),
         warnings._busy_machine(0.8),
     ):
         if reason is not None:

@@ -187,7 +187,7 @@ def live(name: str, model: Path, folder: Path) -> Lived:
 
 def fired_at(url: str, folder: Path) -> Run:
     """A burst at a server that is told by its URL alone: no engine, no model, no tokenizer."""
-    load = ("--requests", str(N_BURST), "--prompt-tokens", "32", "--output-tokens", "8", "--no-certify")
+    load = ("--requests", str(N_BURST), "--prompt-tokens", "32", "--output-tokens", "8")
     argv = [
         sys.executable,
         "-m",

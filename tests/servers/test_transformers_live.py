@@ -82,7 +82,7 @@ def test_a_model_without_weights_is_its_end_and_it_says_why(tmp_path: Path) -> N
 
 
 def test_a_whole_run_sends_text_of_exactly_the_planned_tokens(model: Path, tmp_path: Path) -> None:
-    load = ("--requests", "12", "--prompt-tokens", "20..60", "--output-tokens", "8", "--no-certify")
+    load = ("--requests", "12", "--prompt-tokens", "20..60", "--output-tokens", "8")
     where = ("--engine", "transformers", "--model", model, "--out", tmp_path)
     argv = [sys.executable, "-m", "burstline", "run", *where, *load, "--", *SMALL]
     done = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -1,38 +1,30 @@
-"""Certificates: measured with a load of the planned shape at a server of known truth, and kept per host."""
+"""The laboratory of `burstline certify`: a load of the planned shape, fired at a server of known truth."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import orjson
 import psutil
 import pyarrow as pa
 
-from burstline import __version__
 from burstline.bench.fire import OnPids, fire
 from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.load_spec import LoadSpec
 from burstline.bench.vocabulary import ASSUMED
-from burstline.machine import host_facts
-from loadgen.record import typed_json
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
 from loadgen.record.drive_report import DriveReport
-from loadgen.record.files import user_cache
-from loadgen.record.manifest import Certificate, EventRateLimit
 from loadgen.record.tables import RECORDS, record_table
-from loadgen.verdict.certificate import certificate, limit
+from loadgen.verdict.certificate import Certificate, EventRateLimit, certificate, limit
 from loadgen.wire.os_limits import ensure_fd_limit
 from servers.host.ready import send
 from servers.messages import Target
@@ -44,70 +36,7 @@ from workloads.lengths import Lengths
 from workloads.plan import Plan, make_plan
 from workloads.seeds import rng
 
-SHORT_S: Final = 2.0
-"""How long the load lasts that is fired before a run; starting it, reading and judging take as long again."""
 N_CLIMBS: Final = 3
-N_TRIES: Final = 3
-OLDEST: Final = timedelta(hours=24)
-"""A kept certificate is of the host as it was then: kernel, governor and neighbours change."""
-
-
-def certificate_for(load: Load) -> Certificate:
-    """The certificate of this host for loads of this shape: one of the last 24 h, else a new, short one.
-
-    A new one is the best of up to three: what else runs on the machine can only take from it. Only a clean
-    one is kept. Its limit is what the last `burstline certify` found on this host, None without one.
-    """
-    path = _kept_at(_shape_of(load))
-    found = _recent(path)
-    if found is None:
-        found = _best_of_three(drill(load, SHORT_S))
-        if found.is_clean:
-            _keep(path, found)
-    return found if found.limit else replace(found, limit=_known_limit())
-
-
-def _recent(path: Path) -> Certificate | None:
-    """The kept certificate, marked as such; None where there is none, or it is too old."""
-    try:
-        found = typed_json.from_json(Certificate, orjson.loads(path.read_bytes()))
-        age = datetime.now(UTC) - datetime.fromisoformat(found.made_utc or "")
-    except (OSError, ValueError, TypeError):
-        return None
-    return replace(found, cached=True) if timedelta() <= age <= OLDEST else None
-
-
-def _best_of_three(drill: Drill) -> Certificate:
-    """The first clean one, else the one with the least error."""
-    tries: list[Certificate] = []
-    while len(tries) < N_TRIES and not any(found.is_clean for found in tries):
-        tries.append(certified(drill))
-    best = min(tries, key=lambda found: (found.n_unmatched, *sorted(_p99s(found), reverse=True)))
-    return replace(best, made_utc=datetime.now(UTC).isoformat(timespec="seconds"))
-
-
-def _p99s(found: Certificate) -> list[float]:
-    return [error.p99_s for error in found.errors.values()]
-
-
-def remember(found: EventRateLimit) -> None:
-    """Keep the limit for the certificates of later runs on this host."""
-    _keep(_kept_at("limit"), found)
-
-
-def _known_limit() -> EventRateLimit | None:
-    try:
-        return typed_json.from_json(EventRateLimit, orjson.loads(_kept_at("limit").read_bytes()))
-    except (OSError, ValueError):
-        return None
-
-
-def _keep(path: Path, what: Certificate | EventRateLimit) -> None:
-    with suppress(OSError):  # a home that cannot be written to costs some seconds each time, no more
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}")
-        partial.write_bytes(orjson.dumps(typed_json.to_json(what)))
-        partial.replace(path)
 
 
 def certified(drill: Drill) -> Certificate:
@@ -218,21 +147,6 @@ def _pin(pids: Sequence[int | None], cores: Sequence[int]) -> None:
         if pid and cores:
             with suppress(OSError):
                 os.sched_setaffinity(pid, cores)
-
-
-def _kept_at(what: object) -> Path:
-    key = orjson.dumps([_host(), what, __version__], default=str, option=orjson.OPT_SORT_KEYS)
-    return Path(user_cache(), "certificates", f"{hashlib.sha256(key).hexdigest()[:32]}.json")
-
-
-def _host() -> dict[str, Any]:
-    host = replace(host_facts.host(), load_average=(), open_files_limit=())
-    return asdict(host)
-
-
-def _shape_of(load: Load) -> dict[str, Any]:
-    """All of the load but its seeds: which ids are sent, or exactly when, changes nothing for the client."""
-    return {name: value for name, value in asdict(load).items() if name not in ("seed", "salt", "deadline_s")}
 
 
 EVENTS_PER_S: Final = 20_000
