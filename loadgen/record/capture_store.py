@@ -5,8 +5,8 @@ so that a damaged one is noticed and costs no other.
 
 A frame holds, little-endian: its length without this field (u32), the header below, the failure and the
 detail (UTF-8), then by column the steps between read stamps (i64), how much earlier the kernel had each read
-(i64, -1 where it did not say), by how much its first byte may have come earlier (i64, -1 where unknown; not
-in BLC1) and the lengths (u32), then the bytes. `zstd -d` reads the file as well.
+(i64, -1 where it did not say), by how much its first byte may have come earlier (i64, -1 where unknown) and
+the lengths (u32), then the bytes. `zstd -d` reads the file as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from workloads.request import WorkloadError
 _LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct("<4siqqqqqHII")
 _MAGIC: Final = b"BLC2"
-_WITHOUT_SINCE: Final = b"BLC1"
 _PARTIAL = ".partial"
 _MIN_FRAME_HEADER_BYTES = 6
 _RLE_BLOCK, _RESERVED_BLOCK, _HAS_CHECKSUM = 1, 3, 4
@@ -247,7 +246,7 @@ def packed(capture: Capture) -> bytes:
 def unpacked(contents: bytes) -> Capture:
     """The capture back from a frame's contents, without the length before them. Raises ValueError."""
     magic, index, due_ns, *moments, n_failure, n_detail, n_reads = _HEADER.unpack_from(contents)
-    if magic not in (_MAGIC, _WITHOUT_SINCE):
+    if magic != _MAGIC:
         raise ValueError(
             f"expected a capture of schema {_MAGIC!r}, got {magic!r}; was it written by a newer version?"
         )
@@ -258,8 +257,8 @@ def unpacked(contents: bytes) -> Capture:
     at += n_detail
     steps = np.frombuffer(contents, "<i8", n_reads, at)
     lags = np.frombuffer(contents, "<i8", n_reads, at + 8 * n_reads)
-    since = np.frombuffer(contents, "<i8", n_reads if magic == _MAGIC else 0, at + 16 * n_reads)
-    at += 16 * n_reads + since.nbytes
+    since = np.frombuffer(contents, "<i8", n_reads, at + 16 * n_reads)
+    at += 24 * n_reads
     lengths = np.frombuffer(contents, "<u4", n_reads, at)
     if int(lengths.sum(dtype=np.int64)) != len(contents) - at - 4 * n_reads:
         raise ValueError("its reads do not add up to its bytes")

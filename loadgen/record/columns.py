@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from loadgen.record.record import Outcome
-from loadgen.record.tables import as_records
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -142,7 +141,7 @@ def joined_columns(parts: Iterable[pa.Table]) -> Columns:
     rows: list[pa.Table] = []
     n_events: list[Ints] = []
     events: dict[str, list[NDArray[Any]]] = {name: [] for name in _LISTS}
-    for part in map(as_records, parts):
+    for part in parts:
         n_events.append(pc.list_value_length(part.column("token_ns")).fill_null(0).to_numpy())
         for name, values in events.items():
             flat = _flat(part, name)

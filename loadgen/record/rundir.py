@@ -28,7 +28,7 @@ from loadgen.record.decode import decode_run
 from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
 from loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
 from loadgen.record.summary import Summary
-from loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, as_records, telemetry_table
+from loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, telemetry_table
 from loadgen.record.telemetry import Telemetry
 from loadgen.record.typed_json import MismatchError
 from servers.host.telemetry import Row
@@ -188,7 +188,7 @@ class Run:
         `cancelled`. Read again each time, for it is most of the memory that a large run takes.
         """
         table = self._read("records.parquet")
-        return self._decoded if table is None else as_records(table)
+        return self._decoded if table is None else table
 
     @cached_property
     def _decoded(self) -> pa.Table:
@@ -198,7 +198,7 @@ class Run:
     def request_table(self) -> pa.Table:
         """The same without what it holds for each token."""
         table = self._read("records.parquet", PER_REQUEST)
-        whole = self._decoded if table is None else as_records(table)
+        whole = self._decoded if table is None else table
         return whole.select(PER_REQUEST)
 
     @cached_property
@@ -313,10 +313,10 @@ def _check_parts(run: Path, manifest: Manifest, names: Sequence[str]) -> None:
     for name in names:
         expected = schemas[name]
         n_rows, schema = _shape_of(run / name)
-        wrong = [f.name for f in schema if f.name in expected.names and f.type != expected.field(f.name).type]
-        if wrong:
-            names = ", ".join(wrong[:5])
-            raise WorkloadError(f"{run / name} has columns of other types: {names}; was it changed?")
+        types = dict(zip(schema.names, schema.types, strict=False))
+        if wrong := [field.name for field in expected if types.get(field.name) != field.type]:
+            text = f"columns are missing or of other types: {', '.join(wrong[:5])}"
+            raise WorkloadError(f"{run / name}: {text}; was it changed?")
         if name == "records.parquet" and n_planned is not None and n_rows != n_planned:
             raise WorkloadError(
                 f"{run / name} has {n_rows:,} rows, but {n_planned:,} requests were planned; was it cut? "

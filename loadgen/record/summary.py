@@ -17,7 +17,7 @@ from loadgen.stats.figure import Absent, Estimate, Figure
 from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
 LACKING: Final = Absent("the summary was made before this figure existed", "not-in-this-summary")
-"""Of a figure that an older summary does not have; `burstline report RUN` computes it."""
+"""A figure that the summary's file does not hold; `burstline report RUN` computes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,6 @@ class Instrument(Section):
     network_retransmits: Figure | None = optional("TCP segments sent again")
     network_left_p99_s: Figure | None = optional("A request's last byte left after its send, p99")
     network_acked_p50_s: Figure | None = optional("… and the server's kernel acknowledged it after, p50")
-    compiled_reader: Figure | None = optional("Load drivers with a reader in C, which older versions had")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,14 +49,6 @@ RECORDS: Final = pa.schema(
 )
 
 
-def as_records(table: pa.Table) -> pa.Table:
-    """Records of any age with the columns of today, empty where an older Burstline did not write them."""
-    for name in RECORDS.names:
-        if name not in table.column_names:
-            table = table.append_column(RECORDS.field(name), pa.nulls(len(table), RECORDS.field(name).type))
-    return table
-
-
 PER_REQUEST: Final = [field.name for field in RECORDS if not pa.types.is_list(field.type)]
 """The fields of `RECORDS` that do not hold something for each token."""
 

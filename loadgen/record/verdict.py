@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from loadgen.stats.figure import Figure
 
@@ -27,7 +27,7 @@ class State(StrEnum):
 
 
 def worst(states: Iterable[str]) -> State:
-    """The worst of several; INSUFFICIENT, the name that older runs have for it, counts as FAILED."""
+    """The worst of several; what is no state counts as FAILED."""
     order = list(State)
     return min(map(state_of, states), key=order.index, default=State.VALID)
 
@@ -57,13 +57,6 @@ class Verdict:
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[Reason, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "state": str(self.state),
-            "reasons": [reason.to_json() for reason in self.reasons],
-            "warnings": [warning.to_json() for warning in self.warnings],
-        }
-
 
 class Grade(StrEnum):
     """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have."""
@@ -84,14 +77,6 @@ class PercentileGrade:
     send_effect_s: float | None = None
     read_effect_s: float | None = None
     as_sent_s: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "grade": str(self.grade),
-            "send_effect_s": self.send_effect_s,
-            "read_effect_s": self.read_effect_s,
-            "as_sent_s": self.as_sent_s,
-        }
 
 
 Grades = Mapping[str, Mapping[str, PercentileGrade]]

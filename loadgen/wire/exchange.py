@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -25,6 +26,7 @@ NEVER: Final = 2**63 - 1
 """More than any count of bytes or ns."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Exchange:
     """One request and what came back: a row for each read (see `READ`) and the bytes themselves.
 
@@ -41,71 +43,37 @@ class Exchange:
     `hang_up_as`.
     """
 
-    __slots__ = (
-        "acked",
-        "acked_ns",
-        "begun",
-        "blank_line",
-        "closed_ns",
-        "connected_ns",
-        "cut_at",
-        "data",
-        "detail",
-        "dispatched_ns",
-        "due_ns",
-        "failure",
-        "hang_up_as",
-        "hang_up_at",
-        "head",
-        "index",
-        "left",
-        "left_ns",
-        "max_bytes",
-        "may_cut",
-        "mid_stream",
-        "n_blocks",
-        "n_cut",
-        "on_part",
-        "parts",
-        "payload",
-        "reads",
-        "resent",
-        "sent_ns",
-        "walked",
-        "walked_blocks",
-    )
-
-    def __init__(self, index: int = 0, due_ns: int = 0) -> None:
-        self.index = index
-        self.due_ns = due_ns
-        self.max_bytes = MAX_REPLY_BYTES
-        self.cut_at = NEVER
-        self.may_cut = True
-        self.n_cut = 0
-        self.parts: list[tuple[int, bytes]] = []
-        self.on_part: Callable[[Exchange], None] | None = None
-        self.payload = b""
-        self.dispatched_ns: int | None = None
-        self.connected_ns: int | None = None
-        self.sent_ns: int | None = None
-        self.left: tuple[int, int] | None = None
-        self.acked: tuple[int, int] | None = None
-        self.left_ns: int | None = None
-        self.acked_ns: int | None = None
-        self.closed_ns: int | None = None
-        self.failure: str | None = None
-        self.detail: str | None = None
-        self.resent = False
-        self.hang_up_at: int | None = None
-        self.hang_up_as = "hung_up"
-        self.n_blocks = self.walked_blocks = 0
-        self.blank_line: bytes | None = None
-        self.reads = bytearray()
-        self.data = bytearray()
-        self.head: Head | None = None
-        self.begun = False
-        self.walked = 0
-        self.mid_stream: bytes | tuple[()] = ()  # nothing ends with one of nothing
+    index: int = 0
+    due_ns: int = 0
+    max_bytes: int = MAX_REPLY_BYTES
+    cut_at: int = NEVER
+    may_cut: bool = True
+    n_cut: int = 0
+    parts: list[tuple[int, bytes]] = field(default_factory=list)
+    on_part: Callable[[Exchange], None] | None = None
+    payload: bytes = b""
+    dispatched_ns: int | None = None
+    connected_ns: int | None = None
+    sent_ns: int | None = None
+    left: tuple[int, int] | None = None
+    acked: tuple[int, int] | None = None
+    left_ns: int | None = None
+    acked_ns: int | None = None
+    closed_ns: int | None = None
+    failure: str | None = None
+    detail: str | None = None
+    resent: bool = False
+    hang_up_at: int | None = None
+    hang_up_as: str = "hung_up"
+    n_blocks: int = 0
+    walked_blocks: int = 0
+    blank_line: bytes | None = None
+    reads: bytearray = field(default_factory=bytearray)
+    data: bytearray = field(default_factory=bytearray)
+    head: Head | None = None
+    begun: bool = False
+    walked: int = 0
+    mid_stream: bytes | tuple[()] = ()  # no bytes end with an empty tuple
 
     @property
     def n_bytes(self) -> int:

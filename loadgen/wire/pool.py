@@ -12,6 +12,7 @@ import sys
 import time
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from loadgen.wire.exchange import Exchange
@@ -137,6 +138,7 @@ _N_STILLBORN = 5
 now = time.monotonic_ns
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Connection:
     """A socket to the server. `connected_ns` is when it stood (TLS included), None until then.
 
@@ -144,34 +146,22 @@ class Connection:
     the socket would not take yet.
     """
 
-    __slots__ = (
-        "adopted",
-        "connected_ns",
-        "exchange",
-        "fd",
-        "is_open",
-        "opened_ns",
-        "recvmsg_into",
-        "sock",
-        "tls",
-        "tries",
-        "unsent",
-        "used",
-    )
+    sock: socket.socket
+    tries: int
+    fd: int = field(init=False)
+    recvmsg_into: Any = field(init=False)
+    opened_ns: int = field(default_factory=now)
+    connected_ns: int | None = None
+    exchange: Exchange | None = None
+    tls: Channel | None = None
+    unsent: memoryview | None = None
+    is_open: bool = True
+    used: bool = False
+    adopted: bool = False
 
-    def __init__(self, sock: socket.socket, tries: int) -> None:
-        self.sock = sock
-        self.fd = sock.fileno()
-        self.is_open = True
-        self.recvmsg_into = sock.recvmsg_into
-        self.exchange: Exchange | None = None
-        self.tls: Channel | None = None
-        self.unsent: memoryview | None = None
-        self.tries = tries
-        self.opened_ns = now()
-        self.connected_ns: int | None = None
-        self.used = False
-        self.adopted = False
+    def __post_init__(self) -> None:
+        self.fd = self.sock.fileno()  # kept: `fileno()` is -1 once the socket is closed
+        self.recvmsg_into = self.sock.recvmsg_into
 
 
 class Pool:

@@ -1,5 +1,6 @@
 import pytest
 
+from loadgen.record.typed_json import to_json
 from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
 from loadgen.stats.estimates import Estimate
 from loadgen.verdict.judge import Evidence, judge
@@ -130,13 +131,13 @@ def test_the_states_have_one_order():
         "VALID",
     ]
     assert worst(["VALID", "NOT-STATIONARY", "DISTURBED"]) == State.DISTURBED
-    assert worst(["VALID", "INSUFFICIENT"]) == State.FAILED, "as older runs call it"
+    assert worst(["VALID", "NO SUMMARY"]) == State.FAILED
     assert worst([]) == State.VALID
 
 
 def test_warnings_take_nothing_from_a_verdict():
     verdict = judge(evidence(), (Reason("failures", "1 failed", "look"),))
-    assert verdict.to_json() == {
+    assert to_json(verdict) == {
         "state": "VALID",
         "reasons": [],
         "warnings": [{"code": "failures", "text": "1 failed", "advice": "look"}],
