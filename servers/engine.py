@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
 from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Ask, Call, Get, HttpReply, Reply, ReplyContent, Target
-from servers.protocol import openai
+from servers.messages import Ask, Call, Get, HttpReply, Reply, Target
 from servers.settings import SETTINGS, Setting, Settings, Spelling, plain
 from workloads.request import Request
 
@@ -129,11 +128,7 @@ class Engine:
 
     def decode(self, reply: HttpReply) -> Reply:
         """What the server answered; never raises: what cannot be understood is an `error`."""
-        return openai.decode_completion(reply)
-
-    def reply_content(self, reply: HttpReply) -> ReplyContent | None:
-        """What a reply said, for the next turn of a conversation; None where it is an error."""
-        return openai.reply_content(reply)
+        raise NotImplementedError
 
     def tokenizer(self, identity: Identity) -> "Tokenizer | None":  # noqa: ARG002
         """The tokenizer of a model that the engine brings itself, where no file has one."""

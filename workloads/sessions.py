@@ -23,7 +23,7 @@ from workloads.request import Request, Turn, WorkloadError
 from workloads.seeds import rng
 
 if TYPE_CHECKING:
-    from workloads.data.data_sets import Item, Materials
+    from workloads.data_sets import Item, Materials
 
 NS_PER_MS: Final = 1_000_000
 
@@ -112,7 +112,7 @@ def written_sessions(
     items: Sequence[Item], materials: Materials, n: int | None, think_ms: Lengths, seed: int
 ) -> tuple[tuple[Request, ...], NDArray[np.int64], Counter[str]]:
     """Sessions out of rows: those with one `session` are its turns; a chat of several turns is one itself."""
-    from workloads.data.data_sets import as_plain_text
+    from workloads.data_sets import as_plain_text
 
     requests: list[Request] = []
     dropped: Counter[str] = Counter()

@@ -23,9 +23,9 @@ from workloads.request import RequestKind, WorkloadError
 from workloads.seeds import rng
 
 if TYPE_CHECKING:  # what only some loads need is imported by them: the classic burst starts sooner
-    from workloads.data.data_sets import DataSet, Item, Materials
-    from workloads.data.traces import Trace
+    from workloads.data_sets import DataSet, Item, Materials
     from workloads.sessions import SessionShape
+    from workloads.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Written:
         return self.data.source.rstrip("/").rsplit("/", 1)[-1]
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        from workloads.data.data_sets import data_requests
+        from workloads.data_sets import data_requests
 
         assert server.materials is not None
         materials = replace(server.materials, kind=self.kind, output_tok=self.output_tok)

@@ -23,7 +23,7 @@ from workloads.seeds import rng
 from workloads.warm_up import WarmUp, parse_warm_up, with_warm_up
 
 if TYPE_CHECKING:
-    from workloads.data.data_sets import Materials
+    from workloads.data_sets import Materials
     from workloads.works import Work
 
 N_REQUESTS: Final = 1000
@@ -263,7 +263,7 @@ def _sampling(spec: LoadSpec) -> Sampling:
 
 
 def _trace(spec: LoadSpec):  # type: ignore[no-untyped-def]
-    from workloads.data.traces import read_trace
+    from workloads.traces import read_trace
 
     assert spec.trace is not None
     trace = read_trace(spec.trace)
@@ -283,7 +283,7 @@ def _written(
     spec: LoadSpec, kind: RequestKind, output_tok: Lengths
 ) -> tuple[Work, int, tuple[float, ...] | None]:
     from workloads import works
-    from workloads.data.data_sets import arrival_times, read_data
+    from workloads.data_sets import arrival_times, read_data
 
     assert spec.data is not None
     data = read_data(spec.data, spec.data_column, spec.data_split)

@@ -22,7 +22,7 @@ from workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from workloads.data.data_sets import Materials
+    from workloads.data_sets import Materials
 
 PROBES_TOK = (64, 96)
 """Two lengths: what a server adds to both alike, a chat template say, is known; anything else is not."""
@@ -94,8 +94,8 @@ def _materials(
     *,
     takes_ids: bool,
 ) -> Materials:
-    from workloads.data.chat import template_of
-    from workloads.data.data_sets import Materials
+    from workloads.chat import template_of
+    from workloads.data_sets import Materials
 
     counter.no_truncation()
     counter.no_padding()

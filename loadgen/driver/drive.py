@@ -50,8 +50,8 @@ from loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.wire.wire import Wire
 from servers.host import child
 from servers.messages import HttpReply, ReplyContent
-from servers.protocol.destination import Destination
-from servers.protocol.extras import dressed
+from servers.protocol.destination import Destination, dressed
+from servers.protocol.openai import reply_content
 from servers.redact import learn
 from servers.registry import ENGINES
 from workloads.prompts import salted
@@ -203,7 +203,7 @@ class _Drive:
         if exchange.failure is not None or head is None or head.status != 200 or self._stopped:
             return None
         reply = HttpReply(head.status, dict(head.headers), body_of(head, exchange.whole()[1]))
-        content = self._engine.reply_content(reply)
+        content = reply_content(reply)
         if content is not None and self._job.requests[0].prompt_ids is not None and content.ids is None:
             return None
         return content

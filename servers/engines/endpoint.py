@@ -15,9 +15,9 @@ import orjson
 from servers.engine import Engine
 from servers.identity import Capabilities, Identity
 from servers.launch import Launch, LaunchOptions
-from servers.messages import Ask, Call, EngineError, Get, Reply, Target
+from servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
 from servers.protocol.introspection import first_model, json_at
-from servers.protocol.openai import post
+from servers.protocol.openai import decode_completion, post
 from workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
@@ -60,6 +60,9 @@ class Endpoint(Engine):
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, None, "Hello", 1, 1), target)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

@@ -13,9 +13,9 @@ from servers.host.installation import Installation, find_installation, python_of
 from servers.host.process import threads_for_server
 from servers.identity import Capabilities, Identity, Sign
 from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, EngineError, Get, Target
+from servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
 from servers.protocol.introspection import logged, option_of
-from servers.protocol.openai import post
+from servers.protocol.openai import decode_completion, post
 from servers.settings import Spelling, valued
 from workloads.request import Request
 
@@ -110,6 +110,9 @@ class TransformersServe(Engine):
             fields["seed"] = sampling.seed
         fields["generation_config"] = orjson.dumps(config).decode()
         return post(target, "/v1/completions", fields)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del get  # it has no path that tells anything of the loaded model

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from servers.engine import Engine
 from servers.identity import Admission, Capabilities, Gauges, Identity, Sign
 from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, EngineError, Get, Target
+from servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
 from servers.protocol.introspection import drafts, first_model, gauges_in, json_at, mean_of, owned_by
-from servers.protocol.openai import encode_completion
+from servers.protocol.openai import decode_completion, encode_completion
 from servers.settings import Spelling, valued
 from workloads.request import Request
 
@@ -94,6 +94,9 @@ class TrtLlm(Engine):
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

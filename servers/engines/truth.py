@@ -8,9 +8,9 @@ import orjson
 from servers.engine import Engine
 from servers.identity import Capabilities, Gauges, Identity, Sign
 from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, Get, Target
+from servers.messages import Call, Get, HttpReply, Reply, Target
 from servers.protocol.introspection import gauges_in, owned_by
-from servers.protocol.openai import encode_completion
+from servers.protocol.openai import decode_completion, encode_completion
 from servers.truth.router import LATENCIES
 from workloads.request import Request
 
@@ -66,6 +66,9 @@ class Truth(Engine):
     def encode(self, request: Request, target: Target) -> Call:
         call = encode_completion(request, target, extra={"return_token_ids": True})
         return call.with_header(self.index_header, str(request.index))
+
+    def decode(self, reply: HttpReply) -> Reply:
+        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

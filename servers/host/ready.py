@@ -21,8 +21,7 @@ from servers.host.process import Server
 from servers.identity import Identity
 from servers.launch import Stage
 from servers.messages import Call, EngineError, Get, HttpReply, Kind, Reply, Target
-from servers.protocol.destination import Destination
-from servers.protocol.extras import dressed
+from servers.protocol.destination import Destination, dressed
 from servers.protocol.introspection import log_message
 from servers.protocol.openai import path_under
 from servers.protocol.replies import understood

@@ -1,4 +1,7 @@
-"""The server that a load goes to: where its sockets connect, and the bytes of a request to it (RFC 9112)."""
+"""The server that a load goes to: where its sockets connect, and the bytes of a request to it (RFC 9112).
+
+What a user adds to each request (`--extra-body`, `--lora`) is laid over it by `dressed`.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import base64
 import functools
 import socket
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import SplitResult, quote, urlsplit
+
+import orjson
 
 from servers.messages import Call, EngineError, Target
 
@@ -127,3 +132,31 @@ def addresses_of(host: str, port: int) -> list[tuple[int, Any]]:
         why = getattr(error, "strerror", None) or error
         raise EngineError(f"cannot find the host {host!r}: {why}; check the URL") from error
     return [(family, address) for family, _, _, _, address in found]
+
+
+def dressed(call: Call, target: Target, index: int, lora_path: Sequence[str] | None) -> Call:
+    """The call with the target's extra fields laid over its own, and the adapter of this request.
+
+    Adapters take turns by the request's index; `lora_path` is where in the body the engine reads the name.
+    Objects are merged, anything else is replaced.
+    """
+    if target.extra_body is None and not target.loras:
+        return call
+    body = orjson.loads(call.body)
+    if target.extra_body is not None:
+        body = merged(body, orjson.loads(target.extra_body))
+    if target.loras and lora_path:
+        node = body
+        for key in lora_path[:-1]:
+            node = node.setdefault(key, {})
+        node[lora_path[-1]] = target.loras[index % len(target.loras)]
+    return replace(call, body=orjson.dumps(body))
+
+
+def merged(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`extra` laid over `body`, objects inside objects too."""
+    out = dict(body)
+    for key, value in extra.items():
+        own = out.get(key)
+        out[key] = merged(own, value) if isinstance(own, dict) and isinstance(value, dict) else value
+    return out

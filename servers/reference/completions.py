@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from servers.reference.scheduler import Sequence
 from servers.reference.tokenizer import TextStream
-from workloads.data.data_sets import Template
+from workloads.data_sets import Template
 from workloads.request import Sampling, WorkloadError
 from workloads.seeds import rng
 

@@ -20,7 +20,7 @@ from servers.reference.model import GEMMS, Model
 from servers.reference.scheduler import Scheduler
 from servers.reference.steplog import StepLog
 from servers.reference.weights import ModelConfig, ModelError, assemble, random_source, safetensors_source
-from workloads.data.chat import template_of
+from workloads.chat import template_of
 
 
 def serve(options: argparse.Namespace, listener: socket.socket) -> None:

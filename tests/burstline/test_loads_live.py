@@ -15,7 +15,7 @@ from tests.burstline.test_run import finished, the_run
 from tests.servers.tiny_model import make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
-from workloads.data.data_sets import Materials, data_requests, read_data
+from workloads.data_sets import Materials, data_requests, read_data
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 

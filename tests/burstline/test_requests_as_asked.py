@@ -17,8 +17,7 @@ from burstline import cli
 from burstline.bench.server_session import Where, check_start, choose_engine
 from loadgen.record.rundir import open_run
 from servers.messages import Call, Target
-from servers.protocol.destination import Destination
-from servers.protocol.extras import dressed
+from servers.protocol.destination import Destination, dressed
 from servers.registry import ENGINES
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model

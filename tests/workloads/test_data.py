@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from tests.servers.tiny_model import make_tiny_model
-from workloads.data import rows as rows_module
-from workloads.data.chat import template_of
-from workloads.data.data_sets import Materials, data_requests, read_data
+from workloads import rows as rows_module
+from workloads.chat import template_of
+from workloads.data_sets import Materials, data_requests, read_data
 from workloads.lengths import Lengths
 from workloads.request import RequestKind, WorkloadError
 

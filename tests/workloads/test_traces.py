@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.workloads import made_files
-from workloads.data.traces import read_trace
 from workloads.prefixes import PrefixTree, expected_hit_fraction, hits
 from workloads.prompts import salted, vocabulary_from_size
 from workloads.request import WorkloadError
+from workloads.traces import read_trace
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 VOCABULARY = vocabulary_from_size(32_000, "test")

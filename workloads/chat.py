@@ -15,7 +15,7 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from workloads.data.data_sets import Message, Template
+from workloads.data_sets import Message, Template
 from workloads.request import WorkloadError
 
 

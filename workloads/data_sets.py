@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from workloads.arrivals import MOST_S
-from workloads.data.rows import Row, read_rows
 from workloads.lengths import Lengths
 from workloads.request import Request, RequestKind, WorkloadError
+from workloads.rows import Row, read_rows
 from workloads.seeds import rng
 
 if TYPE_CHECKING:
