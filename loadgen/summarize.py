@@ -48,12 +48,12 @@ HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a summary needs besides the records. `concurrency` is a closed loop's, None in an open one.
+    """What a summary needs in addition to the records.
 
-    `not_comparable` and `not_stationary` are reasons found
-    elsewhere. `arrivals` are the pattern, the rate and the burstiness that were asked for, None where no one
-    knows: then no part of the run is taken for steady. `usd_per_hour` is what the server's hardware costs.
-    `turns` are the places of the requests in their sessions, where there are any.
+    `concurrency` is a closed loop's, None in an open one. `not_comparable` and `not_stationary` are reasons
+    from other checks. `arrivals` are the planned pattern, rate and burstiness; without them no part of the
+    run counts as steady. `usd_per_hour` is the price of the server's hardware. `turns` are the places of the
+    requests in their sessions, if there are any.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry.empty)
@@ -119,10 +119,10 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         asked, planned = planned, planned.without(Outcome.NOT_SENT)
         if len(planned) == len(asked):
             ran_out = _ran_out(planned, context.duration_s)
-    # What its client abandoned as planned is load, and no observation of how long a reply takes.
+    # Deliberately abandoned requests add load but measure no latency.
     whole = planned.without(Outcome.ABANDONED)
     pattern, closed = context.arrivals.pattern if context.arrivals else None, context.concurrency is not None
-    # What was never sent, because the run was interrupted or ended by force, is outside the window.
+    # Requests never sent (the run was interrupted) are outside the window.
     inside = whole.without(Outcome.NOT_SENT)
     duration_s = context.duration_s if context.status == "complete" else None
     steady = steady_part(inside, pattern, concurrency=context.concurrency, duration_s=duration_s)
@@ -296,7 +296,7 @@ def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | N
 
 
 def _cause(c: Columns, counts: Mapping[str, int]) -> str:
-    """What the first request that failed in the most frequent way said, at most 200 characters."""
+    """The error of the first request that failed in the most frequent way, at most 200 characters."""
     kinds = {name: n for name, n in counts.items() if name not in NO_FAILURES}
     if not any(kinds.values()):
         return ""

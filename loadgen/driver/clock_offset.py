@@ -153,7 +153,7 @@ class ClockClient:
 
 
 class ClockWatch:
-    """Asks several workers' clocks again and again during a run; tells who has not answered lately.
+    """Measures several workers' clocks repeatedly during a run, and reports a worker that stops answering.
 
     `offsets[k]` grows by one small volley of worker k each `period_s`; `on_silent(k)` is called once, when
     worker k has not answered for `patience_s`.

@@ -1,6 +1,6 @@
-"""Sessions as they happen: what a turn's prompt becomes by the replies before it, and when it is due.
+"""Sessions in progress: each turn's prompt, built from the replies before it, and when the turn is due.
 
-No sockets and no clock: `Conversations` is told when a turn has ended and says which turns that releases.
+No sockets and no clock: the caller reports that a turn has ended, and gets the turns which that releases.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Turn:
 
 
 class Conversations:
-    """The sessions of one driver; with `concurrency` at most so many are going on at a time."""
+    """The sessions of one driver; at most `concurrency` of them in progress at a time."""
 
     def __init__(self, requests: Sequence[Request], due_ns: Sequence[int], concurrency: int | None) -> None:
         self._turns: dict[int, _Turn] = {}
@@ -110,15 +110,15 @@ class Conversations:
         return request
 
     def sent(self, request: Request) -> None:
-        """Remember what was really sent for a turn (its salted prompt), since later turns begin with it."""
+        """Keep the prompt as it was sent (salted): later turns begin with it."""
         self._turns[request.index].request = request
 
 
 def _joined(before: Request, replies: Sequence[ReplyContent], new: Request) -> Request:
     """`before` with its replies and what `new` adds."""
     if new.messages is not None:
-        said = [{"role": "assistant", "content": reply.text} for reply in replies]
-        messages = [*json.loads(before.messages or "[]"), *said, *json.loads(new.messages)]
+        replied = [{"role": "assistant", "content": reply.text} for reply in replies]
+        messages = [*json.loads(before.messages or "[]"), *replied, *json.loads(new.messages)]
         return replace(new, messages=json.dumps(messages, ensure_ascii=False))
     if new.prompt_ids is None:
         text = "".join([before.prompt_text or "", *(reply.text for reply in replies), "\n"])

@@ -1,4 +1,4 @@
-"""Every metric once: one function over the records and one row that says what it means.
+"""The metrics: for each one function over the records and one row that defines it.
 
 The letters of the formulae: s due, d dispatched, c_1 connected, w the request fully written, t_1 ... t_m when
 the events that carry tokens arrived, n_1 ... n_m how many tokens each carries, N their sum, f the end of the
@@ -312,7 +312,7 @@ METRICS: Final[dict[str, Metric]] = {
         "s",
         "lower",
         "q, by the server's clock",
-        "the request waits for a place in the batch; of replies in which the server tells its times",
+        "the request waits for a place in the batch; of replies that carry the server's own times",
         SERVER_TIMES,
         of=server_queue,
         failures="kept",

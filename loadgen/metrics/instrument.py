@@ -1,4 +1,4 @@
-"""How late the client itself was: what its own records, its drivers and the watcher say about it."""
+"""How late and how costly the client was, by its records, its drivers and the watcher."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _cpu_wait(reports: Sequence[DriveReport]) -> Figure:
 
 
 def _most_in(window_s: float, at_s: Floats) -> int:
-    """How many at most came within any window so long."""
+    """The most events within any window of this length."""
     at_s = np.sort(at_s)
     most, many = 0, 1 << 20
     for begin in range(0, len(at_s), many):
@@ -150,7 +150,7 @@ def _sum(reports: Sequence[DriveReport], of: Callable[[DriveReport], float], uni
 
 
 def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> ScheduleFigures:
-    """Rate, gaps, dispersion of requests as sent, beside the plan's; see `workloads.achieved`.
+    """Rate, gaps and dispersion of requests as sent and as planned; see `workloads.achieved`.
 
     `gap_ks` is the distance from the law that gaps were drawn from, larger than `gap_ks_critical` in 5% of
     schedules that do follow it; only for Poisson and gamma arrivals (`arrivals` is the manifest's).

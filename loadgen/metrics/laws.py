@@ -1,4 +1,4 @@
-"""Laws that every summary obeys, whatever the server did: a broken one shows a defect of ours.
+"""Laws that hold in every summary, whatever the server did: a violation is a defect of Burstline.
 
 Each holds between figures that are computed apart from each other, or between a figure and the plain events
 behind it. Nothing here estimates anything.

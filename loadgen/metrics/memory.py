@@ -1,4 +1,4 @@
-"""What a run used: memory, each kind apart, and the money and energy of its output."""
+"""Memory of a run by kind, and the cost and energy of its output."""
 
 from __future__ import annotations
 

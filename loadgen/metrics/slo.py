@@ -1,4 +1,4 @@
-"""What a run was asked to reach (`--slo`), and whether it did: pass, fail, or inconclusive.
+"""Service-level objectives (`--slo`) and whether a run met them: pass, fail, or inconclusive.
 
 A goal on a percentile, a mean or the whole run (`ttft.p99<=2s`, `output_tok_per_s>=1000`) is a target. One on
 single requests (`ttft<=2s`) is a criterion: goodput counts the requests that meet them all.
@@ -259,7 +259,7 @@ def _held_against(
         return Result.FAIL, "the whole interval misses it"
     if near is None:
         return Result.INCONCLUSIVE, figure.note or "the interval has no bound on that side"
-    return Result.INCONCLUSIVE, "the interval reaches over it: more requests would tell"
+    return Result.INCONCLUSIVE, "the interval reaches over it: more requests would decide it"
 
 
 def _by_margin(goal: Goal, reading: float, noise: RunNoise | None) -> tuple[Result, str]:
@@ -276,20 +276,20 @@ def _by_margin(goal: Goal, reading: float, noise: RunNoise | None) -> tuple[Resu
     low, high = min(ends), max(ends)
     needed = UNKNOWN_NOISE if noise is None else 1 + Noise(noise.spread, noise.n_runs).apart
     margin = f"by {high / low - 1:.0%}" if low > 0 else "entirely"
-    told = f"1 run: the reading {'meets' if met else 'misses'} it {margin}"
+    reason = f"1 run: the reading {'meets' if met else 'misses'} it {margin}"
     if noise is not None:
-        told += (
+        reason += (
             f"; two runs of this system differ by up to {needed - 1:.0%} (A/A noise of {noise.n_runs} runs)"
         )
     if high >= needed * low and low < high:
-        return result, told
+        return result, reason
     if noise is None:
-        told += ", and how far runs of this system differ is unknown; --repeats 3 measures that"
-    return Result.INCONCLUSIVE, told
+        reason += ", and how far runs of this system differ is unknown; --repeats 3 measures that"
+    return Result.INCONCLUSIVE, reason
 
 
 def _lies_among_failures(goal: Goal, c: Columns) -> bool:
-    """Whether so many requests failed that the percentile surely is infinite."""
+    """Whether enough requests failed to make the percentile infinite for certain."""
     if goal.statistic is None or not goal.statistic.startswith("p") or not len(c):
         return False
     low_rank, _ = order_statistic_ranks(len(c), float(goal.statistic[1:]) / 100)

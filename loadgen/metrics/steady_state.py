@@ -47,7 +47,7 @@ FLAT: Final = 1e-3
 LEAST_BACKLOG: Final = 0.03
 """A server falls behind where the queue takes up this share of the requests that come."""
 CHANCE: Final = 4.0
-"""Without any queue the number in flight is Poisson: so many standard deviations are no chance."""
+"""In standard deviations: without a queue the number in flight is Poisson, and this is beyond chance."""
 LEAST_CHANGE: Final = {"in_flight": 0.25, "ttft": 0.25, "tpot": 0.1}
 """A trend must also matter: how far it must move its series over the run, as a share of the median."""
 

@@ -1,4 +1,4 @@
-"""What was asked against what was served, and whether client and server count the same tokens."""
+"""Planned and served lengths, and whether client and server count the same tokens."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _fraction(c: Columns, known: Any) -> Figure:
 
 
 def _beyond(c: Columns) -> Figure:
-    """Tokens that came after all that was asked for, of a server that does not stop there."""
+    """Tokens beyond the planned length, from a server that does not stop there."""
     column = c.table.column("beyond_tok").to_numpy().astype(np.float64)
     known = column[~np.isnan(column)]
     return measured(

@@ -1,7 +1,7 @@
 """Captures on disk: one zstd frame per request, appended as requests end, readable after any crash.
 
-Each frame has zstd's own checksum (XXH64 of its contents), and frames are told apart by their block headers,
-so that a damaged one is noticed and costs no other.
+Each frame has zstd's own checksum (XXH64 of its contents), and frames are separated by their block
+headers: a damaged one is detected and does not affect the others.
 
 A frame holds, little-endian: its length without this field (u32), the header below, the failure and the
 detail (UTF-8), then by column the steps between read stamps (i64), how much earlier the kernel had each read
@@ -41,7 +41,7 @@ _Make = Callable[[], Capture | None]
 
 
 class CaptureWriter:
-    """Appends captures to `captures/driver-<worker>.zst` from a thread of its own.
+    """Appends captures to `captures/driver-<worker>.zst` from its own thread.
 
     The file is called `*.partial` until `close`. When writing fails (a full disk), `on_error` is called once,
     in the writing thread; what was written before stays readable, and `close` raises the error with the path
@@ -93,7 +93,7 @@ class CaptureWriter:
                 capture = make()
                 if capture is not None:
                     self._write(self._compress(packed(capture)))
-            except Exception as error:  # told by close(); the run must be stopped now
+            except Exception as error:  # raised by close(); the run must be stopped now
                 self._error = error
                 self._on_error()
 

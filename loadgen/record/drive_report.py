@@ -1,4 +1,4 @@
-"""What a driver says of itself and of its clock, its canary and its network, once it has ended."""
+"""A driver's report on itself, its clock, its canary and its network, made when it ends."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Offset:
 
     @property
     def bound_ns(self) -> int:
-        """The true offset is within so much of `ns`."""
+        """The true offset is within this distance of `ns`."""
         return (self.high_ns - self.low_ns + 1) // 2
 
     def describe(self) -> str:
@@ -151,7 +151,7 @@ class CanaryReport:
 
 @dataclass(frozen=True, slots=True)
 class NetworkReport:
-    """What TCP said of `n` connections as they closed, ns: the least round trip of each, and the smoothed.
+    """TCP's own figures for `n` connections at their close, ns: the least and the smoothed round trip.
 
     `least_rtt_p50_ns` is a median over connections. `retransmits` counts segments sent again.
     """

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and a full disk told in plain words."""
+"""Files written whole or not at all, and a clear error for a full disk."""
 
 from __future__ import annotations
 

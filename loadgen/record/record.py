@@ -1,4 +1,4 @@
-"""The spine: one row per planned request, also for those that failed or were never sent."""
+"""Records: one row per planned request, also for those that failed or were never sent."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Outcome(StrEnum):
     """How a request ended. HTTP errors are `http_<code>`, kept in `Record.outcome` as plain text.
 
     `ok` is HTTP 200 without an error, with a terminal event and exactly the asked tokens (at most the asked
-    where the model was free to stop). The rest: `short` ended by a stop although it was told not to stop;
+    where the model was free to stop). The rest: `short` a stop although end-of-text was to be ignored;
     `clamped` the server cut the output or the prompt by itself; `long` more tokens than asked; `empty` no
     token at all; `error_event` an error inside the reply, or one that makes no sense; `refused` the server
     says that it has too many requests; `aborted` it says that it gave up; `truncated` the reply stops before
-    its end; `too_large` it grew past every reply that was asked for, and we hung up; `timeout`, `connect`,
+    its end; `too_large` it grew past any planned reply, and the client hung up; `timeout`, `connect`,
     `reset` the wire failed; `cancelled` we gave up; `abandoned` the client hung up in the middle, as planned;
     `not_sent` it never left; `driver_lost` its load driver, or the machine it ran on, was lost.
     """
@@ -76,9 +76,9 @@ RECOUNTS: Final = ("tokenize", "tokenizer")
 """Who may count a reply's text again, most trusted first: the server's own endpoint, a local tokenizer."""
 MOST_TIMES: Final = 16
 MOST_MORE_TOK: Final = 16_384
-"""A count of more than so many times the tokens asked for, and so many more, is no count."""
+"""Counts above 16x the planned tokens plus 16,384 are rejected."""
 HUNG_UP: Final = "hung_up"
-"""A capture's failure where the client had all that it asked for and ended a stream that would go on."""
+"""A capture's failure where the client had all planned tokens and ended a stream that would go on."""
 _NO_REPLY: Final = Reply(events=())
 _TOKEN_KINDS: Final = (Kind.REASONING, Kind.ANSWER, Kind.TOOL)
 
@@ -107,7 +107,7 @@ class Record:
     one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
     tokens, "spread" evenly as the server did not say, "unknown" (each 1, a placeholder) where not even the
     total is known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times
-    of this request (see `servers.messages.ServerTimes`), None where it does not tell them.
+    of this request (see `servers.messages.ServerTimes`), None where it does not report them.
     """
 
     index: int
@@ -226,9 +226,9 @@ def _plausible(request: Request, reply: Reply) -> Reply:
     )
     for what, n, asked in limits:
         if n is not None and n > MOST_TIMES * asked + MOST_MORE_TOK:
-            said = f"the reply makes no sense: {n:,} {what} tokens, where {asked:,} were asked for"
+            why = f"the reply makes no sense: {n:,} {what} tokens, where {asked:,} were asked for"
             return replace(
-                reply, n_prompt_tok=None, n_cached_tok=None, n_output_usage=None, error=reply.error or said
+                reply, n_prompt_tok=None, n_cached_tok=None, n_output_usage=None, error=reply.error or why
             )
     return reply
 
@@ -290,10 +290,10 @@ def _tokens(reply: Reply, recounts: Counts) -> _Tokens:
     counts = [event.n_tok for event in events]
     known = [n for n in counts if n is not None]
     by_events = sum(known) if events and len(known) == len(counts) else None
-    words = (("ids", reply.n_output_ids), ("usage", reply.n_output_usage), ("events", by_events), *recounts)
-    said = [(source, n) for source, n in words if n is not None]
-    source, total = said[0] if said else (None, None)
-    gap = said[1][1] - said[0][1] if len(said) > 1 else None
+    totals = (("ids", reply.n_output_ids), ("usage", reply.n_output_usage), ("events", by_events), *recounts)
+    known_totals = [(source, n) for source, n in totals if n is not None]
+    source, total = known_totals[0] if known_totals else (None, None)
+    gap = known_totals[1][1] - known_totals[0][1] if len(known_totals) > 1 else None
     if (silent := _silent_tokens(reply, events, total)) is not None:
         events, counts = silent, [None] * len(silent)
     split, n = _split(counts, known, total)

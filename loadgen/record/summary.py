@@ -60,7 +60,7 @@ class Section:
                 yield NamedFigure(f"{prefix}{name}", slot.metadata["title"], value, share)
 
     def mapped(self, of: Callable[[Figure], Figure]) -> Self:
-        """The section with `of` each of its own figures."""
+        """The section with `of` applied to each of its own figures."""
         own = {slot.name: getattr(self, slot.name) for slot in fields(self)}
         return replace(self, **{k: of(v) for k, v in own.items() if isinstance(v, Estimate | Absent)})
 
@@ -172,7 +172,7 @@ class Stationarity(Section):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleFigures(Section):
-    """Requests as sent beside the plan."""
+    """Requests as sent, compared with the plan."""
 
     planned_per_s: Figure = titled("Rate planned")
     achieved_per_s: Figure = titled("Rate achieved")
@@ -329,7 +329,7 @@ class Conservation(Section):
 
 @dataclass(frozen=True, slots=True)
 class Agreement(Section):
-    """Latencies by the server's own histograms beside the client's."""
+    """Latencies by the server's own histograms, compared with the client's."""
 
     ttft_client_p50_s: Figure = titled("TTFT p50, from the request written")
     ttft_server_p50_s: Figure = titled("… by the server's own histogram")

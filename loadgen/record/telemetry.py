@@ -1,4 +1,4 @@
-"""What a watcher saw beside a run: the rows of `telemetry.parquet` as arrays, their peaks and growth."""
+"""Telemetry of a run: the rows of `telemetry.parquet` as arrays, their peaks and growth."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Telemetry:
         return sorted({source for source, _ in self._rows if source.startswith("gpu") and source != "gpu"})
 
     def why_missing(self, source: str, name: str) -> str:
-        """The watcher's own words on why there is no such value."""
+        """Why there is no such value, in the watcher's words."""
         if not len(self):
             return "nothing was watched on this run"
         places = [self._rows[key] for key in ((source, name), (source, "*")) if key in self._rows]
@@ -105,7 +105,7 @@ class Watched:
         return self.rows.series(source, name)
 
     def why_missing(self, source: str, name: str) -> str:
-        """The watcher's own words on why there is no such value."""
+        """Why there is no such value, in the watcher's words."""
         return self.rows.why_missing(source, name)
 
     def peak(self, source: str, name: str, unit: str) -> Figure:

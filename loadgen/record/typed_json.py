@@ -1,6 +1,6 @@
 """Frozen dataclasses as JSON and back: what does not fit its type is refused, with its place in the document.
 
-A type with a `to_json` or a `from_json` of its own uses that. A field with a default may be missing; a key
+A type's own `to_json` or `from_json` is used where it has one. A field with a default may be missing; a key
 that the type does not have is refused.
 """
 
@@ -103,7 +103,7 @@ def _object(of: Any, row: Any, where: str) -> Any:
 
 
 def _any_of(kinds: tuple[Any, ...], row: Any, where: str) -> Any:
-    """The first kind that the row fits; where there is but one besides null, its own error says most."""
+    """The first type that fits the row; otherwise the first type's error."""
     if row is None and NoneType in kinds:
         return None
     errors = []

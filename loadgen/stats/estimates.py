@@ -71,7 +71,7 @@ def early_stopping_bound(values: Floats, p: float, unit: str, n_effective: float
     """A value the true quantile stays below with 99% confidence: the t-th largest sample.
 
     NaN is left out, +inf is a failed request. Dependent samples with the information of `n_effective`
-    independent ones use the sample with the same share above it as the t-th largest of so many.
+    independent ones use the sample with the same share above it as the t-th largest of `n_effective`.
     """
     kept = np.sort(values[~np.isnan(values)])
     n = len(kept)

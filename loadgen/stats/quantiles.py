@@ -122,7 +122,7 @@ def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> floa
 
 
 def _rank(total: float, p: float) -> tuple[int, float]:
-    """Where the quantile `p` of so many values stands: the rank below it, and how far it is to the next."""
+    """The rank just below the quantile `p` of `total` values, and the fraction towards the next rank."""
     rank = (total - 1) * p
     # A rank that floating point leaves a hair off an integer must not reach for its (infinite) neighbour.
     below = math.floor(rank + 1e-9)

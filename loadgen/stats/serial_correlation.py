@@ -34,7 +34,7 @@ LENGTHENED: Final = 5
 LEAST_BLOCKS: Final = 3
 BELOW: Final = (0.5, 0.9, 0.95)
 """A percentile has no more information than those below it: the values above a p99 came in a crowd or two,
-which do not tell how often crowds come."""
+which say little about how often crowds come."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Two systems compared in several numbers: different, the same, or inconclusive.
 
 Everything is on the scale of logarithms, where a ratio is a difference. The error is how far runs of one
-system scatter: servers are restarted between runs, and one run cannot tell what another start would give.
+system scatter: servers are restarted between runs, and one run does not show how another start would do.
 """
 
 from __future__ import annotations

@@ -196,12 +196,12 @@ def _judge_number(number: _Number, works: Sequence[ServedWork]) -> tuple[Fact, R
 
 
 def _why_failed(works: Sequence[ServedWork]) -> str:
-    said = [
+    by_contender = [
         f"{work.label}: {int((~work.ended).sum()):,} of {len(work.columns):,} requests, {work.failures}"
         for work in works
         if work.failures
     ]
-    return f" ({'; '.join(said)})"
+    return f" ({'; '.join(by_contender)})"
 
 
 def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact, Reason | None]:
@@ -209,8 +209,8 @@ def _judge_setting(setting: _Setting, works: Sequence[ServedWork]) -> tuple[Fact
     shown = _shown(found, "{}")
     values = {value for _, value in found if value is not None}
     if len(values) > 1:
-        told = ", ".join(f"{value} at {label}" for label, value in shown.items() if value != UNSAID)
-        reason = Reason(setting.code, f"{setting.name}: {told}.", setting.advice)
+        stated = ", ".join(f"{value} at {label}" for label, value in shown.items() if value != UNSAID)
+        reason = Reason(setting.code, f"{setting.name}: {stated}.", setting.advice)
         return Fact(setting.name, shown, False, "equal"), reason
     return Fact(setting.name, shown, None if any(v is None for _, v in found) else True, "equal"), None
 
@@ -265,7 +265,7 @@ def _alike(one: ServedWork, other: ServedWork) -> bool:
 
 
 def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
-    """Hits that the prompts' own prefixes do not explain, once per contender."""
+    """Cache hits that the prompts' own prefixes do not explain, once per contender."""
     reasons: dict[str, Reason] = {}
     for work in works:
         seen, expected = work.cached_fraction, work.expected_cached_fraction
@@ -280,7 +280,7 @@ def _cache_truth(works: Sequence[ServedWork]) -> list[Reason]:
 
 
 def _unchecked(facts: Sequence[Fact]) -> list[Reason]:
-    """What some engine does not say, in one sentence each contender."""
+    """Settings that an engine does not report: one sentence per contender."""
     silent: dict[str, list[str]] = {}
     for fact in facts:
         if fact.agrees is None:
@@ -297,7 +297,9 @@ def _unforced(works: Sequence[ServedWork]) -> list[Reason]:
     labels = dict.fromkeys(work.label for work in works if not work.lengths_forced)
     return [
         Reason(
-            "unforced", f"{label} cannot be told how long to go on.", "Its lengths were checked, not forced."
+            "unforced",
+            f"{label} cannot be forced to a given output length.",
+            "Its lengths were checked, not forced.",
         )
         for label in labels
     ]
@@ -313,8 +315,8 @@ def _unbelievable(works: Sequence[ServedWork]) -> tuple[Reason, ...]:
             many = f"{len(runs)} of {len(works)} runs {'is' if len(runs) == 1 else 'are'} {state}"
             many = f"{many} ({', '.join(who)})"
             which = f"{runs[0].label}: " if len(who) > 1 and runs[0].verdict_reason else ""
-            told = f"The run is {state}" if len(works) == 1 else many
-            text = f"{told}. {which}{runs[0].verdict_reason}".rstrip()
+            state_text = f"The run is {state}" if len(works) == 1 else many
+            text = f"{state_text}. {which}{runs[0].verdict_reason}".rstrip()
             reasons.append(Reason("verdict", text, "The run's own report says what to do."))
     return tuple(reasons)
 
@@ -322,9 +324,9 @@ def _unbelievable(works: Sequence[ServedWork]) -> tuple[Reason, ...]:
 def admitted(works: Sequence[ServedWork]) -> tuple[tuple[ServedWork, ...], tuple[Reason, ...]]:
     """The runs that are compared, and one reason for each that is left out.
 
-    Left out is only what the client spoilt (CLIENT-BOUND), never what a server did; only by that verdict,
-    which knows nothing of who would win; and only where three runs of the contender remain, more than are
-    left out. Otherwise it stays in, and nothing is ranked.
+    Only CLIENT-BOUND runs are left out: the client spoilt them, no server did, and that verdict does not
+    depend on who would win. At least three runs of the contender, and more than are left out, must remain.
+    Otherwise all stay in, and nothing is ranked.
     """
     spoilt = {
         label: [w for w in works if w.label == label and w.verdict == State.CLIENT_BOUND]

@@ -117,7 +117,7 @@ def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
 
 
 def _quantiles(samples: Samples, ps: Collection[float]) -> dict[float, float]:
-    """NaN where an error is unknown, which sorts last: what was not recorded bounds nothing."""
+    """NaN where an error is unknown (NaN sorts last): then there is no bound."""
     ranked = samples.ranked_for(ps)
     known = len(ranked.value) and not math.isnan(ranked.value[-1])
     return {p: ranked.quantile(p) if known else math.nan for p in ps}

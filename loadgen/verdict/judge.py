@@ -22,11 +22,11 @@ class Evidence:
     """What a verdict rests on.
 
     `counts` are requests by outcome with `planned` and `ok`, `death` says that the server died, `cause` is
-    what the first request that failed in the most frequent way said. `headline` holds the percentiles that
+    the error of the first request that failed in the most frequent way. `headline` holds the percentiles that
     people read first, `grades` how far the client moved them at most, `canary_beyond_s` how far the canary's
     truth lay outside the bounds that these grades rest on (p99, None where it did not say). Shares are of
     the run's time or the machine's CPU, None where unknown: `waited_fraction` the client waited for a CPU,
-    `throttled_fraction` a quota of its own stopped it, `others_cpu_fraction` what neither client nor server
+    `throttled_fraction` its CPU quota stopped it, `others_cpu_fraction` what neither client nor server
     used; `server_here` says that the server ran on this machine and is none of those. `max_failures` is the
     share of planned requests that may fail.
     `contradictions` are laws between the figures that do not hold: then none of them can be used.
@@ -116,11 +116,11 @@ def _client_bound(evidence: Evidence) -> list[Reason]:
         effect_s, metric, p = max(unreliable)
         text = f"Late reading may have moved {metric.upper()} {p} by {effect_s * 1e3:.3g} ms"
         names = ", ".join(dict.fromkeys(f"{m.upper()} {q}" for _, m, q in sorted(unreliable, reverse=True)))
-        advice = "Run the client on a machine of its own, or on more CPUs."
+        advice = "Run the client on a separate machine, or on more CPUs."
         reasons.append(Reason("read-lag", f"{text}. Unreliable: {names}.", advice))
-    if told := _over_tolerance(evidence.canary_beyond_s or 0.0, evidence.headline):
+    if error := _over_tolerance(evidence.canary_beyond_s or 0.0, evidence.headline):
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
-        reasons.append(Reason("instrument-error", told, advice))
+        reasons.append(Reason("instrument-error", error, advice))
     return reasons
 
 

@@ -36,7 +36,7 @@ class ServedWork:
 
     `cached_fraction` is the share of prompt tokens that the prefix cache served, `expected_cached_fraction`
     what the prompts' own prefix tree allows. In `settings` None means that the server does not say.
-    `lengths_forced` is False where the engine cannot be told to go on past an end-of-text. `verdict_reason`
+    `lengths_forced` is False where the engine cannot ignore an end-of-text token. `verdict_reason`
     is the first reason of the run's own verdict, "" where it has none. `opens` says of sessions which
     requests open one.
     """
@@ -60,7 +60,7 @@ class ServedWork:
 
     @property
     def opened(self) -> bool:
-        """Whether requests were due at times of their own, not when another ended."""
+        """Whether requests were due by a schedule, not when another one ended."""
         return self.settings.get("concurrency", OPEN) == OPEN
 
     @property
@@ -150,13 +150,13 @@ def quantization_of(
 
     "none" where a known command line and the config.json are silent, None where no source is known.
     """
-    told = identity.quantization or (value_of(argv, *_QUANTIZATION_FLAGS) if argv else None)
+    stated = identity.quantization or (value_of(argv, *_QUANTIZATION_FLAGS) if argv else None)
     of_model = (config or {}).get("quantization_config")
-    if told is None and isinstance(of_model, Mapping) and of_model.get("quant_method"):
-        told = str(of_model["quant_method"])
-    if told is None and argv is not None:
-        told = "none"
-    return canonical("quantization", told)
+    if stated is None and isinstance(of_model, Mapping) and of_model.get("quant_method"):
+        stated = str(of_model["quant_method"])
+    if stated is None and argv is not None:
+        stated = "none"
+    return canonical("quantization", stated)
 
 
 def _abandoned(manifest: Manifest) -> str:
@@ -180,7 +180,7 @@ def _expected(run: Run, requests: Sequence[Request], block_tok: int) -> float:
 
 
 def _cached_fraction(c: Columns, run: Run) -> float | None:
-    """As the replies say, else as the server's counters grew; None where neither says."""
+    """By the replies' counts, else by the growth of the server's counters; None without either."""
     known = ~np.isnan(c.cached_tok)
     if known.any():
         return float(c.cached_tok[known].sum() / prompt_tok(c)[known].sum())

@@ -1,4 +1,4 @@
-"""Warnings: what the reader of a run must know though it takes nothing from the verdict."""
+"""Warnings: what a reader must know that does not change the verdict."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _failures(counts: Mapping[str, int], status: str = "complete") -> Reason | N
 
 
 def _not_abandoned(counts: Mapping[str, int], share: float, status: str) -> Reason | None:
-    """That fewer clients hung up than were to: replies ended first, or it was not seen where to hang up."""
+    """Fewer clients hung up than planned: replies ended first, or the point to hang up was not recognised."""
     n = counts.get(Outcome.ABANDONED, 0)
     if status != "complete" or n >= share * (counts["ok"] + n) / 2:
         return None
@@ -138,7 +138,7 @@ def _recounted(n: int) -> Reason | None:
 
 
 def _cached_fraction(summary: Summary, counted: float | None) -> float | None:
-    """As the replies say, else as the server's counters grew; None where neither says."""
+    """By the replies' counts, else by the growth of the server's counters; None without either."""
     if isinstance(summary.lengths.cached_fraction, Estimate):
         return summary.lengths.cached_fraction.point
     return counted

@@ -118,7 +118,7 @@ class Dispatcher:
         ended, self._ended = self._ended, []
         return ended
 
-    # What is asked of it.
+    # Commands.
 
     def park(self, *exchanges: Exchange) -> None:
         """Hold serialised requests until they are due."""

@@ -1,4 +1,4 @@
-"""One request on its way through the wire, being filled as it goes."""
+"""One request on its way through the wire, filled in as it goes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Exchange:
     host and when the server's kernel acknowledged it, on the wall clock, each with when we read the stamp.
     `capture` turns them into `left_ns` and `acked_ns`, None where a step of the wall clock voids them.
     `walked` is how far the framing has been read: the open head, later the first chunk that is incomplete.
-    With `hang_up_at` the client ends the exchange once so many events have come, and `failure` says why by
+    With `hang_up_at` the client ends the exchange after that many events, and `failure` says why by
     `hang_up_as`.
     """
 

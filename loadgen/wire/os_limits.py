@@ -1,4 +1,4 @@
-"""What the operating system allows one driver, and what the driver took of it."""
+"""Operating-system limits of one driver, and its resource use."""
 
 from __future__ import annotations
 

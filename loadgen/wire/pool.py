@@ -1,4 +1,4 @@
-"""Connections to one server: opened ahead with bounded haste, used again, replaced when the server leaves."""
+"""Connections to one server: opened ahead at a bounded pace, reused, replaced when the server closes them."""
 
 from __future__ import annotations
 

@@ -36,11 +36,11 @@ now = time.monotonic_ns
 
 
 class Reader:
-    """Waits for all sockets of a poller and reads those it was told to follow, into their exchanges.
+    """Waits for all sockets of a poller and reads the followed ones into their exchanges.
 
     `n_reads` and `n_bytes` count what it has read, `woken_ns` is when its latest pass over ready sockets
-    began, `max_pass_ns` how long one ever took. `polled_ns` is when the latest poll before that pass which
-    reported all that was ready was begun: what the pass reads came later.
+    began, `max_pass_ns` how long one ever took. `polled_ns` is when we
+    last asked for every ready socket before this pass: its bytes came later.
     """
 
     def __init__(self, poller: Poller) -> None:

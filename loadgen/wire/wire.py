@@ -79,7 +79,7 @@ class Wire:
         self._closed = self._ended = False
         self._thread = threading.Thread(target=self._run, name="wire", daemon=True)
 
-    # What others ask of the wire.
+    # Called from any thread.
 
     def start(self) -> None:
         self.offsets.observe(now())
@@ -107,7 +107,7 @@ class Wire:
     def watch_canary(
         self, exchange: Exchange, port: int, on_part: Callable[[Exchange], None] = lambda _: None
     ) -> None:
-        """Read the canary's events into `exchange` over a connection of its own, on the loopback.
+        """Read the canary's events into `exchange` over its own connection, on the loopback.
 
         What came goes to `on_part`, in the wire's thread, a part at a time; the last one when the wire ends.
         """
@@ -142,7 +142,7 @@ class Wire:
         try:
             self._serve()
             self.cpu_wait_s = cpu_wait_s()
-        except BaseException as error:  # our bug: every exchange must still end, and the cause be told
+        except BaseException as error:  # our bug: every exchange must still end, and the cause be reported
             self.error = error
         finally:
             # Before the last `_obey`: a command that comes later sees the flag (`park`).
