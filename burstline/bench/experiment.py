@@ -41,6 +41,7 @@ from burstline.bench.server_session import (
 )
 from burstline.bench.stages import send_stages
 from burstline.bench.vocabulary import ASSUMED
+from burstline.driver_processes import local_drivers
 from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.lean import import_tables, meanwhile
 from burstline.machine import host_facts
@@ -58,7 +59,7 @@ from loadgen.record.rundir import RunDir, open_run
 from loadgen.wire.os_limits import ensure_fd_limit
 from servers.engine import Engine
 from servers.host.telemetry import load_telemetry
-from servers.host.watch import Watcher, spawn_watcher
+from servers.host.watch import Watcher
 from servers.launch import Launch
 from servers.messages import EngineError
 from workloads.plan import Plan
@@ -68,8 +69,6 @@ from workloads.warm_up import WarmUp
 
 if TYPE_CHECKING:
     from burstline.cluster.session import RayOptions
-    from burstline.driver_processes import DriverProcesses
-    from loadgen.record.decode import Decoding
     from loadgen.record.summary import Summary
 
 
@@ -79,14 +78,10 @@ LATE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """What a load left behind besides its captures. `engine_error` is why the server ended under it.
-
-    `decoding` began at its last token; None where replies are to be counted first.
-    """
+    """What a load left behind besides its captures. `engine_error` is why the server ended under it."""
 
     done: DriveOutcome
     engine_error: str | None
-    decoding: Decoding | None = None
 
     @property
     def t0_ns(self) -> int:
@@ -99,11 +94,8 @@ class RunOutcome:
         return "failed" if self.engine_error or self.done.error else "complete"
 
 
-def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> int:
-    """The whole run; its exit code. From the first moment on, every planned request is accounted for.
-
-    `early` are the load's drivers, where they were started before.
-    """
+def run_experiment(settings: Settings) -> int:
+    """The whole run; its exit code. From the first moment on, every planned request is accounted for."""
     load = checked(settings.spec)
     _check_what_comes_after(settings)
     check_where(settings.where)
@@ -120,7 +112,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
         try:
-            fired = _measured(run, engine, load, settings, progress, early)
+            fired = _measured(run, engine, load, settings, progress)
         except (EngineError, WorkloadError, DriverDiedError, KeyboardInterrupt) as error:
             if isinstance(error, WorkloadError) and not run.captures.exists():
                 shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured
@@ -137,7 +129,7 @@ def run_experiment(settings: Settings, early: DriverProcesses | None = None) -> 
             run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
             from burstline.bench.finish import conclude
 
-            summary = conclude(run, engine, fired.status, fired.done.reports, fired.decoding)
+            summary = conclude(run, engine, fired.status, fired.done.reports)
     return _told(run, summary, fired)
 
 
@@ -180,7 +172,6 @@ def _measured(
     load: Load,
     settings: Settings,
     progress: Progress,
-    early: DriverProcesses | None,
 ) -> RunOutcome:
     progress.phase("Waiting until the server has generated a token")
     where = replace(settings.where, n_concurrent=load.n_at_once, n_request_tok=load.longest_tok)
@@ -189,19 +180,18 @@ def _measured(
     truth = canary() if settings.canary and settings.ray is None else nullcontext()
     with (
         truth as canary_server,
-        spawn_watcher() as watcher,
+        Watcher() as watcher,
         serve(engine, where, run.path, progress.phase) as site,
     ):
         if canary_server and site.launch and site.launch.n_cores:
             canary_server.leave_to_server(site.launch.n_cores)
         ready = _made_ready(run, site, load, settings, progress.phase)
-        with _drivers(settings.ray, site, progress, early) as drivers:
+        with _drivers(settings.ray, site, progress) as drivers:
             fired = _watched(run, ready, progress, drivers, watcher, canary_server)
-        if fired.decoding is None:
-            from burstline.bench.finish import recount
+        from burstline.bench.finish import recount
 
-            whole = fired.status == "complete"
-            recount(run, ready.site, settings.tokenizer, where.model, progress.phase, ask=whole)
+        whole = fired.status == "complete"
+        recount(run, ready.site, settings.tokenizer, where.model, progress.phase, ask=whole)
         launch = site.launch
     _keep_steps(run, launch, fired.t0_ns)
     return fired
@@ -249,12 +239,10 @@ def _made_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Sa
 
 
 @contextmanager
-def _drivers(
-    ray: RayOptions | None, site: Site, progress: Progress, early: DriverProcesses | None
-) -> Iterator[Drivers | None]:
-    """Who drives the load: workers on a cluster, or processes of this machine (None: yet to be started)."""
+def _drivers(ray: RayOptions | None, site: Site, progress: Progress) -> Iterator[Drivers]:
+    """Who drives the load: workers on a cluster, or processes of this machine."""
     if ray is None:
-        yield early.with_jobs if early else None
+        yield local_drivers
         return
     from burstline.cluster.session import ray_session
     from burstline.cluster.workers import fleet_of
@@ -276,7 +264,7 @@ def _watched(
     run: RunDir,
     ready: _Ready,
     progress: Progress,
-    drivers: Drivers | None,
+    drivers: Drivers,
     watcher: Watcher,
     canary_server: TruthProcess | None,
 ) -> RunOutcome:
@@ -310,10 +298,7 @@ def _watched(
                 progress.phase("The server's metrics did not answer: its counters are not used")
 
         done = fire(job, load.n_workers, while_drivers_prepare, on_tick, drivers)
-        from burstline.bench.finish import begin_early
-
-        decoding = begin_early(run, site.engine)
-    fired = RunOutcome(done, signs.death(), decoding)
+    fired = RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from burstline.bench.report import write_report
-from burstline.lean import import_report, meanwhile
-from loadgen.record.decode import Decoding, begin_decoding, uncounted
+from burstline.lean import import_report
+from loadgen.record.decode import decode_run, uncounted
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import Status
 from loadgen.record.record import RECOUNTS
@@ -37,30 +37,14 @@ if TYPE_CHECKING:
     from loadgen.record.summary import Summary
 
 
-def begin_early(run: RunDir, engine: Engine) -> Decoding | None:
-    """Begin to decode, and to import what the report needs; None where `recount` comes first."""
-    if any(True for _ in uncounted(run.captures, engine.decode)):
-        return None
-    decoding = begin_decoding(run.path, engine.decode)
-    meanwhile(import_report)
-    return decoding
-
-
-def conclude(
-    run: RunDir,
-    engine: Engine,
-    status: Status,
-    reports: Sequence[DriveReport],
-    decoding: Decoding | None = None,
-) -> Summary:
+def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> Summary:
     """Give the run its status, then decode the captures and write records, summary and page.
 
     In this order: how the load ended is known, and all that follows can be made again from the captures.
     """
     run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
-    decoding = decoding or begin_decoding(run.path, engine.decode)
-    import_report()  # meanwhile
-    run.save_records(decoding.records())
+    run.save_records(decode_run(run.path, engine.decode))
+    import_report()
     return write_report(run)
 
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from multiprocessing.connection import wait
+from typing import Final
 
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
-from burstline.driver_processes import DriverProcesses, Pairs
+from burstline.driver_processes import Driver, local_drivers
 from burstline.interrupt import uninterrupted
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Done, Go, Job, Ready, Stop
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.record import Outcome
+from servers.host.child import ChildLostError, how_it_ended
 from servers.host.process import Server
-from servers.host.ready import getter, how_it_ended
+from servers.host.ready import getter
 from servers.messages import EngineError
 from servers.protocol.introspection import log_message
 
@@ -44,8 +44,8 @@ class DriverDiedError(RuntimeError):
     """A driver ended before the load began: our bug, or it was killed."""
 
 
-Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Pairs]]
-"""Starts one driver for each job; yields each with the connection over which it is talked to."""
+Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Sequence[Driver]]]
+"""Starts one driver for each job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def fire(
     with Counters.create(job.counters, n_workers) as counters:
         parts = job.split(n_workers) if n_workers > 1 else [job]
         with (drivers or local_drivers)(parts, counters) as started:
-            on_pids([process.pid for process, _ in started if process.pid])
+            on_pids([driver.pid for driver in started if driver.pid])
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
             load = _DriverControl(started, counters, len(job.requests), on_tick, early_s).attend()
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
@@ -100,12 +100,12 @@ class _DriverControl:
     """Listens to the drivers until each has reported or is lost."""
 
     def __init__(
-        self, drivers: Pairs, counters: Counters, n_planned: int, on_tick: OnTick, early_s: float
+        self, drivers: Sequence[Driver], counters: Counters, n_planned: int, on_tick: OnTick, early_s: float
     ) -> None:
-        self._pending = {conn: (k, process) for k, (process, conn) in enumerate(drivers)}
+        self._pending = dict(enumerate(drivers))
         self._counters, self._n_planned, self._on_tick = counters, n_planned, on_tick
         self._n_unready = len(drivers)
-        here = all(process.pid for process, _ in drivers)
+        here = all(driver.pid for driver in drivers)
         # What leads into the load is due before the run's start.
         self._lead_s = early_s + (LEAD_S if here else CLUSTER_LEAD_S)
         self._reports: list[DriveReport] = []
@@ -120,10 +120,11 @@ class _DriverControl:
     def attend(self) -> DriveOutcome:
         while self._pending:
             try:
-                heard = wait(list(self._pending), timeout=TICK_S)
+                connections = {driver.connection: k for k, driver in self._pending.items()}
+                heard = wait(list(connections), timeout=TICK_S)
                 with uninterrupted():  # a message that was read half would garble all that follow
-                    for conn in [conn for conn in self._pending if conn in heard]:
-                        self._hear(conn)
+                    for k in [k for connection, k in connections.items() if connection in heard]:
+                        self._hear(k)
                     self._check_limits()
                 if self._t0_ns is not None:
                     self._on_tick(_snapshot(self._counters, self._n_planned, self._t0_ns))
@@ -135,29 +136,29 @@ class _DriverControl:
         reports = sorted(self._reports, key=lambda report: report.worker)
         return DriveOutcome(reports, self._interrupted, self._t0_ns, self._lost, self._error)
 
-    def _hear(self, conn: Connection) -> None:
+    def _hear(self, k: int) -> None:
         try:
-            message = conn.recv()
-        except (EOFError, OSError):
-            process = self._pending[conn][1]
-            self._lose(conn, process.lost or f"{process.name} ended without its report")
+            message = self._pending[k].receive()
+        except ChildLostError as error:
+            self._lose(k, str(error))
+            return
+        except Exception as error:  # the driver's own
+            self._error = self._error or error
+            del self._pending[k]
+            self._stop()
             return
         match message:
-            case ("ready",):
+            case Ready():
                 self._n_unready -= 1
                 if self._n_unready == 0 and self._stop_by_s is None:
                     self._t0_ns = time.monotonic_ns() + int(self._lead_s * 1e9)
-                    self._tell(("go", self._t0_ns))
-            case ("done", report):
+                    self._tell(Go(self._t0_ns))
+            case Done(report):
                 self._reports.append(report)
-                del self._pending[conn]
-            case ("failed", error):
-                self._error = self._error or error
-                del self._pending[conn]
-                self._stop()
+                del self._pending[k]
 
-    def _lose(self, conn: Connection, why: str) -> None:
-        k, _ = self._pending.pop(conn)
+    def _lose(self, k: int, why: str) -> None:
+        del self._pending[k]
         if self._t0_ns is None and self._stop_by_s is None:
             raise DriverDiedError(f"{why}; nothing was sent")
         self._lost[k] = why
@@ -166,8 +167,8 @@ class _DriverControl:
         at_s = time.monotonic()
         if self._stop_by_s is not None:
             if at_s > self._stop_by_s:
-                for conn, (_, process) in list(self._pending.items()):
-                    self._lose(conn, f"{process.name} did not stop within {STOPPING_LIMIT_S:g} s")
+                for k, driver in list(self._pending.items()):
+                    self._lose(k, f"{driver.name} did not stop within {STOPPING_LIMIT_S:g} s")
         elif self._t0_ns is None:
             totals = self._counters.totals()
             progress = totals["prepared"], totals["connected"]
@@ -180,19 +181,11 @@ class _DriverControl:
 
     def _stop(self) -> None:
         self._stop_by_s = self._stop_by_s or time.monotonic() + STOPPING_LIMIT_S
-        self._tell(("stop",))
+        self._tell(Stop())
 
-    def _tell(self, message: tuple[Any, ...]) -> None:
-        for conn in self._pending:
-            with contextlib.suppress(OSError):
-                conn.send(message)
-
-
-@contextmanager
-def local_drivers(jobs: Sequence[Job], counters: Counters) -> Iterator[Pairs]:
-    """One process for each job, started now."""
-    with DriverProcesses(len(jobs)) as processes, processes.with_jobs(jobs, counters) as started:
-        yield started
+    def _tell(self, message: Go | Stop) -> None:
+        for driver in self._pending.values():
+            driver.send(message)
 
 
 def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:
@@ -263,7 +256,7 @@ class VitalSigns:
         if server is None:
             return None
         if server.alive():
-            cause, how = engine.dead(server.log()), "its launcher lives"
+            cause, how = engine.dead(server.log()), "while its launcher lives"
             if cause is None:
                 return None
         else:
@@ -276,8 +269,8 @@ class VitalSigns:
             died_s, n_failed_before = self._failing
             n_lost = self._n_failed - n_failed_before
         when = "during the load" if died_s is None else f"{died_s:.1f} s into the load"
-        lost = f", with {n_lost:,} open requests" if n_lost else ""
-        return f"{engine.title} died {when} ({how}{lost}); {cause}"
+        lost = f" with {n_lost:,} open requests" if n_lost else ""
+        return f"{engine.title} died {when}{lost}, {how}; {cause}"
 
     def _silence(self, n_open: int) -> str:
         text = f"No token from any of {n_open:,} streams for {SILENCE_S:g} s"

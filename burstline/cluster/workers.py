@@ -20,7 +20,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,13 +30,14 @@ from urllib.parse import urlsplit
 
 from burstline import __version__
 from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, RayOptions, fetch, first_line
-from burstline.driver_processes import DriverProcesses, Process
+from burstline.driver_processes import Driver, local_drivers
 from loadgen.driver.canary import canary
 from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
 from loadgen.driver.counters import NAMES, Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Done, Go, Job
 from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.drive_report import ClockError, ClockMap, DriveReport, Offset
+from servers.host.child import ChildLostError, Failed
 from servers.messages import EngineError
 from workloads.request import WorkloadError
 
@@ -66,8 +67,7 @@ class WorkerActor(NodeFolder):
         super().__init__("burstline-worker-")
         self._has_canary, self._open = has_canary, contextlib.ExitStack()
         self._clock = ClockServer()
-        self._conn: Connection | None = None
-        self._process: Process | None = None
+        self._driver: Driver | None = None
         self._counters: Counters | None = None
 
     def facts(self) -> WorkerFacts:
@@ -102,24 +102,22 @@ class WorkerActor(NodeFolder):
         job = replace(job, captures=captures, counters=counters, canary_port=port)
         self._counters = Counters.create(job.counters, row + 1)
         self._cells = self._counters.row(row)
-        processes = self._open.enter_context(DriverProcesses(1))
-        ((self._process, self._conn),) = self._open.enter_context(processes.with_jobs([job], self._counters))
+        (self._driver,) = self._open.enter_context(local_drivers([job], self._counters))
 
-    def receive(self, timeout_s: float) -> tuple[tuple[Any, ...] | None, tuple[int, ...]]:
+    def receive(self, timeout_s: float) -> tuple[Any, tuple[int, ...]]:
         """The driver's next message, None where none came in time, and its progress counters."""
-        assert self._conn is not None
+        assert self._driver is not None
         message = None
-        if self._conn.poll(timeout_s):
+        if self._driver.connection.poll(timeout_s):
             try:
-                message = self._conn.recv()
-            except (EOFError, OSError):
-                message = ("ended", self._process.lost if self._process else None)
+                message = self._driver.receive()
+            except Exception as error:
+                message = Failed(error)
         return message, tuple(self._cells)
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        if self._conn is not None:
-            with contextlib.suppress(OSError):
-                self._conn.send(message)
+    def send(self, message: object) -> None:
+        if self._driver is not None:
+            self._driver.send(message)
 
     def map_clock(self, worker: int, shift_ns: float, factor: float) -> None:
         """Write the captures once more, in the clock of the machine that asked, and drop the originals."""
@@ -148,8 +146,22 @@ class RemoteDriver:
     clock: ClockClient
     before: Offset
     lost: str | None = None
-    pid: int | None = None
+    pid: None = None
     t0_ns: int = 0
+    connection: Connection = field(init=False)
+
+    def send(self, message: object) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self) -> Any:
+        try:
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            raise ChildLostError(self.lost or f"{self.name} ended without its report") from None
+        if isinstance(message, Failed):
+            raise message.error
+        return message
 
 
 class Fleet:
@@ -159,31 +171,24 @@ class Fleet:
         self._ray, self.drivers = ray, drivers
 
     @contextmanager
-    def connected(
-        self, jobs: Sequence[Job], counters: Counters
-    ) -> Iterator[list[tuple[RemoteDriver, Connection]]]:
-        """Start one driver for each job; yields each with the connection over which `fire` talks to it."""
-        pairs: list[tuple[RemoteDriver, Connection]] = []
+    def connected(self, jobs: Sequence[Job], counters: Counters) -> Iterator[Sequence[RemoteDriver]]:
+        """Start one driver for each job."""
         relays: list[_Relay] = []
-        ends: list[Connection] = []
         starts = [d.actor.start.remote(job) for d, job in zip(self.drivers, jobs, strict=True)]
         for driver, start in zip(self.drivers, starts, strict=True):
             self._get(start, driver, START_TIMEOUT_S)
         for driver, job in zip(self.drivers, jobs, strict=True):
-            ours, theirs = Pipe()
-            relay = _Relay(self._ray, driver, theirs, counters.row(job.worker), job.captures)
-            relays.append(relay)
-            ends.append(ours)
-            pairs.append((driver, ours))
+            driver.connection, theirs = Pipe()
+            relays.append(_Relay(self._ray, driver, theirs, counters.row(job.worker), job.captures))
         silent = "did not answer for 5 s: the node, or the network to it, is gone"
         with ClockWatch([driver.clock for driver in self.drivers], lambda k: relays[k].lose(silent)) as watch:
             for relay, offsets in zip(relays, watch.offsets, strict=True):
                 relay.start(offsets)
             try:
-                yield pairs
+                yield self.drivers
             finally:
-                for end in ends:
-                    end.close()
+                for driver in self.drivers:
+                    driver.connection.close()
                 for relay in relays:
                     relay.join()
 
@@ -232,11 +237,11 @@ class _Relay:
                 message = self._conn.recv()
             except (EOFError, OSError):
                 break
-            if message[0] == "go":
-                self._driver.t0_ns = message[1]
+            if isinstance(message, Go):
+                self._driver.t0_ns = message.t0_ns
                 # The latest offset, so that drift since the workers were made does not matter.
                 offset = self._offsets[-1] if self._offsets else self._driver.before
-                message = ("go", message[1] + offset.ns)
+                message = Go(message.t0_ns + offset.ns)
             self._driver.actor.send.remote(message)
 
     def _upwards(self) -> None:
@@ -252,10 +257,10 @@ class _Relay:
                 self._row[:] = memoryview(_cells(counters)).cast("q")
                 if message is None:
                     continue
-                if message[0] == "ended":
-                    self.lose(f"is lost: {message[1]}")
-                elif message[0] == "done":
-                    self._conn.send(("done", self._brought_home(message[1])))
+                if isinstance(message, Failed) and isinstance(message.error, ChildLostError):
+                    self.lose(f"is lost: {message.error}")
+                elif isinstance(message, Done):
+                    self._conn.send(Done(self._brought_home(message.report)))
                     self._over.set()
                 else:
                     self._conn.send(message)

@@ -1,9 +1,8 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from burstline.engine_flags import add_engine, share_replicas, where_of
 from burstline.load_flags import add_arrivals, add_load, add_sources, add_targets, spec_of
@@ -11,10 +10,6 @@ from burstline.machine.hints import add_cost, add_hints, hints_of
 
 if TYPE_CHECKING:
     from burstline.cluster.session import RayOptions
-    from burstline.driver_processes import DriverProcesses
-
-MOST_EARLY: Final = 16
-"""More drivers than these are started when the rest of the command is known to be right."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,9 +74,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_suite(args)
     share_replicas(args)
     _check_load(args)
-    with _drivers_of(args) as drivers:
-        _check_server(args)
-        return _run_experiment(args, drivers)
+    _check_server(args)
+    return _run_experiment(args)
 
 
 def _check_load(args: argparse.Namespace) -> None:
@@ -93,7 +87,7 @@ def _check_load(args: argparse.Namespace) -> None:
 
 
 def _check_server(args: argparse.Namespace) -> None:
-    """Refuse what is wrong with the server's flags, while drivers import."""
+    """Refuse what is wrong with the server's flags before anything starts."""
     from burstline.bench.server_session import check_where, choose_engine
 
     where = where_of(args)
@@ -102,17 +96,7 @@ def _check_server(args: argparse.Namespace) -> None:
         choose_engine(where)
 
 
-def _drivers_of(args: argparse.Namespace) -> "AbstractContextManager[DriverProcesses | None]":
-    """Drivers that import from now on, for one run at a server that runs; for others they would wait long."""
-    are_unused = args.url is None or args.ray is not None or args.repeats is not None
-    if are_unused or args.workers not in range(1, MOST_EARLY + 1):
-        return nullcontext()
-    from burstline.driver_processes import DriverProcesses
-
-    return DriverProcesses(args.workers, args.engine)
-
-
-def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None") -> int:
+def _run_experiment(args: argparse.Namespace) -> int:
     where, early_answer = where_of(args), None
     if where.url is not None and args.repeats is None:
         from burstline.bench.server_session import EarlyAnswer
@@ -146,7 +130,7 @@ def _run_experiment(args: argparse.Namespace, drivers: "DriverProcesses | None")
         return run_repeats(settings, args.repeats, restart_after=args.restart)
     if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
-    return run_experiment(settings, drivers)
+    return run_experiment(settings)
 
 
 def _ray_of(args: argparse.Namespace) -> "RayOptions | None":

@@ -1,7 +1,7 @@
 """The in-run canary: a truth process streams stamped events to the driver for the whole run.
 
 What the driver reports of them minus what was true is the instrument's error under this load, on this
-machine, now. Run as `python -m loadgen.driver.canary` by `canary`; it ends when its standard input does.
+machine, now. The truth process is a child (`servers.host.child`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import contextlib
 import itertools
 import os
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import cached_property
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Final
 
 from loadgen.record.drive_report import CanaryReport
-from servers.host import child
+from servers.host.child import Child
 
 if TYPE_CHECKING:
     from loadgen.record.capture import Capture
@@ -33,21 +32,25 @@ _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-
 _GOLDEN: Final = 0.6180339887498949
 
 
+START_S: Final = 30.0
+"""How long the truth process may take until it listens."""
+
+
 class TruthProcess:
     """The process that streams the truth; it starts while its starter goes on."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
+    def __init__(self, child: Child) -> None:
+        self._child = child
+        child.send(None)  # it needs no task
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     @cached_property
     def port(self) -> int:
         """Its port on the loopback, once it listens."""
-        assert self._process.stdout is not None
-        return int(self._process.stdout.readline())
+        return int(self._child.receive(START_S))
 
     def leave_to_server(self, n_cores: int) -> None:
         """Run on none of the first `n_cores` cores, those of the server, where others are left."""
@@ -59,19 +62,8 @@ class TruthProcess:
 @contextlib.contextmanager
 def canary() -> Iterator[TruthProcess]:
     """A truth process, ended with the context."""
-    process = child.spawn("loadgen.driver.canary", {})
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        yield TruthProcess(process)
-    finally:
-        process.stdin.close()
-        process.stdout.close()
-        with contextlib.suppress(Exception):
-            process.wait(2.0)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+    with Child("loadgen.driver.canary", "the canary") as child:
+        yield TruthProcess(child)
 
 
 class CanaryErrors:
@@ -127,19 +119,14 @@ def due_after_s(k: int) -> float:
     return PERIOD_S * (k - 0.5 * (k * k * _GOLDEN % 1.0))
 
 
-def main() -> None:
+def main(home: Connection, _: None) -> None:
     """Serve one connection: an event each PERIOD_S that names its own sending and the CPU time so far.
 
     Its third number is when the send of the event before had returned: by then the kernel had stamped it.
     """
-    child.next_line(sys.stdin.fileno())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        try:
-            os.write(sys.stdout.fileno(), b"%d\n" % server.getsockname()[1])
-        except BrokenPipeError:  # the process that started this one has ended already
-            return
-        child.end_with_parent()
-        connection, _ = server.accept()
+        home.send(server.getsockname()[1])
+        connection = server.accept()[0]
     with connection, contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.recv(4096)
@@ -151,7 +138,3 @@ def main() -> None:
             event = b"data: %d %d %d\n\n" % (time.monotonic_ns(), cpu_ns, sent_ns)
             connection.sendall(b"%x\r\n%s\r\n" % (len(event), event))
             sent_ns = time.monotonic_ns()
-
-
-if __name__ == "__main__":
-    main()

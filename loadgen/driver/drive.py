@@ -1,14 +1,13 @@
 """One driver: a process of its own that prepares requests, waits for the start, fires, and keeps captures.
 
-Run as `python -m loadgen.driver.drive` by `burstline.bench.fire`, on the leash of `servers.host.child`: its
-task names the file descriptor of a `multiprocessing` connection, over which the two talk:
+A child (`servers.host.child`) that `burstline.bench.fire` talks to:
 
     driver <- Job
-    driver -> ("ready",)         everything that can be prepared is; connections stand
-    driver <- ("go", t0_ns)      absolute monotonic, shortly in the future
-    driver <- ("stop",)          at any time: what is in flight ends "cancelled", the rest "not_sent"
-    driver -> ("done", report)   every planned request has its capture on disk
-    driver -> ("failed", error)  an exception, to be raised by the reader
+    driver -> Ready    everything that can be prepared is; connections stand
+    driver <- Go       the run's start, shortly in the future
+    driver <- Stop     at any time: what is in flight ends "cancelled", the rest "not_sent"
+    driver -> Done     every planned request has its capture on disk
+    driver -> Failed   an exception, to be raised by the reader
 
 Three threads: this one prepares requests and listens to the orchestrator, the wire's sends and reads, the
 spool's packs captures and writes them. Nothing heavy is imported: what is large in memory is the driver's own
@@ -17,21 +16,17 @@ work, and each import would delay the first request.
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import signal
-import sys
 import threading
 import time
-import traceback
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from multiprocessing.connection import Connection, wait
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -40,7 +35,7 @@ from loadgen.driver.canary import CanaryErrors
 from loadgen.driver.conversations import PREDECESSOR, Conversations
 from loadgen.driver.counters import Counters
 from loadgen.driver.duration_histogram import DurationHistogram
-from loadgen.driver.job import Job
+from loadgen.driver.job import Done, Go, Job, Ready, Stop
 from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.drive_report import DriveReport
@@ -48,7 +43,7 @@ from loadgen.record.http1 import body_of
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
 from loadgen.wire.wire import Wire
-from servers.host import child
+from servers.host.child import Failed
 from servers.messages import HttpReply, ReplyContent
 from servers.protocol.destination import Destination, dressed
 from servers.protocol.openai import reply_content
@@ -62,7 +57,7 @@ _LOOK_AHEAD: Final = 10_000
 _POLL_S: Final = 0.01
 ABANDONED: Final = "abandoned"
 """How an exchange ends whose client was to hang up; `loadgen.record.record` has the outcome of this name."""
-_ORPHAN_GRACE_S: Final = 10.0
+ORPHAN_GRACE_S: Final = 10.0
 """How long a driver may take to end its requests and write its captures when the orchestrator has died."""
 _OPENING_S: Final = 60.0
 """How long opening connections may delay the start; what lacks one then waits within its own deadline."""
@@ -70,37 +65,24 @@ _OPENING_S: Final = 60.0
 Due = tuple[Request, int]
 
 
+def main(home: Connection, job: Job) -> None:
+    """One driver process."""
+    # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends Stop.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    run(job, home)
+
+
 def run(job: Job, conn: Connection) -> None:
-    """Do the job, talking over `conn`; the target of the driver's process. Never raises."""
-    if threading.current_thread() is threading.main_thread():
-        # Ctrl-C and SIGTERM reach a whole group; they are the orchestrator's to answer: it sends "stop".
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+    """Do the job, talking over `conn`. Never raises."""
     learn(*job.secrets, job.target.api_key, job.target.login)
-    message: tuple[str, Any]
+    message: Done | Failed
     try:
-        message = ("done", _Drive(job, conn).run())
+        message = Done(_Drive(job, conn).run())
     except Exception as error:
-        message = ("failed", _picklable(error))
+        message = Failed.of(error)
     with suppress(OSError):  # the orchestrator is gone: the captures are on disk all the same
         conn.send(message)
-
-
-def main() -> None:
-    """One driver process: its task on standard input, job and report over the connection named there."""
-    task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
-    if not task:
-        return
-    child.end_with_parent(_ORPHAN_GRACE_S)
-    if task["engine"] in ENGINES:
-        ENGINES[task["engine"]]  # imported now: the job may come later
-    with Connection(task["connection"]) as conn:
-        try:
-            job = conn.recv()
-        except EOFError:  # stopped before it began
-            return
-        run(job, conn)
-    child.end_now()
 
 
 class _Drive:
@@ -166,7 +148,7 @@ class _Drive:
         self._await_connections()
         before = Usage.now()
         with suppress(OSError):
-            self._conn.send(("ready",))
+            self._conn.send(Ready())
         while self._t0_ns is None and not self._stopped and self._is_running:
             self._listen(1.0)
         if job.max_rate_per_s is None:
@@ -305,13 +287,13 @@ class _Drive:
         if self._conn not in heard:
             return
         try:
-            name, *rest = self._conn.recv()
+            message = self._conn.recv()
         except (EOFError, OSError):
             self._conn.close()
-            name, rest = "stop", []
-        if name == "go":
-            self._t0_ns = rest[0]
-            self._wire.release(rest[0])
+            message = Stop()
+        if isinstance(message, Go):
+            self._t0_ns = message.t0_ns
+            self._wire.release(message.t0_ns)
         else:
             self._stop()
 
@@ -432,16 +414,3 @@ def _n_connections(job: Job) -> int:
     due_ns = np.frombuffer(job.due_ns, dtype=np.int64) if job.due_ns else np.zeros(0, dtype=np.int64)
     within = np.searchsorted(due_ns, due_ns + 1_000_000_000, side="right") - np.arange(len(due_ns))
     return int(within.max(initial=0))
-
-
-def _picklable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 our own bytes
-    except Exception:
-        return RuntimeError("".join(traceback.format_exception(error)))
-    error.add_note(f"in driver process {os.getpid()}:\n{''.join(traceback.format_tb(error.__traceback__))}")
-    return error
-
-
-if __name__ == "__main__":
-    main()

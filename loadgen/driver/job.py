@@ -12,6 +12,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.record.drive_report import DriveReport
 from servers.messages import Target
 from workloads.prompts import Vocabulary
 from workloads.request import Request
@@ -118,3 +119,27 @@ def most_open(due_s: NDArray[np.float64], concurrency: int | None) -> int:
 
 def _n_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """From a driver: everything that can be prepared is; connections stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """To a driver: the run's start, absolute monotonic, shortly in the future."""
+
+    t0_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To a driver, at any time: end what is in flight and send nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """From a driver, its last message: every planned request has its capture on disk."""
+
+    report: DriveReport

@@ -5,24 +5,16 @@ Also the texts of replies whose tokens the server did not count, for a tokenizer
 
 from __future__ import annotations
 
-import base64
-import io
-import json
 import os
-import pickle
-import subprocess
 import sys
-import traceback
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +26,7 @@ from loadgen.record.capture import Capture, reply_limit_bytes
 from loadgen.record.capture_store import OnDamage, read_captures, refuse
 from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
 from loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
-from servers.host import child
+from servers.host.child import Child
 from servers.messages import EngineError, Reply
 from servers.protocol.replies import understood
 from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
@@ -43,78 +35,77 @@ from workloads.request import Request
 _N_AT_ONCE = 500
 _BYTES_PER_READ = 20
 
-_Child = child.Forked | subprocess.Popen[bytes]
-
-
-def begin_decoding(directory: Path, decode: Decode, n_processes: int | None = None) -> Decoding:
-    """Decode the captures in a run's folder by child processes; `decode` is the engine's.
-
-    As many as CPUs unless told, fewer for small runs. Each streams its share through a pipe, so that it holds
-    the raw bytes of one reply and the records of one batch. What the server did not count is read from
-    `counts.parquet`, where it was counted afterwards.
-    """
-    if n_processes is None:
-        n_processes = min(_n_cpus(), 1 + n_planned(directory) // 2000)
-    children = [_start(directory, decode, k, n_processes) for k in range(n_processes)]
-    threads = ThreadPoolExecutor(n_processes)
-    return Decoding(directory, children, threads, [threads.submit(_received, each) for each in children])
-
-
-def _start(directory: Path, decode: Decode, k: int, n: int) -> _Child:
-    if child.can_fork():
-        with suppress(OSError):  # no memory for a copy of this process
-            return child.Forked(partial(_write_share, directory, decode, k, n))
-    task = base64.b64encode(pickle.dumps((directory, decode, k, n))).decode()
-    return child.spawn("loadgen.record.decode", {"share": task})
-
 
 @dataclass(frozen=True, slots=True)
-class Decoding:
-    """Children that decode, and threads that receive what they have decoded."""
+class Share:
+    """What one process decodes: of a run's captures every n-th from the k-th on."""
 
     directory: Path
-    children: list[_Child]
-    threads: ThreadPoolExecutor
-    tables: list[Future[pa.Table]]
+    decode: Decode
+    k: int = 0
+    n: int = 1
 
-    def records(self) -> pa.Table:
-        """The records: one row per request of `plan.parquet`, in its order. Called once.
+    def tables(self) -> Iterator[pa.Table]:
+        """The records, some hundred at a time.
 
-        Requests without a capture are `cancelled`. Raises DamagedCapturesError.
+        Each process walks the whole file: that costs a tenth of decoding, and only records cross.
         """
-        requests, due_ns = _read_asked(self.directory)
-        try:
-            seen = pa.concat_tables([table.result() for table in self.tables])
-        except BaseException:
-            for process in self.children:
-                process.kill()  # ends the threads as well: their pipes end
-            raise
-        finally:
-            self.threads.shutdown()
-            for process in self.children:
-                child.end(process, 1.0)
-        n = sum(request.stage is None for request in requests)
-        return with_cancelled(seen, requests[:n], due_ns[:n])
+        requests, _ = _read_asked(self.directory)
+        captures = read_captures(self.directory / "captures", max_bytes=capture_limit_bytes(requests))
+        share = islice(captures, self.k, None, self.n)
+        for records in decoded_batches(share, requests, self.decode, _read_counts(self.directory)):
+            yield record_table(records)
 
 
 def decode_run(directory: Path, decode: Decode, n_processes: int | None = None) -> pa.Table:
-    """The records of a run's folder."""
-    return begin_decoding(directory, decode, n_processes).records()
+    """The records of a run's folder: one row per request of `plan.parquet`, in its order.
+
+    `decode` is the engine's. A small run is decoded here, a larger one by child processes, as many as CPUs
+    unless given; each holds the raw bytes of one reply and the records of one batch. What the server did not
+    count is read from `counts.parquet`, where it was counted afterwards. Requests without a capture are
+    `cancelled`. Raises DamagedCapturesError.
+    """
+    if n_processes is None:
+        n_processes = min(_n_cpus(), 1 + n_planned(directory) // 2000)
+    if n_processes == 1:
+        tables = list(Share(directory, decode).tables())
+    else:
+        tables = _by_children([Share(directory, decode, k, n_processes) for k in range(n_processes)])
+    requests, due_ns = _read_asked(directory)
+    seen = pa.concat_tables([RECORDS.empty_table(), *tables])
+    n = sum(request.stage is None for request in requests)
+    return with_cancelled(seen, requests[:n], due_ns[:n])
 
 
-def _received(process: _Child) -> pa.Table:
-    """All that one child has decoded; raises what it raised."""
-    assert process.stdout is not None
-    tables = [RECORDS.empty_table()]
+def _by_children(shares: list[Share]) -> list[pa.Table]:
+    """What one child for each share decodes; raises what a child raised."""
+    tables: list[pa.Table] = []
+    children: dict[Connection, Child] = {}
     try:
-        with io.BufferedReader(process.stdout) as pipe:  # type: ignore[type-var]
-            while (message := pickle.load(pipe)) is not None:  # noqa: S301 our own process
-                if isinstance(message, Exception):
-                    raise message
-                tables.append(message)
-    except (EOFError, pickle.UnpicklingError):
-        raise RuntimeError("a decoding process was lost; was it killed for want of memory?") from None
-    return pa.concat_tables(tables)
+        for share in shares:
+            child = Child("loadgen.record.decode", f"decoder {share.k}")
+            children[child.connection] = child
+            child.send(share)
+        pending = list(children)
+        while pending:
+            for connection in [each for each in wait(pending) if isinstance(each, Connection)]:
+                table = children[connection].receive()
+                if table is None:
+                    pending.remove(connection)
+                else:
+                    tables.append(table)
+    finally:
+        for child in children.values():
+            child.end(0.0)
+    return tables
+
+
+def main(home: Connection, share: Share) -> None:
+    """Decode one share in a child process: tables of records, then None."""
+    keep_pandas_out()
+    for table in share.tables():
+        home.send(table)
+    home.send(None)
 
 
 def with_cancelled(seen: pa.Table, requests: list[Request], due_ns: array[int]) -> pa.Table:
@@ -169,35 +160,6 @@ def capture_limit_bytes(requests: Iterable[Request]) -> int:
     return (1 << 20) + (1 + _BYTES_PER_READ) * max(replies, default=0)
 
 
-def _write_share(directory: Path, decode: Decode, k: int, n: int, pipe: IO[bytes]) -> None:
-    """In a child: every n-th capture from the k-th on as pickled tables of records, then None, or the error.
-
-    Each child walks the whole file: that costs a tenth of decoding, and only records cross a pipe.
-    """
-    try:
-        requests, _ = _read_asked(directory)
-        captures = read_captures(directory / "captures", max_bytes=capture_limit_bytes(requests))
-        share = islice(captures, k, None, n)
-        for records in decoded_batches(share, requests, decode, _read_counts(directory)):
-            pickle.dump(record_table(records), pipe)
-        pickle.dump(None, pipe)
-    except Exception as error:
-        error.add_note(traceback.format_exc())  # the trace itself does not cross
-        pickle.dump(error, pipe)
-
-
-def main() -> None:
-    """One child that was started anew."""
-    task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
-    if not task:
-        return
-    child.end_with_parent()
-    keep_pandas_out()
-    directory, decode, k, n = pickle.loads(base64.b64decode(task["share"]))  # noqa: S301 the parent's own
-    _write_share(directory, decode, k, n, sys.stdout.buffer)
-    child.end_now()
-
-
 def _read_counts(directory: Path) -> dict[int, Counts]:
     path = directory / "counts.parquet"
     return counts_of(_read_table(path)) if path.exists() else {}
@@ -225,10 +187,6 @@ def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
     if "stage" in table.column_names and table.column("stage").null_count < len(table):
         table = table.sort_by("index")  # stages stand in the order in which they are sent
     return requests_without_prompts(table), array("q", table.column("due_ns").to_numpy().tobytes())
-
-
-if __name__ == "__main__":
-    main()
 
 
 GLANCE: Final = 32

@@ -1,33 +1,171 @@
-"""Our own processes beside us: modules on a leash, which end when we do, however we end, and forked helpers.
+"""Our helper processes: one way to start them, to talk to them and to end them.
 
-The leash is the child's standard input: one line of JSON tells it what to do, further lines are commands,
-and its end means that the parent is gone, killed -9 included. A process that the parent forked may hold the
-input open for longer, so the child also checks now and then whether its parent is still the same.
+A child runs `main(home, task)` of one of our modules. `home` is a `multiprocessing.connection` to its parent;
+the task is the first message on it, and its end means that the parent is gone, killed -9 included. A process
+that the parent forked may hold the other end open for longer, so the child also checks now and then whether
+its parent is still the same. Messages are pickled: both ends run our own code.
 
 Every child is a session of its own, so that Ctrl-C in a terminal reaches only the parent, and runs under
 `-P`: a `psutil.py` or a `servers/` in the working directory is never imported.
 """
 
-import contextlib
-import gc
-import json
+import importlib
+import math
 import os
+import pickle
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import IO, NoReturn
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from servers.messages import EngineError
 
 _OURS = Path(__file__).resolve().parents[2]
-_LOOK_AROUND_S = 2.0
+_LOOK_AROUND_MS = 2000
+_LAST_BYTES = 2000
+END_S = 5.0
+"""How long a child may take to end once its connection has ended, before it is killed."""
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 """This variable sets how many threads numpy starts. The default is one per core: they spin without work."""
+
+
+class ChildLostError(RuntimeError):
+    """A child has ended, or did not answer in time: its name, and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last message of a child whose work raised an exception, which is raised again in the parent."""
+
+    error: Exception
+
+    @classmethod
+    def of(cls, error: Exception) -> Self:
+        """The error itself where it can be pickled, with the trace in words: a traceback cannot."""
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301 our own bytes
+        except Exception:
+            return cls(RuntimeError("".join(traceback.format_exception(error))))
+        error.add_note(f"in process {os.getpid()}:\n{''.join(traceback.format_tb(error.__traceback__))}")
+        return cls(error)
+
+
+class Child:
+    """One of our modules in a process of its own. Leaving it as a context manager ends it."""
+
+    def __init__(self, module: str, name: str = "", *, orphan_grace_s: float = 0.0) -> None:
+        """Start it: it imports, and waits for its task, the first message.
+
+        `orphan_grace_s` is how long it may live on when its parent has ended; with infinity it ends itself.
+        """
+        if os.name != "posix":
+            raise EngineError(
+                f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
+                "use WSL, or start the server yourself and attach to it"
+            )
+        self.name = name or f"the process {module}"
+        self.connection, theirs = Pipe()
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 it has no name, and ends with us
+        fd = theirs.fileno()
+        begin = f"from {__name__} import begin; begin()"
+        try:
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-c", begin, module, str(fd), str(orphan_grace_s)),
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={BLAS_THREADS: "1"} | os.environ | {"PYTHONPATH": import_path()},
+                start_new_session=True,
+                pass_fds=(fd,),
+            )
+        except BaseException:
+            self.connection.close()
+            self._output.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, minus the signal's number where one killed it; None while it runs."""
+        return self._process.poll()
+
+    def send(self, message: object) -> None:
+        """Send a message; a child that has ended need not have it: the next `receive` says so."""
+        with suppress(OSError):
+            self.connection.send(message)
+
+    def receive(self, timeout_s: float | None = None) -> Any:
+        """Its next message. Raises what it raised, and ChildLostError where it has ended or is late."""
+        try:
+            if not self.connection.poll(timeout_s):
+                raise ChildLostError(f"{self.name} did not answer within {timeout_s:g} s")
+            message = self.connection.recv()
+        except (EOFError, OSError):
+            raise ChildLostError(f"{self.name} {self._how_it_ended()}") from None
+        if isinstance(message, Failed):
+            raise message.error
+        return message
+
+    def _how_it_ended(self) -> str:
+        """Its connection has ended, so it is ending: the exit code says how, its output perhaps why."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        if self.exit_code is None:
+            return "closed its connection"
+        words = self.last_words().splitlines()
+        return how_it_ended(self.exit_code) + (f": {words[-1]}" if words and self.exit_code else "")
+
+    def last_words(self) -> str:
+        """The end of what it printed."""
+        output = self._output.fileno()
+        begin = max(0, os.fstat(output).st_size - _LAST_BYTES)
+        return os.pread(output, _LAST_BYTES, begin).decode(errors="replace")
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self, grace_s: float = END_S) -> int:
+        """End the connection, wait, kill after the grace; its exit code. A second time does nothing."""
+        self.connection.close()
+        try:
+            code = self._process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            code = self._process.wait()
+        self._output.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """`ended with exit code 3`, or `was killed by signal 15 (SIGTERM)`."""
+    if exit_code is None or exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    names = {number.value: number.name for number in signal.Signals}
+    cause = "often: out of memory" if exit_code == -signal.SIGKILL else names.get(-exit_code, "unknown")
+    return f"was killed by signal {-exit_code} ({cause})"
 
 
 def command(module: str) -> tuple[str, ...]:
@@ -36,143 +174,51 @@ def command(module: str) -> tuple[str, ...]:
 
 
 def import_path() -> str:
-    """The PYTHONPATH under which `command` finds our modules: where we are, then what the user has set."""
+    """The PYTHONPATH under which our modules are found: where we are, then what the user has set."""
     theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     return os.pathsep.join([str(_OURS), *filter(None, theirs)])
-
-
-def spawn(
-    module: str,
-    task: Mapping[str, object] | None = None,
-    *,
-    pass_fds: Sequence[int] = (),
-    stderr: int | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start one of our modules; its standard output is a pipe. Without a task it imports and waits."""
-    if os.name != "posix":
-        from servers.messages import EngineError
-
-        raise EngineError(
-            f"servers are started and watched on Linux and macOS, this is {sys.platform}: "
-            "use WSL, or start the server yourself and attach to it"
-        )
-    child = subprocess.Popen(
-        command(module),
-        bufsize=0,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        env={BLAS_THREADS: "1"} | os.environ | {"PYTHONPATH": import_path()},
-        start_new_session=True,
-        pass_fds=pass_fds,
-    )
-    if task is not None:
-        tell(child, task)
-    return child
-
-
-def tell(child: subprocess.Popen[bytes], what: Mapping[str, object]) -> None:
-    """Sends one JSON object; a child that has gone already need not hear it."""
-    assert child.stdin is not None
-    unsent = json.dumps(what).encode() + b"\n"
-    with contextlib.suppress(BrokenPipeError):
-        while unsent:
-            unsent = unsent[os.write(child.stdin.fileno(), unsent) :]
-
-
-def can_fork() -> bool:
-    """Whether a copy of this process can work: no other thread holds a lock that the copy would wait for."""
-    return sys.platform == "linux" and threading.active_count() == 1
-
-
-class Forked:
-    """A copy of this process that writes to a pipe, which is read from `stdout`, and ends; see `can_fork`.
-
-    It imports nothing anew. Of open files it has standard ones and those to `keep`: others wait for the end
-    of the rest. Ctrl-C in a terminal does not reach it.
-    """
-
-    stdin = stderr = None
-
-    def __init__(self, work: Callable[[IO[bytes]], None], keep: Sequence[int] = ()) -> None:
-        receive, send = os.pipe()
-        with warnings.catch_warnings():
-            # Python 3.12 warns of threads. Those that are left belong to OpenBLAS and Arrow, are idle, and
-            # are replaced after a fork.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            try:
-                self.pid = os.fork()
-            except OSError:
-                os.close(receive)
-                os.close(send)
-                raise
-        if self.pid == 0:
-            try:
-                os.setsid()
-                gc.freeze()  # what is not collected stays shared, and closes no file
-                for low, high in pairwise([2, *sorted((send, *keep)), os.sysconf("SC_OPEN_MAX")]):
-                    os.closerange(low + 1, high)
-                with os.fdopen(send, "wb") as pipe:
-                    work(pipe)
-            finally:
-                os._exit(0)
-        os.close(send)
-        self.stdout: IO[bytes] = os.fdopen(receive, "rb")
-
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code. No timeout: it ends as soon as its pipe has been read or closed."""
-        del timeout
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def end(child: subprocess.Popen[bytes] | Forked, grace_s: float) -> int:
-    """Let go of the leash, wait, kill after the grace; the exit code."""
-    for pipe in (child.stdin, child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
-    try:
-        return child.wait(grace_s)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()
 
 
 # In the child.
 
 
-def next_line(descriptor: int) -> bytes:
-    """One line of the input, b"" at its end; byte by byte, so that `select` sees the rest."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = os.read(descriptor, 1)
-        if not byte:
-            return b""
-        line += byte
-    return line
-
-
-def end_now(code: int = 0) -> NoReturn:
-    """End this process, whose work is done and kept: Python would take 60 ms, for which the parent waits."""
+def begin() -> NoReturn:
+    """Run the module of the command line. Its exit code is what its `main` returns, 0 for None."""
+    module, fd, orphan_grace_s = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+    os.set_inheritable(fd, False)  # whom the child starts must not hold the connection open
+    home = Connection(fd)
+    _end_with_parent(fd, orphan_grace_s)
+    try:
+        code = _run(module, home)
+    except Exception as error:
+        code = 1
+        with suppress(OSError):  # the parent is gone
+            home.send(Failed.of(error))
     sys.stdout.flush()
-    os._exit(code)
+    os._exit(code)  # its work is done and kept: Python would take 60 ms, for which the parent waits
 
 
-def end_with_parent(grace_s: float = 0.0, sleep: Callable[[float], None] = time.sleep) -> None:
-    """From now on end this process, after the grace, when its standard input or its parent has ended.
+def _run(module: str, home: Connection) -> int:
+    main = importlib.import_module(module).main
+    try:
+        task = home.recv()
+    except EOFError:  # it was started and never needed
+        return 0
+    return main(home, task) or 0
 
-    For children that take no further commands.
-    """
+
+def _end_with_parent(fd: int, grace_s: float) -> None:
+    """From now on end this process, the grace after its parent has ended or has closed the connection."""
+    if math.isinf(grace_s):
+        return
     parent = os.getppid()
+    ends = select.poll()
+    ends.register(os.dup(fd), 0)  # its end alone; a copy, because the module may close its own
 
     def hold() -> None:
-        with contextlib.suppress(OSError):
-            while os.getppid() == parent:
-                if select.select([0], [], [], _LOOK_AROUND_S)[0] and not os.read(0, 4096):
-                    break
-        sleep(grace_s)
+        while os.getppid() == parent and not ends.poll(_LOOK_AROUND_MS):
+            pass
+        time.sleep(grace_s)
         os._exit(1)
 
     threading.Thread(target=hold, name="leash", daemon=True).start()

@@ -1,13 +1,14 @@
 """Keeps one engine: starts it, says how it ended, and leaves nothing of it behind.
 
-Run as `python -m servers.host.keeper` by `servers.host.process`. On Linux the keeper is a child subreaper:
+A child (`servers.host.child`) that `servers.host.process` starts. On Linux the keeper is a child subreaper:
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
-Standard input: one line of JSON `{argv, env, n_cores, log, stop_grace_s, after, leftovers, leftover_id,
-secrets}` (`servers.launch.Launch` says what they are); any more of it, or its end, means stop. Standard
-output: one JSON object a line: `{"pid"}` or `{"failed"}`, then `{"code"}` when the engine's first process has
-ended, `{"survivors"}` when all have.
+    keeper <- KeeperTask
+    keeper -> Started            or CannotStart, its last message
+    keeper <- Stop               at any time; the connection's end means the same
+    keeper -> EngineEnded        the engine's first process has ended
+    keeper -> AllEnded           so have all others, but for those that survive even SIGKILL
 
 Where there are `secrets`, the engine's output passes through the keeper, which leaves them out of the log:
 engines print their arguments. Otherwise the engine writes its log itself, so that no pipe can break under it.
@@ -19,7 +20,6 @@ no handler ever interrupts the reaping of a process or sees half of its state.
 import contextlib
 import ctypes
 import glob
-import json
 import os
 import re
 import select
@@ -29,13 +29,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import product
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 
-from servers.host import child
+from servers.launch import Launch
 from servers.redact import learn, masked
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -56,20 +58,62 @@ WATCH_PERIOD_S = 1.0
 """How often the keeper looks around though nothing has woken it."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeeperTask:
+    """What to start, in which environment; its output goes to `log`, without `secrets`."""
+
+    launch: Launch
+    env: Mapping[str, str]
+    log: Path
+    secrets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine's first process."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class CannotStart:
+    """The engine's command cannot be run, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """The exit code of the engine's first process, minus the signal's number where one killed it."""
+
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllEnded:
+    """The keeper's last message, with the processes that survived even SIGKILL."""
+
+    survivors: tuple[int, ...]
+
+
 class Keeper:
     """One engine's processes and the order to stop them."""
 
-    def __init__(self, task: Mapping[str, Any]) -> None:
-        self.grace_s: float = task["stop_grace_s"]
-        self._task = task
+    def __init__(self, task: KeeperTask, home: Connection) -> None:
+        self._task, self._home = task, home
         self.code: int | None = None
         self.stopping = False
         self._seen: dict[int, psutil.Process] = {}
         self._signalled = _wake_on_signals(self._stop)
         self._log: threading.Thread | None = None
-        with open(task["log"], "ab", buffering=0) as log:  # noqa: PTH123
-            if task["secrets"]:
-                learn(*task["secrets"])
+        with task.log.open("ab", buffering=0) as log:
+            if task.secrets:
+                learn(*task.secrets)
                 self.root = _start(task, subprocess.PIPE)
                 arguments = (self.root, os.dup(log.fileno()))
                 self._log = threading.Thread(target=_keep_log, args=arguments, daemon=True)
@@ -84,20 +128,20 @@ class Keeper:
         """Until the engine's first process ends, the parent says stop, or the parent is gone."""
         parent = os.getppid()
         while self.code is None and not self.stopping:
-            readable = select.select([sys.stdin, self._signalled], [], [], WATCH_PERIOD_S)[0]
+            readable = select.select([self._home.fileno(), self._signalled], [], [], WATCH_PERIOD_S)[0]
             if self._signalled in readable:
                 os.read(self._signalled, 4096)
-            # A parent that was killed closes the pipe, unless a child of its own still holds the other end.
-            self.stopping = self.stopping or sys.stdin in readable or os.getppid() != parent
+            # A killed parent closes the connection, unless a child of its own still holds the other end.
+            self.stopping = self.stopping or self._home.fileno() in readable or os.getppid() != parent
             self._reap()
             if sys.platform != "linux":
                 self._look()
 
-    def end(self) -> list[int]:
+    def end(self) -> tuple[int, ...]:
         """Ends every process: asked first, killed after the grace. The pids that even that did not end."""
         if self.code is None:
             os.kill(self.root.pid, signal.SIGTERM)
-            self._wait(lambda: self.code is not None, self.grace_s)
+            self._wait(lambda: self.code is not None, self._task.launch.stop_grace_s)
         # An engine that ended by itself has told its children to end: they get a moment to obey.
         if self.code is not None:
             self._wait(lambda: not self._look(), ORPHANS_GRACE_S)
@@ -105,7 +149,7 @@ class Keeper:
         if self._log is not None:
             self._log.join(LOG_GRACE_S)
         _clean_up(self._task)
-        return [process.pid for process in self._look()]
+        return tuple(process.pid for process in self._look())
 
     def _killed_all(self) -> bool:
         alive = self._look()
@@ -130,7 +174,7 @@ class Keeper:
                 if ended[0] == self.root.pid:
                     # Told to Popen as well: it would wait for a pid that may be another process's by now.
                     self.code = self.root.returncode = os.waitstatus_to_exitcode(ended[1])
-                    say(code=self.code)
+                    say(self._home, EngineEnded(self.code))
 
     def _look(self) -> list[psutil.Process]:
         """All processes of the engine that have not been reaped.
@@ -144,16 +188,16 @@ class Keeper:
         return list(self._seen.values())
 
 
-def _clean_up(task: Mapping[str, Any]) -> None:
+def _clean_up(task: KeeperTask) -> None:
     """Removes what is no process: a container, and files that only a clean end would have removed."""
-    if task["after"]:
+    launch = task.launch
+    if launch.after:
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(task["after"], capture_output=True, timeout=AFTER_TIMEOUT_S)
+            subprocess.run(launch.after, capture_output=True, timeout=AFTER_TIMEOUT_S)
     names = {""}
-    if task["leftover_id"]:
-        log = Path(task["log"]).read_text("utf-8", errors="replace")
-        names = set(re.findall(task["leftover_id"], log))
-    for pattern, name in product(task["leftovers"], names):
+    if launch.leftover_id:
+        names = set(re.findall(launch.leftover_id, task.log.read_text("utf-8", errors="replace")))
+    for pattern, name in product(launch.leftovers, names):
         for path in glob.glob(pattern.format(id=name)):  # noqa: PTH207
             with contextlib.suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
@@ -170,8 +214,8 @@ def _wake_on_signals(stop: Callable[..., None]) -> int:
     return readable
 
 
-def _start(task: Mapping[str, Any], out: int | IO[bytes]) -> subprocess.Popen[bytes]:
-    n_cores: int | None = task["n_cores"]
+def _start(task: KeeperTask, out: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    n_cores = task.launch.n_cores
 
     def prepare() -> None:
         _end_with_the_keeper()
@@ -179,8 +223,8 @@ def _start(task: Mapping[str, Any], out: int | IO[bytes]) -> subprocess.Popen[by
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:n_cores])
 
     return subprocess.Popen(
-        task["argv"],
-        env=dict(task["env"]),
+        task.launch.argv,
+        env=task.env,
         stdin=subprocess.DEVNULL,
         stdout=out,
         stderr=subprocess.STDOUT,
@@ -218,25 +262,21 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
 
 
-def say(**fact: object) -> None:
-    """One line to the parent, who may be gone."""
-    with contextlib.suppress(BrokenPipeError):
-        os.write(sys.stdout.fileno(), json.dumps(fact).encode() + b"\n")
+def say(home: Connection, message: object) -> None:
+    """Send a message to the parent, who may be gone."""
+    with contextlib.suppress(OSError):
+        home.send(message)
 
 
-def main() -> None:
-    task = json.loads(child.next_line(sys.stdin.fileno()))
+def main(home: Connection, task: KeeperTask) -> None:
+    """Keep the engine until all of its processes have ended."""
     if sys.platform == "linux":
         _prctl(PR_SET_CHILD_SUBREAPER, 1)
     try:
-        keeper = Keeper(task)
+        keeper = Keeper(task, home)
     except OSError as error:
-        say(failed=f"{error.strerror}: {error.filename or task['argv'][0]}")
+        say(home, CannotStart(f"{error.strerror}: {error.filename or task.launch.argv[0]}"))
         return
-    say(pid=keeper.root.pid)
+    say(home, Started(keeper.root.pid))
     keeper.watch()
-    say(survivors=keeper.end())
-
-
-if __name__ == "__main__":
-    main()
+    say(home, AllEnded(keeper.end()))

@@ -1,23 +1,25 @@
 """A server as a local process: started under a keeper, asked how it is, stopped with all that it started."""
 
 import contextlib
-import json
+import math
 import os
-import select
 import socket
-import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import psutil
 
-from servers.host import child
+from servers.host.child import Child, ChildLostError, command, import_path
+from servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
 from servers.launch import Launch
 from servers.messages import EngineError
 from servers.redact import known_secrets, printable
 
+START_S = 60.0
+"""How long a keeper may take to start the engine's first process."""
 KEEPER_GRACE_S = 60.0
 """What a keeper may need to kill what would not end and to clean up, beyond the engine's own grace."""
 LAST_BYTES = 4096
@@ -27,22 +29,22 @@ LAST_BYTES = 4096
 class Server:
     """A running engine that we started. Leaving it as a context manager stops it."""
 
-    def __init__(self, keeper: subprocess.Popen[bytes], launch: Launch, log_path: Path) -> None:
+    def __init__(self, launch: Launch, env: Mapping[str, str], log_path: Path) -> None:
         self.launch = launch
         self.log_path = log_path
-        self._keeper = keeper
-        self._unread = b""
-        self._facts: dict[str, Any] = {}
-        self._hear(until="pid", timeout_s=60.0)
-        if "pid" not in self._facts:
-            self._close()
-            why = self._facts.get("failed", "its keeper ended at once")
-            raise EngineError(f"cannot start {launch.argv[0]}: {why}")
-
-    @property
-    def pid(self) -> int:
-        """The engine's first process."""
-        return int(self._facts["pid"])
+        self._code: int | None = None
+        self._survivors: tuple[int, ...] | None = None
+        # The keeper ends the engine before itself, also when we are killed.
+        self._keeper = Child("servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
+        self._keeper.send(KeeperTask(launch, env, log_path, known_secrets()))
+        match self._next(START_S):
+            case Started(pid):
+                self.pid: int = pid
+                """The engine's first process."""
+            case answer:
+                self._keeper.end()
+                why = answer.why if isinstance(answer, CannotStart) else "its keeper ended at once"
+                raise EngineError(f"cannot start {launch.argv[0]}: {why}")
 
     @property
     def keeper_pid(self) -> int:
@@ -52,13 +54,13 @@ class Server:
     @property
     def exit_code(self) -> int | None:
         """The engine's own exit code, minus the signal's number where one killed it; None while it runs."""
-        self._hear(until="code", timeout_s=0.0)
-        code = self._facts.get("code")
-        return None if code is None else int(code)
+        if self._code is None:
+            self._next(0.0)
+        return self._code
 
     def alive(self) -> bool:
         """True while the engine's first process runs."""
-        return self.exit_code is None and self._keeper.poll() is None
+        return self.exit_code is None and self._keeper.exit_code is None
 
     def log(self) -> str:
         """All that the engine has printed so far."""
@@ -76,13 +78,17 @@ class Server:
 
         Raises EngineError where a process survived even SIGKILL.
         """
-        if self._keeper.stdin is not None and not self._keeper.stdin.closed:
-            child.tell(self._keeper, {"stop": True})
-            self._hear(until="survivors", timeout_s=self.launch.stop_grace_s + KEEPER_GRACE_S)
-            self._close()
-        if survivors := self._facts.get("survivors", []):
-            raise EngineError(f"the server's processes {survivors} survived SIGKILL and may hold its port")
-        return self.exit_code
+        if not self._keeper.connection.closed:
+            self._keeper.send(Stop())
+            until_s = time.monotonic() + self.launch.stop_grace_s + KEEPER_GRACE_S
+            while self._survivors is None and self._next(max(0.0, until_s - time.monotonic())):
+                pass
+            self._keeper.end()
+        if self._survivors:
+            raise EngineError(
+                f"the server's processes {list(self._survivors)} survived SIGKILL and may hold its port"
+            )
+        return self._code
 
     def __enter__(self) -> Self:
         return self
@@ -92,30 +98,20 @@ class Server:
     ) -> None:
         self.stop()
 
-    def _hear(self, *, until: str, timeout_s: float) -> None:
-        """Takes in what the keeper has said, waiting for the fact `until` at most so long."""
-        deadline = time.monotonic() + timeout_s
-        out = self._keeper.stdout
-        while out is not None and not out.closed and until not in self._facts:
-            left_s = max(0.0, deadline - time.monotonic())
-            if not select.select([out], [], [], left_s)[0]:
-                return
-            heard = os.read(out.fileno(), 65536)
-            if not heard:
-                return
-            *lines, self._unread = (self._unread + heard).split(b"\n")
-            for line in lines:
-                self._facts |= json.loads(line)
-
-    def _close(self) -> None:
-        for pipe in (self._keeper.stdin, self._keeper.stdout):
-            if pipe is not None:
-                pipe.close()
+    def _next(self, timeout_s: float) -> object:
+        """The keeper's next message, noted; None where none comes in time, or the keeper is gone."""
+        if self._keeper.connection.closed:
+            return None
         try:
-            self._keeper.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            message: object = self._keeper.receive(timeout_s)
+        except ChildLostError:
+            return None
+        match message:
+            case EngineEnded(code):
+                self._code = code
+            case AllEnded(survivors):
+                self._survivors = survivors
+        return message
 
 
 def threads_for_server() -> int | None:
@@ -130,20 +126,9 @@ def threads_for_server() -> int | None:
 
 def start(launch: Launch, log_path: Path) -> Server:
     """Starts the server; its output goes to `log_path`. EngineError where its command cannot be run."""
-    is_ours = tuple(launch.argv[1:3]) == child.command("")[1:3]
-    ours = {"PYTHONPATH": child.import_path()} if is_ours else {}
-    task = {
-        "argv": launch.argv,
-        "env": {**os.environ, "PATH": _path_of(launch), **ours, **launch.env},
-        "n_cores": launch.n_cores,
-        "log": str(log_path),
-        "stop_grace_s": launch.stop_grace_s,
-        "after": launch.after,
-        "leftovers": launch.leftovers,
-        "leftover_id": launch.leftover_id,
-        "secrets": known_secrets(),
-    }
-    return Server(child.spawn("servers.host.keeper", task), launch, log_path)
+    is_ours = tuple(launch.argv[1:3]) == command("")[1:3]
+    ours = {"PYTHONPATH": import_path()} if is_ours else {}
+    return Server(launch, {**os.environ, "PATH": _path_of(launch), **ours, **launch.env}, log_path)
 
 
 def _path_of(launch: Launch) -> str:
@@ -194,6 +179,6 @@ def _holder(port: int) -> str:
         for connection in psutil.net_connections("tcp"):
             local = connection.laddr
             if local and local.port == port and connection.status == psutil.CONN_LISTEN and connection.pid:
-                command = " ".join(psutil.Process(connection.pid).cmdline())
-                return f", held by pid {connection.pid} ({command:.120})"
+                words = " ".join(psutil.Process(connection.pid).cmdline())
+                return f", held by pid {connection.pid} ({words:.120})"
     return ""

@@ -7,7 +7,6 @@ import http.client
 import math
 import queue
 import re
-import signal
 import socket
 import ssl
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from servers.engine import Engine
+from servers.host.child import how_it_ended
 from servers.host.process import Server
 from servers.identity import Identity
 from servers.launch import Stage
@@ -232,18 +232,8 @@ def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
 def _why_it_ended(engine: Engine, server: Server) -> str:
     how = how_it_ended(server.exit_code)
     known = engine.root_cause(server.log())
-    if server.exit_code == -9 and known is None:
-        how += " (often: out of memory)"
     cause = known or log_message(server.last_line()) or "it printed nothing"
     return f"{engine.title} {how} before it was ready: {cause}\nIts whole log: {server.log_path}"
-
-
-def how_it_ended(exit_code: int | None) -> str:
-    """`ended with exit code 3`, or `was killed by SIGKILL`."""
-    if exit_code is None or exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was killed by {names.get(-exit_code, f'signal {-exit_code}')}"
 
 
 def send(target: Target, call: Call, timeout_s: float) -> HttpReply:

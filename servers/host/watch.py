@@ -1,24 +1,21 @@
 """Watches a run from beside it: samples server, clients, machine, GPUs and the engine's own gauges.
 
-Run as `python -m servers.host.watch` by `spawn_watcher`; its task comes on standard input, more clients
-later. It stops when told, and when its parent is gone. Nice'd: it must not take from what it watches.
+A child (`servers.host.child`): its task comes first, more clients later, and it stops when the connection
+ends. Nice'd: it must not take from what it watches.
 """
 
-import json
 import os
-import select
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from servers.host import child
+from servers.host.child import Child, how_it_ended
 from servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
 from servers.host.sources import (
     CpuPressure,
@@ -39,16 +36,38 @@ DISCOVER_PERIOD_S = 1.0
 NICENESS = 10
 DISK_FULL = 3
 """How a watcher ends that could not write all it saw."""
+STOP_S = TIMEOUT_S + SETTLE_S + 5.0
+"""How long a watcher may take to end: a scrape, what it waits for counters, the last samples."""
 BASELINE_S = 10.0
 """How long the first reading of the engine's counters may take; LightLLM's took 3 s."""
 
 
-class Watcher:
-    """The watching process. Leaving it as a context manager stops it."""
+@dataclass(frozen=True, slots=True)
+class WatchTask:
+    """What to watch: all below `keeper_pid`, None for a server that we did not start; clients; gauges."""
 
-    def __init__(self, process: subprocess.Popen[bytes], path: Path | None = None) -> None:
-        self._process = process
-        self._path = path
+    path: Path
+    keeper_pid: int | None
+    clients: tuple[int, ...]
+    engine: str | None
+    target: Target | None
+    period_s: float
+    secrets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoreClients:
+    """Processes that count as clients from now on."""
+
+    pids: tuple[int, ...]
+
+
+class Watcher:
+    """The watching process: it imports until `watch` says what. Leaving it as a context manager stops it."""
+
+    def __init__(self) -> None:
+        self._child = Child("servers.host.watch", "the watcher", orphan_grace_s=STOP_S)
+        self._path: Path | None = None
 
     def watch(
         self,
@@ -66,25 +85,17 @@ class Watcher:
         registry, whose gauges are asked of `target`.
         """
         self._path = path
-        task = {
-            "path": str(path),
-            "keeper_pid": keeper_pid,
-            "clients": list(client_pids),
-            "engine": engine,
-            "target": asdict(target) if target else None,
-            "period_s": period_s,
-            "secrets": known_secrets(),
-        }
-        child.tell(self._process, task)
+        secrets = known_secrets()
+        self._child.send(WatchTask(path, keeper_pid, tuple(client_pids), engine, target, period_s, secrets))
         return self
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def add_clients(self, pids: Iterable[int]) -> None:
         """Counts these processes as clients from now on."""
-        child.tell(self._process, {"clients": list(pids)})
+        self._child.send(MoreClients(tuple(pids)))
 
     def await_baseline(self, timeout_s: float = BASELINE_S) -> bool:
         """Wait until the engine's counters have been read once; False where they were not, in that time.
@@ -92,7 +103,7 @@ class Watcher:
         What a load adds to them can only be told from a reading before its first request.
         """
         until_s = time.monotonic() + timeout_s
-        while self._path and time.monotonic() < until_s and self._process.poll() is None:
+        while self._path and time.monotonic() < until_s and self._child.exit_code is None:
             with suppress(FileNotFoundError):
                 if b', "engine", ' in self._path.read_bytes():
                     return True
@@ -101,22 +112,12 @@ class Watcher:
 
     def stop(self) -> None:
         """Takes the last samples and ends; a second time does nothing. A watcher that failed is recorded."""
-        if self._process.returncode is not None:
-            return
-        if self._path is not None:  # else its task has not been told: the end of its input ends it
-            child.tell(self._process, {"stop": True})
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        try:
-            code = self._process.wait(TIMEOUT_S + SETTLE_S + 5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if code != 0 and self._path is not None:
-            why = "the disk was full" if code == DISK_FULL else f"the watcher ended with exit code {code}"
+        path, self._path = self._path, None
+        code = self._child.end(STOP_S)
+        if code != 0 and path is not None:
+            why = "the disk was full" if code == DISK_FULL else f"the watcher {how_it_ended(code)}"
             with suppress(OSError):  # the disk is full still: what keeps the run will say so
-                LineFile(self._path).write(as_lines([missing("watcher", why)]))
+                LineFile(path).write(as_lines([missing("watcher", why)]))
 
     def __enter__(self) -> Self:
         return self
@@ -127,20 +128,14 @@ class Watcher:
         self.stop()
 
 
-def spawn_watcher() -> Watcher:
-    """A watcher that imports meanwhile; it watches once told what."""
-    return Watcher(child.spawn("servers.host.watch"))
-
-
 class Watch:
     """The watching itself, in the watching process."""
 
-    def __init__(self, task: Mapping[str, Any], write: Callable[[Iterable[Row]], None]) -> None:
+    def __init__(self, task: WatchTask, write: Callable[[Iterable[Row]], None]) -> None:
         self._write = write
-        self._keeper_pid: int | None = task["keeper_pid"]
-        self._period_s: float = task["period_s"]
+        self._keeper_pid, self._period_s = task.keeper_pid, task.period_s
         self._server, self._clients, self._own = ProcessTree(), ProcessTree(), ProcessTree()
-        self._clients.adopt(task["clients"])
+        self._clients.adopt(task.clients)
         self._own.adopt([os.getpid()])
         self._complained: set[tuple[str, str]] = set()
         self._discovered_s = 0.0
@@ -151,16 +146,16 @@ class Watch:
             tree.read()  # so that what they have used so far counts as theirs
         self._sources = self._open_sources()
 
-    def run(self, commands: int) -> None:
-        """Samples until told to stop on the descriptor `commands`, or left alone by its parent."""
-        parent = os.getppid()
+    def run(self, home: Connection) -> None:
+        """Samples until the connection to the parent ends."""
         next_s = time.monotonic()
-        while os.getppid() == parent:
-            if select.select([commands], [], [], max(0.0, next_s - time.monotonic()))[0]:
-                command = json.loads(child.next_line(commands) or b'{"stop": true}')
-                if "stop" in command:
+        while True:
+            if home.poll(max(0.0, next_s - time.monotonic())):
+                try:
+                    more: MoreClients = home.recv()
+                except (EOFError, OSError):
                     break
-                self._clients.adopt(command["clients"])
+                self._clients.adopt(more.pids)
             else:
                 self.sample()
                 next_s = max(next_s + self._period_s, time.monotonic())
@@ -214,29 +209,23 @@ class Watch:
             self._write([missing(source, why)])
 
 
-def main() -> None:
-    task = json.loads(child.next_line(sys.stdin.fileno()) or b"{}")
-    if not task:
-        return
-    learn(*task["secrets"])
+def main(home: Connection, task: WatchTask) -> int:
+    """Watch until the connection ends; the exit code says whether all was written."""
+    learn(*task.secrets)
     os.nice(NICENESS)
-    file = LineFile(Path(task["path"]))
+    file = LineFile(task.path)
 
     def write(rows: Iterable[Row]) -> None:
         file.write(as_lines(rows))
 
     stopped = threading.Event()
     scraper: threading.Thread | None = None
-    if task["engine"] and task["target"]:
-        arguments = (ENGINES[task["engine"]], Target(**task["target"]), write, stopped)
+    if task.engine and task.target:
+        arguments = (ENGINES[task.engine], task.target, write, stopped)
         scraper = threading.Thread(target=scrape, args=arguments, daemon=True)
         scraper.start()
-    Watch(task, write).run(sys.stdin.fileno())
+    Watch(task, write).run(home)
     stopped.set()
     if scraper is not None:
         scraper.join(TIMEOUT_S + SETTLE_S)
-    child.end_now(DISK_FULL if file.failure else 0)
-
-
-if __name__ == "__main__":
-    main()
+    return DISK_FULL if file.failure else 0

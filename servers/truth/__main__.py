@@ -1,15 +1,13 @@
-"""`python -m servers.truth`: serves the known truth until SIGTERM, SIGINT or the end of a pipe."""
+"""`python -m servers.truth`: serves the known truth until SIGTERM or SIGINT."""
 
 import argparse
-import gc
-import resource
 import signal
 import sys
 from pathlib import Path
 
 from servers.truth.router import Router, TruthSetup
 from servers.truth.script import Script, scripts_from_json
-from servers.truth.serve import TruthServer
+from servers.truth.serve import TruthServer, prepare_process
 
 
 def main() -> int:
@@ -30,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--script", default="{}", help="JSON, or @FILE: one script, or a list in the order of arrival")
     add("--max-model-len", type=int, default=1 << 20, help="the context length that /v1/models reports")
     add("--log", type=Path, help="write the log of arrivals and sends here at the end, as JSON lines")
-    add("--until-eof", action="store_true", help="stop when standard input ends")
 
 
 def script_text(args: argparse.Namespace) -> bytes:
@@ -41,16 +38,9 @@ def script_text(args: argparse.Namespace) -> bytes:
 
 def serve(server: TruthServer, args: argparse.Namespace) -> int:
     """Run the server until it is stopped; keep its log where asked."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if args.until_eof:
-        server.stop_at_end_of(sys.stdin.fileno())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: server.stop())
-    # What is alive now stays; what a run makes has no cycles worth a pause amid the schedule.
-    gc.freeze()
-    gc.disable()
+    prepare_process()
     sys.stdout.write(f"known-truth server on {server.url}\n")
     sys.stdout.flush()
     server.run()

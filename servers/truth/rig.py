@@ -1,19 +1,16 @@
 """Starts a known-truth server: `with truth_server([script]) as truth: ... truth.log()`."""
 
-import os
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from urllib.request import ProxyHandler, build_opener
 
-import orjson
-
-from servers.host import child
-from servers.messages import EngineError
+from servers.host.child import Child
 from servers.truth.exchanges import Served, from_jsonl
+from servers.truth.router import Router, TruthSetup
 from servers.truth.script import Script
+from servers.truth.serve import TruthServer, prepare_process
 
 _TIMEOUT_S = 30.0
 _opener = build_opener(ProxyHandler({}))
@@ -48,38 +45,29 @@ class TruthRig:
 @contextmanager
 def truth_server(scripts: Sequence[Script]) -> Iterator[TruthRig]:
     """A server that plays these scripts on a free port of 127.0.0.1; see `started`."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        file.write(orjson.dumps([asdict(script) for script in scripts]))
-        file.flush()
-        with started("servers.truth", "--port", "0", "--script", f"@{file.name}") as rig:
-            yield rig
+    with started("servers.truth.rig", TruthSetup(tuple(scripts))) as rig:
+        yield rig
 
 
 @contextmanager
-def started(module: str, *arguments: str) -> Iterator[TruthRig]:
-    """The server that this module runs, ended with the block or with this process.
+def started(module: str, setup: TruthSetup) -> Iterator[TruthRig]:
+    """The server that this module's `main` runs, ended with the block or with this process.
 
     Its process is its own, so that its interpreter's lock is apart from the client's.
     """
-    process = subprocess.Popen(
-        [*child.command(module), *arguments, "--until-eof"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": child.import_path()},
-        start_new_session=True,
-    )
-    with process:
-        try:
-            yield TruthRig(_announced_url(process), process.pid)
-        finally:
-            process.terminate()
+    with Child(module, "the known-truth server") as child:
+        child.send(setup)
+        yield TruthRig(child.receive(_TIMEOUT_S), child.pid)
 
 
-def _announced_url(process: subprocess.Popen[bytes]) -> str:
-    assert process.stdout is not None
-    assert process.stderr is not None
-    line = process.stdout.readline().decode()
-    if "http://" not in line:
-        raise EngineError(f"the known-truth server did not start: {process.stderr.read().decode()[-2000:]}")
-    return line.split()[-1]
+def main(home: Connection, setup: TruthSetup) -> None:
+    """Play the setup in this child process."""
+    serve(home, TruthServer(Router(setup)))
+
+
+def serve(home: Connection, server: TruthServer) -> None:
+    """Run the server until the parent ends the connection."""
+    server.stop_at_end_of(home.fileno())
+    prepare_process()
+    home.send(server.url)
+    server.run()

@@ -110,13 +110,18 @@ class Memory(threading.Thread):
         return lines
 
 
-ROLES = {"drive": "driver", "watch": "watcher", "decode": "decoder", "canary": "canary", "keep": "keeper"}
+ROLES = {
+    "loadgen.driver.drive": "driver",
+    "servers.host.watch": "watcher",
+    "loadgen.record.decode": "decoder",
+    "loadgen.driver.canary": "canary",
+    "servers.host.keeper": "keeper",
+}
 
 
 def role_of(argv: Sequence[str]) -> str:
     """A process of a run by its command line: the module that it runs."""
-    module = next((argv[k + 1] for k, word in enumerate(argv[:-1]) if word == "-m"), "")
-    return ROLES.get(module.rpartition(".")[2], "main")
+    return next((ROLES[word] for word in argv if word in ROLES), "main")
 
 
 def import_lines(log: str) -> list[str]:

@@ -29,11 +29,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Go, Job, Ready
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import read_captures
 from loadgen.record.drive_report import CanaryReport, DriveReport
 from servers.engine import Engine
+from servers.host.child import Failed
 from servers.messages import Call, Target
 from servers.registry import ENGINES
 from workloads.request import Request
@@ -144,15 +145,15 @@ def ours(
         process = multiprocessing.get_context("spawn").Process(target=_child, args=(job, child))
         process.start()
         child.close()
-        name, *rest = _heard(parent, process)
-        if name == "ready":
+        message = _heard(parent, process)
+        if isinstance(message, Ready):
             with meanwhile(process.pid or 0):
-                parent.send(("go", time.monotonic_ns() + 200_000_000))
-                name, *rest = _heard(parent, process)
+                parent.send(Go(time.monotonic_ns() + 200_000_000))
+                message = _heard(parent, process)
         process.join()
-        if name != "done":
-            raise rest[0]
-        report: DriveReport = rest[0]
+        if isinstance(message, Failed):
+            raise message.error
+        report: DriveReport = message.report
         captures = list(read_captures(job.captures))
     assert len(captures) == n_streams
     assert not report.failures, report.failures
@@ -164,12 +165,12 @@ def ours(
     return result
 
 
-def _heard(pipe: Any, process: Any) -> tuple[Any, ...]:
+def _heard(pipe: Any, process: Any) -> Any:
     wait([pipe, process.sentinel], timeout=300)
     if not pipe.poll():
         process.kill()
         raise RuntimeError(f"the driver ended without a word (exit code {process.exitcode})")
-    return tuple(pipe.recv())
+    return pipe.recv()
 
 
 def judged(captures: list[Capture], t0_ns: int, cpu_s: float) -> Result:

@@ -144,9 +144,7 @@ def test_a_shard_that_is_killed_in_the_load_is_told_with_when_why_and_what_it_to
     stdout, verdict, code = killed_in_the_load(tmp_path, "--engine", "tgi", "--model", str(model), *load)
     assert code == 5
     assert (verdict["state"], verdict["reasons"][0]["code"]) == ("FAILED", "died")
-    told = (
-        r"TGI died \d+\.\d s into the load \(.+, with 30 open requests\); Shard 0 crashed: .*transport error"
-    )
+    told = r"TGI died \d+\.\d s into the load with 30 open requests, .+; Shard 0 crashed: .*transport error"
     assert re.search(told, verdict["reasons"][0]["text"])
     assert re.search(told, stdout)
 

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from burstline.bench import fire
-from burstline.driver_processes import Pairs
+from burstline.driver_processes import Driver
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Job, Ready
 from loadgen.record.capture_store import read_captures
 from servers.messages import Target
 from workloads.request import Request
@@ -37,11 +37,13 @@ def a_driver(first: Callable[[Connection], None]) -> fire.Drivers:
     """One that does no more than `first`."""
 
     @contextmanager
-    def started(jobs: Sequence[Job], counters: Counters) -> Iterator[Pairs]:
+    def started(jobs: Sequence[Job], counters: Counters) -> Iterator[Sequence[Driver]]:
         ours, theirs = multiprocessing.Pipe()
         with ours, theirs:
             first(theirs)
-            yield [(SimpleNamespace(name="driver 0", pid=None, lost=None), ours)]
+            yield [
+                SimpleNamespace(name="driver 0", pid=None, connection=ours, send=ours.send, receive=ours.recv)
+            ]
 
     return started
 
@@ -63,7 +65,7 @@ def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
         for interrupt in interrupts:
             raise interrupt
 
-    deaf = a_driver(lambda conn: conn.send(("ready",)))
+    deaf = a_driver(lambda conn: conn.send(Ready()))
     job = job_in(tmp_path)
     load = fire.fire(job, 1, lambda pids: None, ctrl_c, deaf)
     assert load.interrupted

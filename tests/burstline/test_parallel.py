@@ -10,15 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from burstline import parallel
 from burstline.parallel import share
-from servers.host import child
 
 HERE = os.getpid()
 
 
 @pytest.fixture(autouse=True)
 def _may_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "can_fork", lambda: True)
+    monkeypatch.setattr(parallel, "can_fork", lambda: True)
 
 
 def test_two_processes_work_at_the_same_time_and_results_keep_their_order(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def _fail() -> int:
 
 
 @pytest.mark.parametrize(
-    ("where", "name", "instead"), [(child, "can_fork", lambda: False), (os, "fork", _fail)]
+    ("where", "name", "instead"), [(parallel, "can_fork", lambda: False), (os, "fork", _fail)]
 )
 def test_one_process_does_it_where_there_can_be_no_other(
     monkeypatch: pytest.MonkeyPatch, where: object, name: str, instead: Callable[[], object]

@@ -57,7 +57,7 @@ def test_a_server_that_dies_is_told_at_once_with_when_its_last_words_and_what_wa
     signs.look(at(2.75, 200, done=10))
     (line,) = told
     assert line == signs.death()
-    assert line.startswith("TGI died 2.5 s into the load (ended with exit code 1, with 20 open requests); ")
+    assert line.startswith("TGI died 2.5 s into the load with 20 open requests, ended with exit code 1; ")
     assert "Server error: transport error" in line or "Shard" in line
 
 
@@ -71,7 +71,7 @@ def test_a_process_that_ends_only_after_its_last_requests_failed_died_when_they_
     server.exit_code = 1
     assert told == []
     line = signs.death() or ""
-    assert line.startswith("TGI died 1.5 s into the load (ended with exit code 1, with 28 open requests); ")
+    assert line.startswith("TGI died 1.5 s into the load with 28 open requests, ended with exit code 1; ")
 
 
 def test_a_server_that_ended_after_a_whole_load_took_nothing_with_it() -> None:
@@ -81,7 +81,7 @@ def test_a_server_that_ended_after_a_whole_load_took_nothing_with_it() -> None:
     signs.look(replace(at(1.2, 150), failed=2))
     signs.look(replace(at(1.4, 150, done=28), failed=2))
     server.exit_code = 1
-    assert (signs.death() or "").startswith("TGI died during the load (ended with exit code 1); ")
+    assert (signs.death() or "").startswith("TGI died during the load, ended with exit code 1; ")
 
 
 def test_an_engine_that_died_under_a_launcher_that_lives_is_a_death() -> None:
@@ -91,11 +91,11 @@ def test_an_engine_that_died_under_a_launcher_that_lives_is_a_death() -> None:
 
     signs, told = watched("vllm", FrontEnd())
     cause = "EngineDeadError: a process of its engine core ended"
-    assert signs.death() == f"vLLM died during the load (its launcher lives); {cause}"
+    assert signs.death() == f"vLLM died during the load, while its launcher lives; {cause}"
     signs.look(at(1.0, 100))
     assert told == []
     signs.look(replace(at(1.5, 100), failed=30))
-    assert told == [f"vLLM died 1.5 s into the load (its launcher lives, with 30 open requests); {cause}"]
+    assert told == [f"vLLM died 1.5 s into the load with 30 open requests, while its launcher lives; {cause}"]
 
 
 def test_a_shard_that_crashed_under_a_launcher_that_lives_is_a_death() -> None:
@@ -110,7 +110,8 @@ def test_a_server_that_was_killed_is_told_by_the_name_of_the_signal() -> None:
     server.exit_code = -9
     signs.look(at(2.0, 100))
     assert told[0].startswith(
-        "llama.cpp died 2.0 s into the load (killed by SIGKILL, with 30 open requests); "
+        "llama.cpp died 2.0 s into the load with 30 open requests, killed by signal 9 (often: out of "
+        "memory); "
     )
 
 

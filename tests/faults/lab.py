@@ -18,12 +18,13 @@ import psutil
 
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Go, Job, Ready
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.record import Record
+from servers.host.child import Failed
 from servers.messages import target_at
 from servers.registry import ENGINES
 from workloads.request import Request
@@ -91,18 +92,18 @@ def shoot(
     began_s = time.monotonic()
     thread = threading.Thread(target=drive.run, args=(job, theirs))
     thread.start()
-    name, *rest = ours.recv()
-    if name == "ready":
-        ours.send(("go", time.monotonic_ns() + 5_000_000))
-        name, *rest = ours.recv()
+    message = ours.recv()
+    if isinstance(message, Ready):
+        ours.send(Go(time.monotonic_ns() + 5_000_000))
+        message = ours.recv()
     thread.join()
-    if name == "failed":
-        raise rest[0]
+    if isinstance(message, Failed):
+        raise message.error
     captures = list(read_captures(job.captures))
     batches = decoded_batches(captures, list(requests), ENGINES["vllm"].decode)
     records = [record for batch in batches for record in batch]
     time_s = time.monotonic() - began_s
-    return Shot(Counter(record.outcome for record in records), records, captures, rest[0], time_s)
+    return Shot(Counter(record.outcome for record in records), records, captures, message.report, time_s)
 
 
 @dataclass

@@ -22,13 +22,14 @@ import pytest
 
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Done, Go, Job, Ready, Stop
 from loadgen.record import http1
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures
 from loadgen.record.drive_report import DriveReport
 from loadgen.wire.exchange import Exchange
 from loadgen.wire.os_limits import ensure_fd_limit
+from servers.host.child import Failed
 from servers.messages import Target
 from servers.registry import ENGINES
 from tests.loadgen.scripted import Asked, FakeEngine, Script, Scripted, reset, serving, stream
@@ -79,14 +80,14 @@ def driven(job: Job, meanwhile: Callable[[Connection], None] = lambda conn: None
     thread = threading.Thread(target=drive.run, args=(job, theirs))
     thread.start()
     try:
-        name, *rest = ours.recv()
-        if name == "ready":
-            ours.send(("go", time.monotonic_ns() + 5 * MS))
+        message = ours.recv()
+        if isinstance(message, Ready):
+            ours.send(Go(time.monotonic_ns() + 5 * MS))
             meanwhile(ours)
-            name, *rest = ours.recv()
-        if name == "failed":
-            raise rest[0]
-        report: DriveReport = rest[0]
+            message = ours.recv()
+        if isinstance(message, Failed):
+            raise message.error
+        report: DriveReport = message.report
         return report
     finally:
         thread.join()
@@ -194,7 +195,7 @@ def test_stop_ends_the_run_at_once_with_every_request_accounted_for(tmp_path: Pa
     def stop(conn: Connection) -> None:
         while len(server.asked) < 5:
             time.sleep(0.01)
-        conn.send(("stop",))
+        conn.send(Stop())
 
     with served(hangs) as server:
         job = job_for(tmp_path, server.url, [0.0] * 5 + [60_000.0] * 20)
@@ -209,11 +210,12 @@ def test_stop_before_the_start_sends_nothing(tmp_path: Path) -> None:
         ours, theirs = multiprocessing.Pipe()
         thread = threading.Thread(target=drive.run, args=(job, theirs))
         thread.start()
-        assert ours.recv() == ("ready",)
-        ours.send(("stop",))
-        name, report = ours.recv()
+        assert ours.recv() == Ready()
+        ours.send(Stop())
+        message = ours.recv()
         thread.join()
-    assert name == "done"
+    assert isinstance(message, Done)
+    report = message.report
     assert report.t0_ns is None
     assert dict(report.failures) == {"not_sent": 5}
     assert server.asked == []
@@ -239,13 +241,13 @@ def test_stop_while_requests_are_prepared_ends_with_all_accounted_for(
         thread = threading.Thread(target=drive.run, args=(job, theirs))
         thread.start()
         assert preparing.wait(10)
-        ours.send(("stop",))
+        ours.send(Stop())
         stopped.set()
-        while (message := ours.recv())[0] == "ready":
+        while isinstance(message := ours.recv(), Ready):
             pass
         thread.join()
-    name, report = message
-    assert (name, dict(report.failures)) == ("done", {"not_sent": 200})
+    assert isinstance(message, Done)
+    assert dict(message.report.failures) == {"not_sent": 200}
     assert sorted(c.index for c in read_captures(job.captures)) == list(range(100, 300))
     assert server.asked == []
     assert n_built < 100  # what comes after the stop is not even built
@@ -270,8 +272,8 @@ def test_a_lost_orchestrator_ends_the_load_and_keeps_the_captures(tmp_path: Path
         ours, theirs = multiprocessing.Pipe()
         thread = threading.Thread(target=drive.run, args=(job, theirs))
         thread.start()
-        assert ours.recv() == ("ready",)
-        ours.send(("go", time.monotonic_ns()))
+        assert ours.recv() == Ready()
+        ours.send(Go(time.monotonic_ns()))
         while len(server.asked) < 5:
             time.sleep(0.01)
         ours.close()
@@ -379,8 +381,8 @@ def test_captures_so_far_outlive_a_killed_driver(tmp_path: Path) -> None:
         process = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path / "socket")])
         conn = listener.accept()
         conn.send(job)
-        assert conn.recv() == ("ready",)
-        conn.send(("go", time.monotonic_ns()))
+        assert conn.recv() == Ready()
+        conn.send(Go(time.monotonic_ns()))
         while len(server.asked) < 40:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)

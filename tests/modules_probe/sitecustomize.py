@@ -26,8 +26,7 @@ STARTED_AS = os.getpid()
 def role() -> str:
     if os.getpid() != STARTED_AS:
         return "forked"
-    argv = sys.orig_argv
-    return ROLES.get(argv[argv.index("-m") + 1] if "-m" in argv else "", "other")
+    return next((ROLES[word] for word in sys.orig_argv if word in ROLES), "other")
 
 
 def write(moment: str) -> None:

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from loadgen.driver import drive
 from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job
+from loadgen.driver.job import Go, Job, Ready
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
@@ -30,6 +30,7 @@ from loadgen.record.record import Record
 from loadgen.record.tables import record_table, records_of
 from loadgen.summarize import Context
 from servers.engines.truth import Truth
+from servers.host.child import Failed
 from servers.messages import Call, Target
 from servers.protocol.openai import encode_completion
 from servers.registry import ENGINES
@@ -150,14 +151,14 @@ def driven(job: Job, meanwhile: Callable[[Connection], None]) -> DriveReport:
     thread = threading.Thread(target=drive.run, args=(job, theirs))
     thread.start()
     try:
-        name, *rest = ours.recv()
-        if name == "ready":
-            ours.send(("go", time.monotonic_ns() + 20_000_000))
+        message = ours.recv()
+        if isinstance(message, Ready):
+            ours.send(Go(time.monotonic_ns() + 20_000_000))
             meanwhile(ours)
-            name, *rest = ours.recv()
-        if name == "failed":
-            raise rest[0]
-        report: DriveReport = rest[0]
+            message = ours.recv()
+        if isinstance(message, Failed):
+            raise message.error
+        report: DriveReport = message.report
         return report
     finally:
         thread.join()

@@ -22,6 +22,7 @@ from burstline.bench.load_options import checked
 from burstline.bench.load_spec import LoadSpec
 from burstline.certification import Fired, drill
 from burstline.certification import fired as fired_drill
+from loadgen.driver.job import Stop
 from loadgen.metrics.definitions import METRICS, latencies
 from loadgen.record.tables import record_table
 from loadgen.summarize import Context
@@ -79,7 +80,7 @@ def _stops(pid: int, before_s: float, stopped_s: float, after_s: float):
         time.sleep(stopped_s)
         os.kill(pid, signal.SIGCONT)
         time.sleep(after_s)
-        conn.send(("stop",))
+        conn.send(Stop())
 
     return meanwhile
 

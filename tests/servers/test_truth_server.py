@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from servers.engines.truth import Truth
-from servers.messages import EngineError, HttpReply, Target
+from servers.messages import HttpReply, Target
 from servers.protocol import sse
 from servers.registry import ENGINES
 from servers.truth import rig, script
@@ -369,24 +369,17 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_the_command_writes_its_log_at_the_end_and_ends_with_its_pipe(tmp_path):
+def test_the_command_ends_at_sigterm_and_writes_its_log(tmp_path):
     log = tmp_path / "truth.jsonl"
-    with start("--log", str(log), "--until-eof", "--script", '{"ttft_s": 0}') as process:
+    with start("--log", str(log), "--script", '{"ttft_s": 0}') as process:
         post(TruthRig(process.stdout.readline().split()[-1], process.pid), STREAM)
-        process.stdin.close()
+        process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     assert len(log.read_bytes().splitlines()) == 1
 
 
-def test_the_command_ends_at_sigterm():
-    with start() as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-
-
 def test_a_server_that_cannot_start_says_why():
-    with pytest.raises(EngineError, match="above 0"), truth_server(setup=TruthSetup(queue=_impossible())):
+    with pytest.raises(WorkloadError, match="above 0"), truth_server(setup=TruthSetup(queue=_impossible())):
         pass
 
 
@@ -462,11 +455,11 @@ def test_the_adapter_asks_and_understands_the_server():
 def test_the_launch_line_starts_this_server(tmp_path):
     from servers.launch import LaunchOptions
 
-    options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--until-eof",))
+    options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--max-model-len=99",))
     argv = Truth().launch(options).argv
     assert argv[1:] == (
         *("-P", "-m", "servers.truth", "--host", "127.0.0.1", "--port", "8123", "--model", "m"),
-        "--until-eof",
+        "--max-model-len=99",
     )
     assert Truth().root_cause("fine\nOSError: [Errno 98] Address already in use\n").startswith("OSError")
     assert Truth().root_cause("fine") is None

@@ -66,6 +66,10 @@ class Queue:
             )
         self.reset()
 
+    def __reduce__(self) -> tuple[type["Queue"], tuple[int, float, float, int]]:
+        """A copy in another process begins empty."""
+        return Queue, (self.n_servers, self.mean_s, self.cv, self.seed)
+
     def reset(self) -> None:
         """Empties the queue and starts the service times anew."""
         self._free_ns = [0] * self.n_servers

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
+from multiprocessing.connection import Connection
 
 import orjson
 
 from servers.truth import rig
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
-from tests.truth.serve import Served, serving_in_thread
+from tests.truth.serve import ScriptedServer, Served, serving_in_thread
 
 
 class TruthRig(rig.TruthRig):
@@ -40,24 +39,10 @@ def truth_server(
         with serving_in_thread(setup) as server:
             yield TruthRig(server.url)
         return
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        file.write(orjson.dumps([asdict(each) for each in setup.scripts]))
-        file.flush()
-        with rig.started("tests.truth", *arguments(setup, Path(file.name))) as started:
-            yield TruthRig(started.url, started.pid)
+    with rig.started("tests.truth.rig", setup) as started:
+        yield TruthRig(started.url, started.pid)
 
 
-def arguments(setup: TruthSetup, scripts: Path) -> list[str]:
-    """The command line of a server with this setup, its scripts lying in a file, on a free port."""
-    words = ["--port", "0", "--script", f"@{scripts}", "--dialect", setup.native, "--model", setup.model]
-    if setup.queue:
-        queue = setup.queue
-        words += ["--queue-servers", str(queue.n_servers), "--service-s", str(queue.mean_s)]
-        words += ["--service-cv", str(queue.cv), "--seed", str(queue.seed)]
-    if setup.prefix_cache:
-        words.append("--prefix-cache")
-    words += ["--max-model-len", str(setup.max_model_len)]
-    words += ["--counters-late-s", str(setup.counters_late_s), "--counters-lost", str(setup.counters_lost)]
-    if setup.max_in_flight is not None:
-        words += ["--max-in-flight", str(setup.max_in_flight), "--shed-status", str(setup.shed_status)]
-    return words
+def main(home: Connection, setup: TruthSetup) -> None:
+    """Play the setup in a child process."""
+    rig.serve(home, ScriptedServer(setup))

@@ -16,7 +16,7 @@ from servers.host import process
 from servers.host.ready import wait_ready
 from servers.host.sources import ProcessTree
 from servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
-from servers.host.watch import DISK_FULL, Watcher, spawn_watcher
+from servers.host.watch import DISK_FULL, Watcher
 from servers.launch import Launch
 from servers.messages import Target
 
@@ -83,11 +83,11 @@ def test_a_watcher_on_a_full_disk_goes_on_says_nothing_and_ends_with_its_code(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     target = Target(f"http://127.0.0.1:{process.free_port()}", "m")
-    with spawn_watcher().watch(Path("/dev/full"), engine="vllm", target=target, period_s=0.01) as watcher:
+    with Watcher().watch(Path("/dev/full"), engine="vllm", target=target, period_s=0.01) as watcher:
         assert eventually(lambda: psutil.Process(watcher.pid).nice() > 0)  # it has its task
         time.sleep(0.3)
-        assert watcher._process.poll() is None
-    assert watcher._process.returncode == DISK_FULL
+        assert watcher._child.exit_code is None
+    assert watcher._child.exit_code == DISK_FULL
     assert capfd.readouterr().err == ""
 
 
@@ -148,7 +148,7 @@ def test_a_run_is_watched_from_beside_it(tmp_path: Path) -> None:
         wait_ready(Vllm(), server, target)
         began_ns = time.monotonic_ns()
         with (
-            spawn_watcher().watch(
+            Watcher().watch(
                 path, keeper_pid=server.keeper_pid, engine="vllm", target=target, period_s=0.1
             ) as w,
             python("import time") as client,
@@ -185,7 +185,7 @@ def seen_with_client(path: Path) -> bool:
 def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
     dead = Target(f"http://127.0.0.1:{process.free_port()}", "m")
-    with spawn_watcher().watch(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
+    with Watcher().watch(path, engine="vllm", target=dead, client_pids=[os.getpid()]):
         assert eventually(lambda: path.exists() and ("engine", "*") in by_name(load_telemetry(path)))
     named = by_name(load_telemetry(path))
     assert "we did not start the server" in str(named["server", "*"][0].note)
@@ -195,26 +195,26 @@ def test_an_attached_server_without_metrics_is_recorded_as_such(tmp_path: Path) 
 
 def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
-    watcher = spawn_watcher().watch(path, period_s=0.05)
+    watcher = Watcher().watch(path, period_s=0.05)
     assert eventually(lambda: path.exists() and len(load_telemetry(path)) > 30)
     os.kill(watcher.pid, signal.SIGKILL)
     watcher.stop()
-    assert load_telemetry(path)[-1].note == "the watcher ended with exit code -9"
+    assert load_telemetry(path)[-1].note == "the watcher was killed by signal 9 (often: out of memory)"
 
 
 PARENT = """
 import sys, time
 from pathlib import Path
-from servers.host.watch import spawn_watcher
-print(spawn_watcher().watch(Path(sys.argv[1])).pid, flush=True)
+from servers.host.watch import Watcher
+print(Watcher().watch(Path(sys.argv[1])).pid, flush=True)
 time.sleep(600)
 """
 
 
 def test_a_watcher_that_was_never_told_what_to_watch_ends_quietly(capfd: pytest.CaptureFixture[str]) -> None:
-    watcher = spawn_watcher()
+    watcher = Watcher()
     watcher.stop()
-    assert watcher._process.returncode == 0
+    assert watcher._child.exit_code == 0
     assert capfd.readouterr().err == ""
 
 
@@ -231,12 +231,11 @@ def test_the_watcher_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
 def test_the_first_reading_of_the_counters_is_waited_for_before_the_load(tmp_path: Path) -> None:
     """LightLLM's `/metrics` took up to 3 s: without a baseline nothing that a load adds can be told."""
     path = tmp_path / "telemetry.jsonl"
-    with subprocess.Popen(["sleep", "60"]) as stand_in:
-        watcher = Watcher(stand_in, path)
+    with Watcher() as watcher:  # it has no task: the readings are ours
+        watcher._path = path
         assert not watcher.await_baseline(0.05)
         path.write_bytes(as_lines([Row(1, "host", "n_cpus", 2.0)]))
         assert not watcher.await_baseline(0.05)
         with path.open("ab") as log:
             log.write(as_lines([Row(2, "engine", "scrape_s", 3.0)]))
         assert watcher.await_baseline(5.0)
-        stand_in.kill()
