@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,13 +11,13 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import psutil
 import pyarrow as pa
 
 from burstline.bench.fire import OnPids, fire
 from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.load_spec import LoadSpec
 from burstline.bench.vocabulary import ASSUMED
+from burstline.machine.host_facts import CpuTime
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
@@ -95,7 +94,7 @@ def fired(drill: Drill, on_pids: OnPids = lambda _: None) -> Fired:
             captures=folder / "captures",
             counters=folder / "counters",
         )
-        before = _Cpu.now(truth)
+        before = CpuTime.now(_cpu_s(truth))
 
         def started(pids: list[int]) -> None:
             _pin(pids, cores[1:])
@@ -106,31 +105,12 @@ def fired(drill: Drill, on_pids: OnPids = lambda _: None) -> Fired:
             raise fired.error
         if fired.interrupted:
             raise KeyboardInterrupt
-        others = before.others_fraction(_Cpu.now(truth))
+        others = before.others_until(CpuTime.now(_cpu_s(truth)))
         return Fired(columns_of(_records(job.captures, drill.plan)), truth.log(), fired.reports, others)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cpu:
-    """CPU seconds so far: of the whole machine, of it busy, and of those that take part."""
-
-    all_s: float
-    busy_s: float
-    ours_s: float
-
-    @classmethod
-    def now(cls, truth: TruthRig) -> _Cpu:
-        times = psutil.cpu_times()
-        # Guests are in user time already.
-        all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        ours_s = sum(used.ru_utime + used.ru_stime for used in (own, children))
-        idle_s = times.idle + getattr(times, "iowait", 0.0)
-        return cls(all_s, all_s - idle_s, ours_s + truth.metrics()["process_cpu_seconds_total"])
-
-    def others_fraction(self, later: _Cpu) -> float:
-        busy_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
-        return max(0.0, busy_s / (later.all_s - self.all_s))
+def _cpu_s(truth: TruthRig) -> float:
+    return float(truth.metrics()["process_cpu_seconds_total"])
 
 
 def _records(captures: Path, plan: Plan) -> pa.Table:

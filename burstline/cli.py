@@ -52,6 +52,7 @@ GONE: dict[str, str] = {
     "--data-order": "rows are shuffled by --seed; --arrival replay keeps the file's order",
     "--enforce-eager": "say --cuda-graphs 0",
     "--fan-out": "an agent's branches are not simulated",
+    "--no-calibrate": "drop it: a run no longer measures this CPU; `burstline calibrate --device cpu` does",
     "--no-certify": "drop it: a run no longer certifies first; `burstline certify` does",
     "--tool-s": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
     "--tool-share": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",

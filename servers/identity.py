@@ -136,10 +136,9 @@ class Admission:
 class CpuSetup:
     """How an engine computes on this machine's CPU: by numpy, or by torch where `torch_python` has it.
 
-    `dtype` is fp32, bf16 or fp16. `host`: it is the embedded engine, whose host part can be measured too.
+    `dtype` is fp32, bf16 or fp16.
     """
 
     threads: int
     torch_python: str | None
     dtype: str
-    host: bool = False

@@ -45,13 +45,11 @@ from burstline.driver_processes import local_drivers
 from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.lean import import_tables, meanwhile
 from burstline.machine import host_facts
-from burstline.machine.hints import Hints
 from loadgen.driver.canary import TruthProcess, canary
 from loadgen.driver.job import Job
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.manifest import (
-    HardwareFacts,
     LoadFacts,
     Status,
 )
@@ -121,8 +119,10 @@ def run_experiment(settings: Settings) -> int:
             raise
         finally:
             progress.close()
-        _note_hardware(run, fired, settings.hints, progress)
         with finishing(_report_first):
+            from burstline.machine.hardware import note_hardware
+
+            note_hardware(run, settings.hints)
             progress.phase("Decoding what was captured, and writing the report")
             from burstline.bench.noise import known_for
 
@@ -151,19 +151,6 @@ def _check_what_comes_after(settings: Settings) -> None:
         from burstline.machine.hardware import check_hints
 
         check_hints(settings.hints)
-
-
-def _note_hardware(run: RunDir, fired: RunOutcome, hints: Hints, progress: Progress) -> None:
-    """What it ran on; a CPU is measured only now, when neither load nor server is there to be disturbed."""
-    from burstline.machine.hardware import note_hardware
-
-    if fired.status != "complete":
-        hints = replace(hints, calibrate=False)
-    try:
-        note_hardware(run, hints, progress.phase)
-    except KeyboardInterrupt:
-        why = "this CPU was not measured: interrupted; `burstline report RUN --device cpu` measures it"
-        run.save_manifest(replace(run.manifest, hardware=HardwareFacts(absent=why)))
 
 
 def _measured(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from burstline.machine.hints import DEVICE_FILE
+from burstline.machine.host_facts import MOST_OTHERS
 from loadgen.record.rundir import Run
 from loadgen.record.summary import Instrument
 from loadgen.record.verdict import Reason
@@ -44,8 +45,6 @@ def beside_others(
     others = instrument.others_cpu_fraction
     if isinstance(found, NotReconciled) or found.device.measured_spread is None:
         return found
-    from burstline.machine.cpu_calibration import MOST_OTHERS
-
     if isinstance(others, Absent) or others.point <= MOST_OTHERS:
         return found
     warning = f"Other processes used {others.point:.0%} of this machine meanwhile, which is part of the gap."

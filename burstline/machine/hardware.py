@@ -1,7 +1,7 @@
 """On what a run ran: its model's config and its device, determined once and kept in the run's folder.
 
-The device is the one that was named, else what the driver calls it, else this machine's CPU, measured for
-the model after the load has ended and the server is gone (`burstline/machine/cpu_calibration.py`).
+The device is the one that was named, else what the driver calls it, else this machine's CPU, where
+`burstline calibrate` has measured it for the model (`burstline/machine/cpu_calibration.py`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 import orjson
 
 from burstline.machine import host_facts
-from burstline.machine.cpu_calibration import Say, cpu_of, kept, measured
+from burstline.machine.cpu_calibration import cpu_of, how_to_calibrate, kept
 from burstline.machine.hints import DEVICE_FILE, Hints
 from loadgen.record.files import write_bytes
 from loadgen.record.manifest import LOOPBACK, HardwareFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir
-from roofline.device.calibration import load_calibration
+from roofline.device.calibration import device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from roofline.model.catalog import bundled_config, bundled_models
@@ -55,10 +55,10 @@ def check_hints(hints: Hints) -> None:
     if hints.device not in (None, "cpu"):
         load_device(str(hints.device))
     if hints.model_config is not None:
-        _config_at(hints.model_config)
+        config_at(hints.model_config)
 
 
-def note_hardware(run: RunDir, hints: Hints, say: Say, *, force: bool = True) -> None:
+def note_hardware(run: RunDir, hints: Hints, *, force: bool = True) -> None:
     """Write the manifest's `hardware`, and `device.toml` where the device is known.
 
     WorkloadError where another device than the run's own would replace it, unless `force`.
@@ -76,7 +76,7 @@ def note_hardware(run: RunDir, hints: Hints, say: Say, *, force: bool = True) ->
         else:
             if not force:
                 _refuse_another(run, hints)
-            text, device_from = _device(manifest, config, hints, run.server_log, say)
+            text, device_from = _device(manifest, config, hints, run)
             write_bytes(run.path / DEVICE_FILE, text.encode())
             facts = replace(facts, device_from=device_from)
     except (UnknownHardwareError, RooflineError) as why:
@@ -110,7 +110,7 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     earlier, server = manifest.hardware, manifest.server or ServerFacts()
     identity = manifest.identity or Identity(manifest.engine)
     if hints.model_config is not None:
-        return _config_at(hints.model_config), f"--model-config {hints.model_config}"
+        return config_at(hints.model_config), f"--model-config {hints.model_config}"
     if earlier is not None and earlier.model_config is not None:
         return earlier.model_config, earlier.model_from or "an earlier report"
     engine = ENGINES.get(manifest.engine)
@@ -120,14 +120,20 @@ def _model(manifest: Manifest, hints: Hints) -> tuple[Mapping[str, Any], str]:
     names = [name for name in (server.model_asked, identity.model, server.model) if name]
     for name in names:
         try:
-            return _config_at(name), name
+            return config_at(name), name
         except RooflineError:
             continue
     said = f"no config.json of {names[0]!r}" if names else "no model's name"
     raise UnknownHardwareError(f"{said} is at hand: name its folder or a bundled model with --model-config")
 
 
-def _config_at(name: str) -> dict[str, Any]:
+def _name_of(manifest: Manifest, hints: Hints) -> str:
+    """By which name `config_at` finds the run's model; the embedded engine's built-in one is bundled."""
+    server, identity = manifest.server or ServerFacts(), manifest.identity or Identity(manifest.engine)
+    return hints.model_config or server.model_asked or identity.model or server.model or "reference"
+
+
+def config_at(name: str) -> dict[str, Any]:
     """The config of a bundled model, a folder, a file, a GGUF file's folder, or Hugging Face's cache."""
     if name.lower() in bundled_models():
         return bundled_config(name.lower())
@@ -163,21 +169,21 @@ def _in_hub_cache(name: str) -> Path | None:
     return Path(found) if isinstance(found, str) else None
 
 
-def _device(
-    manifest: Manifest, config: Mapping[str, Any], hints: Hints, log: Path, say: Say
-) -> tuple[str, str]:
+def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:
     """The text of the device's file, and how the device is known."""
     if hints.device not in (None, "cpu"):
         return _file_of(str(hints.device)), f"--device {hints.device}"
-    text = log.read_text("utf-8", errors="replace") if log.exists() else ""
+    text = run.server_log.read_text("utf-8", errors="replace") if run.server_log.exists() else ""
     cpu = cpu_of(manifest, text, quant_of(config).activations, named=hints.device == "cpu")
     if cpu is not None:
         known = kept(cpu, config)
-        if known is None and not hints.calibrate:
+        if known is None:
             raise UnknownHardwareError(
-                "this CPU has not been measured for this model: leave out --no-calibrate"
+                "this CPU is not calibrated for this model: run "
+                f"`{how_to_calibrate(cpu, _name_of(manifest, hints))}` (20 s, once), "
+                f"then `burstline report {run.path} --device cpu`"
             )
-        return known or measured(cpu, config, say), "having been measured for this model"
+        return known, "having been measured for this model"
     server = manifest.server
     if server is not None and server.attached and urlsplit(str(server.url)).hostname not in LOOPBACK:
         raise UnknownHardwareError(f"the device behind {server.url} is not known: name it with --device")
@@ -197,6 +203,4 @@ def _file_of(name: str) -> str:
         calibration = load_calibration(name if name.endswith(".toml") else device)
     except RooflineError:  # a device file without measurements
         calibration = load_calibration(device)
-    from roofline.calibrate.calibrate import device_toml  # imports what measures, too
-
     return device_toml(device, calibration)

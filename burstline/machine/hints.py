@@ -54,13 +54,12 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """`device` is an id, a driver's name, a file of `burstline calibrate`, or "cpu": this machine's, to be
-    measured. `model_config` is a bundled model's name, or a folder or file with a config.json.
+    """`device` is an id, a driver's name, a file of `burstline calibrate`, or "cpu": this machine's, as it
+    was calibrated. `model_config` is a bundled model's name, or a folder or file with a config.json.
     """
 
     device: str | None = None
     model_config: str | None = None
-    calibrate: bool = True
     stated: Stated = field(default_factory=Stated)
 
 
@@ -70,11 +69,6 @@ def add_hints(group: argparse._ActionsContainer) -> None:
         "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
     )
     group.add_argument("--model-config", metavar="NAME|PATH", help="a bundled model, or where config.json is")
-    group.add_argument(
-        "--no-calibrate",
-        action="store_true",
-        help="do not measure this CPU when it is met for the first time",
-    )
     for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("ep", "expert")):
         group.add_argument(
             f"--{ranks}", type=int, metavar="N", help=f"{meaning}-parallel ranks of the server"
@@ -103,7 +97,7 @@ def hints_of(args: argparse.Namespace) -> Hints:
         args.draft_tokens,
         args.expert_share,
     )
-    return Hints(args.device, args.model_config, not args.no_calibrate, stated)
+    return Hints(args.device, args.model_config, stated)
 
 
 def add_cost(group: argparse._ActionsContainer) -> None:

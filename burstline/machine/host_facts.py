@@ -11,9 +11,11 @@ import resource
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Final
 
 import psutil
 
@@ -98,3 +100,32 @@ def devices() -> tuple[GpuFacts, ...]:
         return ()
     finally:
         pynvml.nvmlShutdown()
+
+
+MOST_OTHERS: Final = 0.05
+"""The share of the machine that other processes may use while it is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTime:
+    """CPU seconds so far: of the whole machine, of it busy, and of those that take part."""
+
+    all_s: float
+    busy_s: float
+    ours_s: float
+
+    @classmethod
+    def now(cls, also_ours_s: float = 0.0) -> CpuTime:
+        """This process and its ended children take part, with `also_ours_s` of others."""
+        times = psutil.cpu_times()
+        # Guests are in user time already.
+        all_s = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        ours_s = sum(each.ru_utime + each.ru_stime for each in used)
+        idle_s = times.idle + getattr(times, "iowait", 0.0)
+        return cls(all_s, all_s - idle_s, ours_s + also_ours_s)
+
+    def others_until(self, later: CpuTime) -> float:
+        """The share of the machine that other processes used."""
+        others_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
+        return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))

@@ -1,13 +1,18 @@
 """`burstline calibrate`: measure this machine for the roofline and keep the result."""
 
 import argparse
-import json
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
-from burstline import exit_codes
-from roofline.errors import RooflineError
+import orjson
 
-_MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
+from burstline import exit_codes
+from loadgen.record.files import write_bytes
+from roofline.device.calibration import device_toml, load_calibration
+from roofline.device.device import load_device
+from roofline.errors import RooflineError
+from servers.identity import CpuSetup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,32 +35,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
-    from burstline.machine.host_overhead import add_host
-    from roofline.calibrate.calibrate import cached_file, calibrate_pinned
+    from burstline import host_overhead
+    from burstline.machine.cpu_calibration import path_of
+    from burstline.machine.hardware import config_at
+    from burstline.machine.host_facts import MOST_OTHERS, CpuTime
+    from roofline.calibrate import calibrate
+    from roofline.device.calibration import cached_file
 
     _check(args)
-    config = model_config(args.model)
-    dtype = args.dtype or "bf16"
-    kind = f"{args.device}-torch-{dtype}" if args.python else args.device
-    out = args.out or cached_file(args.model, kind, args.threads, quick=args.quick)
+    config = config_at(args.model)
+    on_cpu, dtype = args.device == "cpu", args.dtype or "bf16"
+    cpu = CpuSetup(args.threads, args.python, dtype if args.python else "fp32")
+    kept = path_of(cpu, config, quick=args.quick) if on_cpu else None
+    out = args.out or kept or cached_file(args.model, args.device, args.threads, quick=args.quick)
     how = f" in {dtype} by the torch of {args.python}" if args.python else ""
     print(
         f"Measuring {args.device}, {args.threads} core(s), the products of {args.model}{how} ...", flush=True
     )
-    calibrate_pinned(
-        config,
-        out,
-        device=args.device,
-        threads=args.threads,
-        quick=args.quick,
-        torch_python=args.python,
-        dtype=dtype,
-    )
-    if args.device == "cpu" and not args.python:
-        add_host(out, json.loads(config.read_text("utf-8")), args.threads)
+    before = CpuTime.now()
+    with tempfile.TemporaryDirectory(prefix="burstline-") as name:
+        config_file, measured = Path(name, "config.json"), Path(name, "device.toml")
+        config_file.write_bytes(orjson.dumps(config))
+        calibrate.calibrate_pinned(
+            config_file,
+            measured,
+            device=args.device,
+            threads=args.threads,
+            quick=args.quick,
+            torch_python=args.python,
+            dtype=dtype,
+        )
+        if on_cpu and not args.python and host_overhead.add_host(measured, config, args.threads) is None:
+            print("The embedded engine's host was not measured: predictions leave its time out")
+        others = before.others_until(CpuTime.now())
+        text = measured.read_text("utf-8")
+        if on_cpu and others > MOST_OTHERS:
+            text = _doubted(str(measured), others)
+            print(f"Other processes used {others:.0%} of this machine meanwhile: repeat it when it is quiet")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(out, text.encode())
     _show(out)
-    print(f"Written to {out}; `burstline bound --device {out}` uses it.")
+    print(f"Written to {out}; {_used_by(out, kept)}")
     return exit_codes.DONE
+
+
+def _used_by(out: Path, kept: Path | None) -> str:
+    if out == kept:
+        return "runs of this model on this CPU use it, and so does `burstline bound --device FILE`."
+    return f"`burstline bound --device {out}` uses it."
+
+
+def _doubted(path: str, others: float) -> str:
+    """The file's device and calibration, said to be uncertain by the share that others used."""
+    device, calibration = load_device(path), load_calibration(path)
+    return device_toml(
+        replace(device, assurance=f"{device.assurance}, while others used {others:.0%} of the machine"),
+        replace(calibration, measured_spread=(calibration.measured_spread or 0.0) + others),
+    )
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -74,19 +110,7 @@ def _check(args: argparse.Namespace) -> None:
         raise RooflineError(f"--python {args.python}: expected an interpreter that has torch")
 
 
-def model_config(model: str) -> Path:
-    """The config.json of a bundled model, a folder or a file; raises where there is none."""
-    for path in (_MODELS / f"{model}.json", Path(model) / "config.json", Path(model)):
-        if path.is_file():
-            return path
-    known = ", ".join(sorted(path.stem for path in _MODELS.glob("*.json")))
-    raise RooflineError(f"no model {model!r}: give a folder with config.json, or one of {known}")
-
-
 def _show(out: Path) -> None:
-    from roofline.device.calibration import load_calibration
-    from roofline.device.device import load_device
-
     device, calibration = load_device(str(out)), load_calibration(str(out))
     print(device.name)
     for dtype, peak in device.peaks.items():

@@ -1,7 +1,6 @@
 """`burstline report`: a run's summary and page, made again from its files; or the run in another format."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from burstline.machine.hardware import check_hints, note_hardware
 
         check_hints(hints)
-        note_hardware(folder, hints, lambda words: print(words, file=sys.stderr), force=args.force)
+        note_hardware(folder, hints, force=args.force)
     write_report(folder)
     print(f"Report: {folder.report}")
     return exit_codes.DONE

@@ -11,49 +11,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from roofline.calibrate.allocator import keep_freed_memory
 from roofline.calibrate.measurements import calibrate
 from roofline.calibrate.timer import Probe
-from roofline.device.calibration import Calibration, calibration_toml
-from roofline.device.device import Device, Level, Link
+from roofline.device.calibration import device_toml
 from roofline.errors import RooflineError
 from roofline.model.families import read_config
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
-
-def device_toml(device: Device, calibration: Calibration) -> str:
-    """Both as one file, which `load_device` and `load_calibration` read."""
-    texts = ("id", "name", "vendor", "arch", "source", "assurance", "note")
-    head = [f"{name} = {json.dumps(getattr(device, name))}" for name in texts if getattr(device, name)]
-    head += [f"{name} = {value}" for name in ("n_units", "tdp_w") if (value := getattr(device, name))]
-    peaks = ", ".join(f"{dtype} = {peak:.4e}" for dtype, peak in device.peaks.items())
-    head.append(f"peak_flops_per_s = {{ {peaks} }}")
-    head += ["levels = [", *map(_inline, device.levels), "]"]
-    if device.links:
-        head += ["links = [", *map(_inline, device.links), "]"]
-    return "\n".join(head) + "\n\n" + calibration_toml(calibration, "calibration")
-
-
-def _inline(part: Level | Link) -> str:
-    """A level or a link as one line of a TOML list; what is None is left out."""
-    values = [(slot.name, getattr(part, slot.name)) for slot in fields(part)]
-    shown = (
-        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {json.dumps(value)}"
-        for name, value in values
-        if value is not None and value is not False
-    )
-    return f"    {{ {', '.join(shown)} }},"
-
-
-def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
-    """Where this machine's calibration for a model is kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
-    kind = "quick" if quick else "full"
-    return cache / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"
 
 
 def calibrate_pinned(

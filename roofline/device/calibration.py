@@ -4,6 +4,8 @@ A prediction always names its tier: 0 the ceiling, 1 defaults pooled over device
 own kernels, 3 this device's own measurement of this very shape. Formulas: `predict/kernels.py`.
 """
 
+import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -11,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from roofline.device.device import Device
+from roofline.device.device import Device, Level, Link
 from roofline.errors import RooflineError
 from roofline.model.step import Step
 
@@ -382,3 +384,34 @@ def _toml(value: object) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def device_toml(device: Device, calibration: Calibration) -> str:
+    """Both as one file, which `load_device` and `load_calibration` read."""
+    texts = ("id", "name", "vendor", "arch", "source", "assurance", "note")
+    head = [f"{name} = {json.dumps(getattr(device, name))}" for name in texts if getattr(device, name)]
+    head += [f"{name} = {value}" for name in ("n_units", "tdp_w") if (value := getattr(device, name))]
+    peaks = ", ".join(f"{dtype} = {peak:.4e}" for dtype, peak in device.peaks.items())
+    head.append(f"peak_flops_per_s = {{ {peaks} }}")
+    head += ["levels = [", *map(_inline, device.levels), "]"]
+    if device.links:
+        head += ["links = [", *map(_inline, device.links), "]"]
+    return "\n".join(head) + "\n\n" + calibration_toml(calibration, "calibration")
+
+
+def _inline(part: Level | Link) -> str:
+    """A level or a link as one line of a TOML list; what is None is left out."""
+    values = [(slot.name, getattr(part, slot.name)) for slot in fields(part)]
+    shown = (
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {json.dumps(value)}"
+        for name, value in values
+        if value is not None and value is not False
+    )
+    return f"    {{ {', '.join(shown)} }},"
+
+
+def cached_file(model: str, device: str, threads: int, *, quick: bool) -> Path:
+    """Where this machine's calibration for a model is kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "burstline"
+    kind = "quick" if quick else "full"
+    return cache / f"device-{Path(model).name}-{device.replace(':', '')}-{threads}-{kind}.toml"

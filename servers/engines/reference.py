@@ -87,7 +87,7 @@ class Reference(Vllm):
     def cpu_setup(self, identity: Identity, argv: Sequence[str], log: str) -> CpuSetup | None:
         del argv, log
         threads = identity.raw.get("threads")
-        return CpuSetup(threads if isinstance(threads, int) else 1, None, "fp32", host=True)
+        return CpuSetup(threads if isinstance(threads, int) else 1, None, "fp32")
 
     def root_cause(self, log: str) -> str | None:
         return next(reversed(_CAUSE.findall(log)), None)

@@ -81,7 +81,7 @@ def one_run(made: Lab, out: Path, where: tuple[str, ...], n_tokens: int) -> tupl
             "1000",
         ]
         words += ["--requests", str(N_REQUESTS), "--output-tokens", str(n_tokens), "--out", str(out)]
-        words += ["--no-calibrate", "-q", *where]
+        words += ["-q", *where]
         began_s = time.monotonic()
         done = subprocess.run(
             made.command(made.hosts[0], words), env=made.env(), capture_output=True, text=True

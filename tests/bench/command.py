@@ -195,7 +195,7 @@ def ended(args: argparse.Namespace, title: str, argv: Sequence[str], rows: Rows,
 def of_burstline(args: argparse.Namespace, tokenizer: Path, folder: Path) -> Callable[[int, Rows], None]:
     """One round of all rows of ours."""
     ours = [sys.executable, "-m", "burstline"]
-    words = "run --engine vllm --url http://127.0.0.1:PORT --model truth -q --no-calibrate"
+    words = "run --engine vllm --url http://127.0.0.1:PORT --model truth -q"
     words += f" --requests {args.streams} --prompt-tokens 512 --output-tokens {args.output_tokens}"
     run = [*ours, *words.split(), "--tokenizer", str(tokenizer), "--out"]
 

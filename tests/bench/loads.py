@@ -35,7 +35,7 @@ from tests.truth.script import Script
 from tests.workloads import made_files
 
 MS = 1e6
-BARE = ("--no-calibrate", "-q")
+BARE = "-q"
 
 
 def command(out: Path, truth: TruthRig, *load: str) -> list[str]:

@@ -64,7 +64,7 @@ class Tool:
 
 
 def _burstline(load: Load, bin_: Path) -> list[str]:
-    words = f"-m burstline run --engine vllm --url {load.url} --model truth --no-calibrate -q"
+    words = f"-m burstline run --engine vllm --url {load.url} --model truth -q"
     words += f" --requests {load.n_streams} --prompt-tokens {load.n_prompt_tok}"
     words += f" --output-tokens {load.n_output_tok}"
     return [f"{bin_}/python", *words.split(), "--tokenizer", str(load.tokenizer), "--out", str(load.out)]

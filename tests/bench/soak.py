@@ -48,7 +48,7 @@ def main() -> int:
 
 def soak(folder: Path, duration_s: float, rate: float) -> int:
     command = [sys.executable, "-m", "burstline", "run", "--engine", "truth", "-q"]
-    command += ["--no-calibrate", "--arrival", "constant", "--rate", str(rate), "--out", str(folder)]
+    command += ["--arrival", "constant", "--rate", str(rate), "--out", str(folder)]
     command += ["--requests", str(int(rate * duration_s)), "--prompt-tokens", "32", "--output-tokens", "8"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     memory: Samples = defaultdict(list)

@@ -95,7 +95,7 @@ def _many(folder: Path) -> Run:
 
 
 def _held_to_its_hardware(run: Run) -> Run:
-    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"), lambda _: None)
+    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"))
     write_report(RunDir(run.path))
     return open_run(run.path)
 

@@ -16,7 +16,6 @@ LOAD = [
     "32",
     "--output-tokens",
     "16",
-    "--no-calibrate",
     "-q",
 ]
 

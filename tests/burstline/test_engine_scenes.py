@@ -36,7 +36,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def burstline(out: Path, *words: str) -> tuple[str, str, Run]:
     """What a whole run printed, what it told meanwhile, and its folder."""
-    argv = [sys.executable, "-m", "burstline", "run", "--no-calibrate", "--out", str(out)]
+    argv = [sys.executable, "-m", "burstline", "run", "--out", str(out)]
     environment = os.environ | {"XDG_CACHE_HOME": str(out.with_name("cache"))}
     done = subprocess.run([*argv, *words], env=environment, capture_output=True, text=True, timeout=100)
     print(f"$ burstline run {' '.join(words)}", done.stderr, done.stdout, sep="\n")
@@ -207,7 +207,7 @@ def test_a_rank_that_dies_unnoticed_is_told_after_the_first_stall_of_all_streams
 def killed_in_the_load(tmp_path: Path, *words: str) -> tuple[str, dict[str, Any], int]:
     """What a run printed whose known-truth server was killed in the load, its verdict and its exit code."""
     out = tmp_path / "runs"
-    argv = [sys.executable, "-m", "burstline", "run", "--no-calibrate", "--out", str(out)]
+    argv = [sys.executable, "-m", "burstline", "run", "--out", str(out)]
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     with subprocess.Popen(
         [*argv, *words], env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -49,7 +49,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def command(out: Path, name: str, model: Path, *flags: str) -> list[str]:
-    fast = ("--no-calibrate", "--no-canary", "--warmup", "0")
+    fast = ("--no-canary", "--warmup", "0")
     run = (sys.executable, "-m", "burstline", "run", *fast, "--out", str(out))
     return [*run, "--engine", name, "--model", str(model), *EAGER[name], *flags]
 

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from burstline import host_overhead
 from burstline.bench.fire import DriveOutcome
 from burstline.bench.load_spec import LoadSpec
-from burstline.machine import host_overhead
-from burstline.machine.host_overhead import BURST, add_host, fit_of, host_fit
-from roofline.calibrate.calibrate import device_toml
-from roofline.device.calibration import HostFit, load_calibration
+from burstline.host_overhead import BURST, add_host, fit_of, host_fit
+from roofline.device.calibration import HostFit, device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.model.step import Step
 from servers.messages import EngineError

@@ -16,6 +16,7 @@ from servers.host.ready import wait_ready
 from servers.launch import LaunchOptions
 from servers.messages import Target
 from servers.registry import ENGINES
+from tests.burstline.calibrated import calibrated
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
@@ -52,7 +53,7 @@ def fired(out: Path, *argv: str) -> Run:
     done = burstline("run", "-q", "--out", str(out), *argv)
     runs = list(out.glob("*/manifest.json"))
     assert runs, done.stderr
-    run = open_run(runs[0].parent)
+    run = calibrated(open_run(runs[0].parent))
     assert run.summary is not None, done.stderr
     return run
 

@@ -10,12 +10,14 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from burstline import host_overhead
 from burstline.bench.report import write_report
 from burstline.cli import main
-from burstline.machine import cpu_calibration, hardware, host_overhead
+from burstline.machine import cpu_calibration, hardware
 from burstline.machine.efficiency import reconciled
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
+from burstline.machine.host_facts import CpuTime
 from burstline.machine.roofline_input import _logged, seen_in
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
@@ -23,8 +25,7 @@ from loadgen.record.rundir import RunDir, open_run
 from reports.digest import overview
 from reports.formats.text import text
 from roofline.calibrate import calibrate
-from roofline.calibrate.calibrate import device_toml
-from roofline.device.calibration import HostFit, load_calibration
+from roofline.device.calibration import HostFit, device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from servers.identity import CpuSetup, Identity
@@ -32,10 +33,6 @@ from tests.reports import synthetic
 
 ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")
 LOCAL = ServerFacts(url="http://127.0.0.1:8000", attached=True, model="served")
-
-
-def quiet(_):
-    """Progress that nobody reads."""
 
 
 @pytest.fixture
@@ -55,7 +52,7 @@ def run(tmp_path):
 
 def noted(run, hints=ON_H100, **facts):
     run.save_manifest(replace(run.manifest, **facts))
-    note_hardware(run, hints, quiet)
+    note_hardware(run, hints)
     return reconciled(open_run(run.path)).to_json()
 
 
@@ -126,7 +123,7 @@ def test_a_run_of_another_device_keeps_it_unless_forced(run, monkeypatch, capsys
     own = (run.path / DEVICE_FILE).read_bytes()
     for device, words in (("a100-sxm4-80g", "would become a100-sxm4-80g"), ("cpu", "this machine's")):
         run.save_manifest(replace(run.manifest, host=HostFacts(cpu="another CPU")))
-        assert main(["report", str(run.path), "--device", device, "--no-calibrate"]) == 2
+        assert main(["report", str(run.path), "--device", device]) == 2
         assert words in (said := capsys.readouterr().err)
         assert "--force" in said
         assert (run.path / DEVICE_FILE).read_bytes() == own
@@ -198,7 +195,7 @@ REFERENCE = Identity("reference", model="reference", dtype="float32", raw={"thre
 STARTED = ServerFacts(attached=False, argv=("python",))
 
 
-def on_cpu(run, hints, said=quiet):
+def on_cpu(run, hints):
     """What a new run at the embedded engine notes."""
     (run.path / DEVICE_FILE).unlink(missing_ok=True)
     run.save_manifest(
@@ -206,22 +203,24 @@ def on_cpu(run, hints, said=quiet):
             run.manifest, engine="reference", identity=REFERENCE, server=STARTED, devices=(), hardware=None
         )
     )
-    note_hardware(run, hints, said)
+    note_hardware(run, hints)
     return run.manifest.hardware
 
 
-def test_a_cpu_that_was_never_measured_is_left_alone_where_asked(run, tmp_path, monkeypatch):
+def test_a_cpu_that_was_never_measured_is_left_alone_and_the_command_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert "--no-calibrate" in on_cpu(run, Hints(calibrate=False)).absent
+    absent = on_cpu(run, Hints()).absent
+    assert "`burstline calibrate --device cpu --quick --model reference --threads 1`" in absent
+    assert f"`burstline report {run.path} --device cpu`" in absent
     assert not (run.path / DEVICE_FILE).exists()
 
 
-@pytest.mark.parametrize(("others", "n_measured"), [(0.0, 1), (0.5, 2)], ids=["quiet", "busy"])
-def test_a_cpu_is_measured_once_and_kept_unless_others_were_in_the_way(
-    run, tmp_path, monkeypatch, others, n_measured
+@pytest.mark.parametrize("others", [0.0, 0.5], ids=["quiet", "busy"])
+def test_a_run_uses_what_calibrate_kept_for_its_model_and_no_other(
+    run, tmp_path, monkeypatch, others, capsys
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    asked, hosts, said = [], [], []
+    asked, hosts = [], []
 
     def measured(config, out, **how):
         asked.append((json.loads(config.read_text())["hidden_size"], how))
@@ -229,14 +228,21 @@ def test_a_cpu_is_measured_once_and_kept_unless_others_were_in_the_way(
 
     monkeypatch.setattr(calibrate, "calibrate_pinned", measured)
     monkeypatch.setattr(host_overhead, "add_host", lambda _, *shape: hosts.append(shape))
-    monkeypatch.setattr(cpu_calibration._CpuTime, "others_until", lambda *_: others)
-    first = on_cpu(run, Hints(), said.append)
-    assert on_cpu(run, Hints(), said.append) == first
-    assert asked == [(64, {"threads": 1, "quick": True, "torch_python": None, "dtype": "fp32"})] * n_measured
-    assert [(shape["vocab_size"], threads) for shape, threads in hosts] == [(512, 1)] * n_measured
-    assert "Measuring this CPU" in said[0]
-    assert "host was not measured" in said[1]
+    monkeypatch.setattr(CpuTime, "others_until", lambda *_: others)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({**CONFIG, "model_type": "llama"}))
+    assert main(["calibrate", "--model", str(model), "--quick"]) == 0
+    how = {"device": "cpu", "threads": 1, "quick": True, "torch_python": None, "dtype": "bf16"}
+    assert asked == [(64, how)]
+    assert [(shape["vocab_size"], threads) for shape, threads in hosts] == [(512, 1)]
+    said = capsys.readouterr().out
+    assert "host was not measured" in said
+    assert ("repeat it when it is quiet" in said) == (others > 0)
+    assert on_cpu(run, Hints()).device_from == "having been measured for this model"
     assert ("while others used 50%" in (run.path / DEVICE_FILE).read_text()) == (others > 0)
+    assert on_cpu(run, Hints(model_config="llama-2-7b")).absent
+    assert len(asked) == 1
 
 
 def test_only_the_engine_whose_host_was_measured_is_charged_for_it(run, tmp_path):

@@ -22,6 +22,7 @@ from loadgen.record.rundir import Run, open_run
 from roofline.model.step import Step
 from roofline.predict.simulate import simulate
 from roofline.reconcile.inputs import StepSeen
+from tests.burstline.calibrated import calibrated
 from tests.servers.tiny_model import make_tiny_model
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
@@ -37,7 +38,7 @@ def fired(out, *argv: str, timeout_s: float = 400) -> Run:
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, check=False)
     runs = list(out.glob("*/manifest.json"))
     assert runs, done.stderr
-    return open_run(max(runs, key=lambda path: path.stat().st_mtime_ns).parent)
+    return calibrated(open_run(max(runs, key=lambda path: path.stat().st_mtime_ns).parent), env)
 
 
 def others_in(run: Run) -> float:

@@ -56,7 +56,7 @@ def completions(asked: list[tuple[str, Any]]) -> Iterator[str]:
 
 def run(out: Path, *words: str) -> int:
     load = ("--requests", "12", "--prompt-tokens", "64", "--output-tokens", "4")
-    return cli.main(["run", "--no-calibrate", "-q", "--out", str(out), *load, *words])
+    return cli.main(["run", "-q", "--out", str(out), *load, *words])
 
 
 def test_an_engine_can_be_asked_through_the_chat_endpoint_and_keeps_its_start_and_its_gauges() -> None:
@@ -210,7 +210,7 @@ def test_rows_of_data_and_of_a_trace_are_sampled_and_dressed_like_other_requests
     else:
         rows = ("--trace", str(ROWS / "trace.jsonl"), "--trace-speed", "20", "--requests", "8")
     with completions(asked) as url:
-        words = ("run", "--no-calibrate", "-q", "--out", str(tmp_path / "runs"))
+        words = ("run", "-q", "--out", str(tmp_path / "runs"))
         how = ("--temperature", "0.7", "--top-p", "0.9", "--extra-body", '{"min_p": 0.2}')
         server = ("--engine", "vllm", "--vocab-size", "1000", "--url", url, "--header", "X-Team: blue")
         assert cli.main([*words, "--requests", "8", "--seed", "3", *rows, *how, *server]) in (0, 4)

@@ -88,7 +88,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def run(out: Path, *words: str) -> Run:
     """The run of such a load; a client that is too slow on a busy machine makes it no failure."""
     load = ("--requests", str(N), "--prompt-tokens", "32", "--output-tokens", "8", "--model", "tiny")
-    quiet = ("--no-calibrate", "--no-canary", "-q", "--out", str(out))
+    quiet = ("--no-canary", "-q", "--out", str(out))
     assert cli.main(["run", "--engine", "vllm", *load, *quiet, *words]) in (0, 4)
     (folder,) = out.iterdir()
     return open_run(folder)
@@ -111,7 +111,7 @@ def test_adapters_answer_differently_and_requests_name_them_in_turn(server: Serv
     assert len(set(texts.values())) == 3
     assert outcomes(run(tmp_path / "both", "--url", server.url, "--lora", "one,two")) == {"ok": N}
     words = ["run", "--engine", "vllm", "--url", server.url, "--model", "tiny", "--requests", "4", "-q"]
-    lost = cli.main([*words, "--lora", "three", "--no-calibrate", "--out", str(tmp_path / "x")])
+    lost = cli.main([*words, "--lora", "three", "--out", str(tmp_path / "x")])
     assert lost != 0  # vLLM knows no adapter of that name, so the name reached it
 
 
@@ -185,7 +185,7 @@ def test_tls_by_an_authority_of_ones_own_and_headers_reach_the_server_behind_ngi
         assert outcomes(run(tmp_path / "any", "--url", url, "--insecure")) == {"ok": N}
         words = ["run", "--engine", "vllm", "--url", url, "--model", "tiny", "--requests", "4", "-q"]
         capfd.readouterr()
-        code = cli.main([*words, "--no-calibrate", "--out", str(tmp_path / "not")])
+        code = cli.main([*words, "--out", str(tmp_path / "not")])
         error = capfd.readouterr().err
     assert code != 0
     print(error)

@@ -23,7 +23,7 @@ from tests.truth.rig import truth_server
 from tests.truth.script import Script
 
 SMALL = ("--prompt-tokens", "64", "--output-tokens", "8")
-BARE = ("--no-calibrate",)
+BARE = ()
 LONG = ("--prompt-tokens", "256", "--output-tokens", "400", "--requests", "60")
 
 

@@ -48,7 +48,7 @@ def run_at(made: Lab, folder: Path, prompt_tok: int, name: str):
             assert "8000" in server.stdout.readline()
             load = ["--requests", str(N), "--arrival", "constant", "--rate", "20", "--output-tokens", "8"]
             load += ["--prompt-tokens", str(prompt_tok), "--out", str(folder / name)]
-            load += ["--no-calibrate", "-q"]
+            load += ["-q"]
             url = f"http://{made.address(far)}:8000"
             argv = [sys.executable, "-m", "burstline", "run", "--engine", "truth", "--url", url, *load]
             done = made.run(near, argv)

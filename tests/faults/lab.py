@@ -197,7 +197,7 @@ def _rss(process: psutil.Process) -> int:
 
 def burstline(out_dir: Path, *args: str, timeout_s: float = 120.0, **more: object) -> Ended:
     """`burstline run ARGS`, to its end."""
-    argv = ("run", "--out", str(out_dir), "--no-calibrate", *args)
+    argv = ("run", "--out", str(out_dir), *args)
     return Command(out_dir, *argv, **more).end(timeout_s)  # type: ignore[arg-type]
 
 

@@ -195,7 +195,7 @@ def test_what_a_server_says_is_harmless_in_every_format(tmp_path: Path) -> None:
 def shell(line: str, **env: str) -> tuple[int, str, float]:
     """`burstline run` at the truth server within a shell's line, where $RUN stands."""
     load = "--requests 20 --prompt-tokens 8 --output-tokens 4"
-    words = f"{sys.executable} -P -m burstline run --engine truth --no-calibrate {load}"
+    words = f"{sys.executable} -P -m burstline run --engine truth {load}"
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RUN": words, **env}
     # Root may write anywhere, unless it gives up that right.
     environment["UNPRIVILEGED"] = (

@@ -30,7 +30,7 @@ SMALL = ("--requests", "40", "--prompt-tokens", "8", "--output-tokens", "4")
 N_SIGNALS = int(os.environ.get("LAB_SIGNALS", "6"))
 """Moments for each signal; set LAB_SIGNALS=24 for a thorough search, LAB_SEED for other moments."""
 HANG_S = 10.0
-PHASES = {"prepare": 0.02, "decode": 0.5, "report": 0.3, "certify": 3.0, "start": 0.3, "load": 1.5}
+PHASES = {"prepare": 0.02, "decode": 0.5, "report": 0.3, "start": 0.3, "load": 1.5}
 """Each must be met by a thorough search: so long after its begin, at most, an aimed signal is sent."""
 N_THOROUGH = 20
 FROM_LOAD_ON = ("load", "decode", "summarise", "report", "end")
@@ -50,10 +50,10 @@ def verdict(run: Path) -> str:
 # Signals.
 
 
-def certified(out: Path, cache: Path) -> Command:
-    """A whole run: certify, start, prepare, load, decode, report."""
+def whole_run(out: Path, cache: Path) -> Command:
+    """A whole run: start, prepare, load, decode, report."""
     load = ("--requests", "300", "--rate", "200", "--prompt-tokens", "8", "--output-tokens", "8", "-q")
-    argv = ("run", "--out", str(out), "--engine", "truth", "--no-calibrate", *load)
+    argv = ("run", "--out", str(out), "--engine", "truth", *load)
     return Command(out, *argv, XDG_CACHE_HOME=str(cache))
 
 
@@ -81,13 +81,13 @@ def phase_of(out: Path) -> str:
     ):
         if name in names:
             return phase
-    return "certify"
+    return "begin"
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL"])
 def test_a_signal_at_any_moment_ends_all_and_leaves_a_readable_folder(name: str, tmp_path: Path) -> None:
     number = getattr(signal, name)
-    whole_s = certified(tmp_path / "whole", tmp_path / "cache-whole").end().time_s
+    whole_s = whole_run(tmp_path / "whole", tmp_path / "cache").end().time_s
     rng = random.Random(f"{name} {os.environ.get('LAB_SEED', 0)}")
     phases: Counter[str] = Counter()
     bad: list[str] = []
@@ -97,9 +97,7 @@ def test_a_signal_at_any_moment_ends_all_and_leaves_a_readable_folder(name: str,
     aims = [next(turns) if k % 2 else None for k in range(N_SIGNALS)]
     for k, aim in enumerate(aims):
         out = tmp_path / str(k)
-        # Some with a certificate at hand, so that the load and what follows get their share of the moments.
-        is_certified = k % 4 == 0 or aim not in (None, "certify")
-        command = certified(out, tmp_path / ("cache-whole" if is_certified else f"cache-{k}"))
+        command = whole_run(out, tmp_path / "cache")
         if aim is None:
             time.sleep(whole_s * (k + rng.random()) / N_SIGNALS)
         else:
@@ -156,7 +154,7 @@ def problems(ended: Ended, was_alive: bool, phase: str, number: int, took_s: flo
 
 
 def test_two_interrupts_in_a_row_end_it(tmp_path: Path) -> None:
-    command = certified(tmp_path / "out", tmp_path / "cache")
+    command = whole_run(tmp_path / "out", tmp_path / "cache")
     time.sleep(3.0)
     command.send(signal.SIGINT)
     time.sleep(0.05)
@@ -177,7 +175,7 @@ def test_two_interrupts_in_a_row_end_it(tmp_path: Path) -> None:
 def killed_part(tmp_path: Path, module: str) -> tuple[Ended, Path]:
     load = ("--requests", "400", "--rate", "100", "--prompt-tokens", "8", "--output-tokens", "4", "-q")
     out = tmp_path / "out"
-    argv = ("run", "--out", str(out), "--engine", "truth", "--no-calibrate", *load)
+    argv = ("run", "--out", str(out), "--engine", "truth", *load)
     command = Command(out, *argv)
     deadline_s = time.monotonic() + 40
     while phase_of(out) != "load" and time.monotonic() < deadline_s:
@@ -321,7 +319,7 @@ def test_a_full_disk_is_one_line_and_what_was_captured_is_kept(
     mount.mkdir()
     inside = (
         f"mount -t tmpfs -o size={room_kb}k tmpfs {mount} && {sys.executable} -P -m burstline run --engine truth "
-        f"--no-calibrate --requests 3000 --prompt-tokens 400 --output-tokens 40 --out {mount}/runs -q; code=$?; "
+        f"--requests 3000 --prompt-tokens 400 --output-tokens 40 --out {mount}/runs -q; code=$?; "
         f"cp -r {mount}/runs {tmp_path}/copy; exit $code"
     )
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -397,7 +395,7 @@ def exported(run: Path, folder: Path) -> str:
 
 def test_planted_secrets_are_in_no_file_of_a_run_that_started_the_engine(tmp_path: Path) -> None:
     command_args = (
-        "run", "--out", str(tmp_path / "out"), "--engine", "truth", "--no-calibrate", *SMALL,
+        "run", "--out", str(tmp_path / "out"), "--engine", "truth", *SMALL,
         "--", "--model", f"https://user:{quote(PLANTED['password'], safe='')}@hub/m?token={PLANTED['query']}",
     )  # fmt: skip
     began_s = time.monotonic()
@@ -654,7 +652,7 @@ def test_leftovers_in_the_temporary_folder(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     out = tmp_path / "out"
-    argv = ("run", "--out", str(out), "--engine", "truth", "--no-calibrate", *SMALL, "-q")
+    argv = ("run", "--out", str(out), "--engine", "truth", *SMALL, "-q")
     for signal_name in ("SIGKILL", "SIGTERM"):
         command = Command(out, *argv, TMPDIR=str(temporary))
         deadline_s = time.monotonic() + 40

@@ -18,6 +18,7 @@ from loadgen.record.manifest import SCHEMA
 from loadgen.record.rundir import open_run
 from reports.digest import headline
 from reports.formats.text import text
+from tests.burstline.calibrated import calibrated
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")
 TARGETS = ("--slo", "ttft.p50<=60s", "--slo", "ttft.p50<=1ms", "--slo", "ttft<=60s")
@@ -30,6 +31,7 @@ def main() -> None:
         argv = [sys.executable, "-m", "burstline", "run", "-q", "--engine", "reference", "--out", folder]
         subprocess.run([*argv, *LOAD, *TARGETS], stdout=subprocess.DEVNULL)
         (made,) = Path(folder).iterdir()
+        calibrated(open_run(made))
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(*DERIVED))
         scrub(target, {str(made): "run", folder: "runs", sys.executable: "python"})

@@ -57,7 +57,7 @@ def loaded_by_a_run(
         "BURSTLINE_MODULES_TO": str(notes),
         "HF_HUB_OFFLINE": "1",
     }
-    where = ["--engine", "truth", "--no-calibrate", "--out", str(folder / "runs")]
+    where = ["--engine", "truth", "--out", str(folder / "runs")]
     where += ["--url", truth.url] if truth else []
     command = [sys.executable, "-m", "burstline", "run", *where, *argv]
     with subprocess.Popen(

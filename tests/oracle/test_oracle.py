@@ -57,7 +57,7 @@ def fired(wanted: Draw, folder: Path) -> tuple[Path, list[Served], str]:
         servers = [stack.enter_context(truth_server(scripts, setup=setup)) for _ in range(wanted.n_servers)]
         url = ",".join(server.url for server in servers)
         words = ["--url", url, "--engine", "truth", *words]
-        quiet = ["--no-calibrate", "-q", "--out", str(folder / "runs")]
+        quiet = ["-q", "--out", str(folder / "runs")]
         code = cli.main(["run", *quiet, *words])
         rows = [row for server in servers for row in server.log()]
     command = f"draw {wanted.seed} ({wanted.kind}): burstline run {shlex.join(words)}"
@@ -153,7 +153,7 @@ STEADY = script_from({"ttft_s": 0.08, "gaps_s": 0.01, "usage": "final"})
 def begun(folder: Path, server: TruthRig, n: int) -> Iterator[psutil.Popen]:
     """A run in a process of its own, once so many of its requests have come to the server."""
     words = ["run", "--url", server.url, "--engine", "truth", *ENDLESS, "--slo", "ttft<=1s"]
-    quiet = ["--no-calibrate", "-q", "--out", str(folder / "runs")]
+    quiet = ["-q", "--out", str(folder / "runs")]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with psutil.Popen([sys.executable, "-m", "burstline", *words, *quiet], **silent) as process:
         while sum(row.index is not None for row in server.log()) < n:

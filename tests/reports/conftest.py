@@ -35,6 +35,6 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def metal(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Two hundred requests, held against an H100."""
     run = synthetic.finished_run(tmp_path_factory.mktemp("metal"), synthetic.records(n=200, output_tok=16))
-    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"), lambda _: None)
+    note_hardware(RunDir(run.path), Hints("h100-sxm5-80g", "llama-2-7b"))
     write_report(RunDir(run.path))
     return open_run(run.path)

@@ -1,5 +1,6 @@
 """Measuring a machine: levels out of a curve, a file that loads again, a probe that really computes."""
 
+import json
 import sys
 import time
 
@@ -7,13 +8,14 @@ import numpy as np
 import pytest
 
 from research.accuracy_serving import bundled_model
-from roofline.calibrate.calibrate import cached_file, calibrate_pinned, device_toml
+from roofline.calibrate.calibrate import calibrate_pinned
 from roofline.calibrate.measurements import calibrate, levels_of
 from roofline.calibrate.probe_numpy import NumpyProbe
 from roofline.calibrate.probe_remote import RemoteProbe
-from roofline.device.calibration import load_calibration
+from roofline.device.calibration import cached_file, device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
+from roofline.model.catalog import bundled_config
 from roofline.model.ops import Step, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
@@ -159,9 +161,9 @@ def test_the_cache_keeps_models_devices_and_cores_apart(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_this_machine_is_measured_in_a_process_of_its_own(tmp_path):
-    from burstline.verbs.calibrate import model_config
-
-    out = calibrate_pinned(model_config("reference"), tmp_path / "d.toml", quick=True)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(bundled_config("reference")))
+    out = calibrate_pinned(config, tmp_path / "d.toml", quick=True)
     assert load_device(str(out)).peaks["fp32"] > 1e8
     assert load_calibration(str(out)).measured_spread is not None
 

@@ -23,8 +23,7 @@ from burstline.bench.load_spec import LoadSpec
 from burstline.bench.server_session import Where, serving
 from burstline.machine.roofline_input import step_of
 from loadgen.wire.os_limits import ensure_fd_limit
-from roofline.calibrate.calibrate import device_toml
-from roofline.device.calibration import Calibration, HostFit, load_calibration
+from roofline.device.calibration import Calibration, HostFit, device_toml, load_calibration
 from roofline.device.device import Device, load_device
 from roofline.model.families import read_config
 from roofline.model.parallel import Parallel
