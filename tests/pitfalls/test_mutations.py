@@ -57,8 +57,8 @@ MUTATIONS = (
     Mutation(
         "a chunk is a token where nobody counts",
         record._tokens,
-        "said[0] if said else (None, None)",
-        'said[0] if said else ("events", len(events))',
+        "known_totals[0] if known_totals else (None, None)",
+        'known_totals[0] if known_totals else ("events", len(events))',
         LOADGEN + "test_record.test_without_any_count_chunks_are_not_taken_for_tokens",
     ),
     Mutation(
