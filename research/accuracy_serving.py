@@ -22,7 +22,7 @@ from roofline.device.calibration import (
     with_host,
 )
 from roofline.device.device import Device, load_device
-from roofline.model.catalog import load_model
+from roofline.model.families import load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, ModelShape
 from roofline.predict.predict import Clock, Deployment

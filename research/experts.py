@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from research.held_out import held_out
 from research.kernel_tables import device_of
-from roofline.calibrate.search import held_out, log_errors, search, spread_of
+from roofline.calibrate.fitting import log_errors, search, spread_of
 from roofline.device.calibration import Calibration, GemmFit, Spread
 from roofline.device.device import Device
 from roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant

@@ -17,6 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from research.experts import expert_fits
+from research.held_out import held_out
 from research.kernel_tables import (
     POOLED,
     GemmTable,
@@ -31,8 +32,7 @@ from research.kernel_tables import (
     prefill_rows,
     versions,
 )
-from roofline.calibrate.gemm_fit import Rows, fit_gemm
-from roofline.calibrate.search import held_out, log_errors, search, spread_of
+from roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
 from roofline.device.calibration import (
     Calibration,
     DecodeFit,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from roofline.calibrate.gemm_fit import Rows
+from roofline.calibrate.fitting import Rows
 from roofline.device.device import Device, load_device
 from roofline.errors import RooflineError
 from roofline.predict.bound import CACHE_REACH

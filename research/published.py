@@ -10,7 +10,7 @@ import numpy as np
 
 from roofline.device.calibration import load_calibration, stack_host
 from roofline.device.device import load_device
-from roofline.model.catalog import load_model
+from roofline.model.families import load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.deployment import UniformBatch, latency_s, phase_bounds

@@ -25,7 +25,7 @@ from research.check import errors
 from roofline.device.calibration import Calibration, HostFit, generic, load_calibration, stack_host
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model.catalog import load_model
+from roofline.model.families import load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, Quant
 from roofline.predict.capacity import room

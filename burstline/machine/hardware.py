@@ -24,8 +24,7 @@ from loadgen.record.rundir import RunDir
 from roofline.device.calibration import device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model.catalog import bundled_config, bundled_models
-from roofline.model.families import quant_of
+from roofline.model.families import bundled_config, bundled_models, quant_of
 from roofline.model.shapes import ELEMENT_BYTES, QUANTS
 from servers.identity import Identity
 from servers.registry import ENGINES

@@ -22,8 +22,7 @@ from roofline.model.step import Step
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits
 from roofline.reconcile import inputs
-from roofline.reconcile.inferred_steps import Streamed, steps_seen
-from roofline.reconcile.inputs import Known, Setup, StepSeen
+from roofline.reconcile.inputs import Known, Setup, StepSeen, Streamed, steps_seen
 from servers.identity import Admission
 from servers.registry import ENGINES
 

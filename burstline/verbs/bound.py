@@ -15,7 +15,7 @@ from reports.formats.bound_text import compared, told
 from roofline.device.calibration import Calibration, load_calibration
 from roofline.device.device import Device, load_device
 from roofline.errors import RooflineError
-from roofline.model.catalog import bundled_models, load_model
+from roofline.model.families import bundled_models, load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, Quant
 from roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room

@@ -10,7 +10,7 @@ from typing import Any
 from burstline import exit_codes
 from reports.formats.bound_text import aligned
 from roofline.device.device import load_device
-from roofline.model.catalog import bundled_models, load_model
+from roofline.model.families import bundled_models, load_model
 from roofline.model.ops import Op, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS

@@ -11,8 +11,7 @@ from functools import partial
 
 import numpy as np
 
-from roofline.calibrate.gemm_fit import Rows, fit_gemm
-from roofline.calibrate.search import log_errors, search, spread_of
+from roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
 from roofline.calibrate.timer import Kernel, Probe, Timed, Timer
 from roofline.device.calibration import (
     Calibration,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -49,8 +50,6 @@ class NumpyProbe:
 
     @property
     def memory_bytes(self) -> float:
-        import psutil
-
         return float(psutil.virtual_memory().total)
 
     def product(self, m: int, n: int, k: int, copies: int) -> Kernel:

@@ -3,6 +3,7 @@
 The bundled table is `devices.toml`; a user's own device is a TOML file with one such table at its top level.
 """
 
+import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -108,8 +109,6 @@ def load_device(name_or_path: str) -> Device:
     key = _plain(name_or_path)
     if key in by_name:
         return by_name[key]
-    import difflib
-
     near = difflib.get_close_matches(key, by_name, n=5, cutoff=0.4)
     ids = sorted({by_name[name].id for name in near}) or sorted(device.id for device in bundled_devices())
     raise RooflineError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from roofline.device.calibration import generic, with_host
 from roofline.device.device import Device, Level, load_device
 from roofline.errors import RooflineError
-from roofline.model.catalog import load_model
+from roofline.model.families import load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
 from roofline.predict.deployment import PhaseBound, UniformBatch, phase_bounds

@@ -30,8 +30,7 @@ from burstline.models.random_weights import (
     tensors_of,
     write_weights,
 )
-from roofline.model.catalog import bundled_models
-from roofline.model.families import read_config
+from roofline.model.families import bundled_models, read_config
 from servers.reference.weights import ModelConfig, assemble, safetensors_source
 from workloads.request import WorkloadError
 

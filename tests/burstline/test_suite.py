@@ -16,7 +16,7 @@ from burstline.suites import execution
 from burstline.suites.execution import finished_in, run_suite
 from burstline.suites.suite import load_suite, parse_suite, schedule
 from loadgen.record.summary import Summary
-from roofline.model.catalog import bundled_models
+from roofline.model.families import bundled_models
 from tests.burstline.waiting import wait_until
 from workloads.request import WorkloadError
 

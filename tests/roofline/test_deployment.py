@@ -8,7 +8,7 @@ import pytest
 from roofline.device.calibration import HostFit, generic, load_calibration, stack_host, with_host
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model.catalog import bundled_models, load_model
+from roofline.model.families import bundled_models, load_model
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS, Quant
 from roofline.predict.deployment import UniformBatch, calibrations_of, latency_s, phase_bounds, unmeasured

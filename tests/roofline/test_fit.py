@@ -18,8 +18,9 @@ from research.fit import (
     gemm_start,
     keep_unmeasured,
 )
+from research.held_out import held_out
 from research.kernel_tables import Rows, gemm_tables, measured_folders
-from roofline.calibrate.search import held_out, spread_of
+from roofline.calibrate.fitting import spread_of
 from roofline.device.calibration import DecodeFit, GemmFit, PassFit, generic, load_calibration
 from roofline.device.device import load_device
 from roofline.model.ops import Step, ops

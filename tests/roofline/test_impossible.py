@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from roofline.device.device import load_device
-from roofline.model.catalog import load_model
+from roofline.model.families import load_model
 from roofline.model.ops import Step, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS

@@ -1,14 +1,14 @@
-"""Measured kernels as rows, and the fit of a device's products to them."""
+"""The search for parameters that fit measured kernels, the fit of a device's products, and its error."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import minimize
 
-from roofline.calibrate.search import log_errors, search
-from roofline.device.calibration import GemmFit
+from roofline.device.calibration import GemmFit, Spread
 from roofline.predict.kernels import Amounts, Products, Rates, gemm_s
 
 X = TypeVar("X")
@@ -52,3 +52,33 @@ def fit_gemm(tables: Sequence[tuple[Rates, Rows[Products]]], start: GemmFit) -> 
     if start.quantise_s:
         start_at, upper = [*start_at, 0.6, 0.06], [*upper, 10, 3]
     return at(search(errors, start_at, upper))
+
+
+def search(
+    errors: Callable[[Sequence[float]], Amounts],
+    start: Sequence[float],
+    upper: Sequence[float],
+    weight: Amounts | None = None,
+) -> list[float]:
+    """The parameters, each within 0 and `upper` and the first two above 0, of the least log errors."""
+
+    def cost(x: npt.NDArray[np.float64]) -> float:
+        if (x < 0).any() or (x[:2] <= 0).any() or (x > np.array(upper)).any():
+            return 9.0
+        e = errors(x.tolist())
+        w = np.full(len(e), 1 / len(e)) if weight is None else weight
+        return float((w * abs(e)).sum() + 0.3 * np.sqrt((w * e * e).sum()))
+
+    options = {"maxfev": 800, "xatol": 1e-4, "fatol": 1e-6, "adaptive": True}
+    found = minimize(cost, np.array(start, dtype=float), method="Nelder-Mead", options=options)  # type: ignore[call-overload]
+    return [float(value) for value in found.x]
+
+
+def log_errors(pairs: Sequence[tuple[Amounts, Amounts]]) -> Amounts:
+    return np.concatenate([np.log(predicted / measured) for predicted, measured in pairs])
+
+
+def spread_of(ratio: Amounts) -> Spread:
+    """Of predicted over measured, turned round: by what to multiply a prediction."""
+    low, mid, high = np.quantile(1 / ratio, [0.1, 0.5, 0.9])
+    return Spread(float(low), float(mid), float(high), len(ratio))
