@@ -15,7 +15,7 @@ from roofline.calibrate.probe_remote import RemoteProbe
 from roofline.device.calibration import cached_file, device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
-from roofline.model.catalog import bundled_config
+from roofline.model.families import bundled_config
 from roofline.model.ops import Step, ops
 from roofline.model.parallel import Parallel
 from roofline.model.shapes import QUANTS
