@@ -56,7 +56,7 @@ def import_report() -> None:
             "loadgen.summarize",
             "matplotlib.backends.backend_svg",
             "pyarrow.compute",
-            "reports.digest",
+            "reports.page.digest",
             "reports.formats.text",
         ):
             importlib.import_module(name)

@@ -1,16 +1,123 @@
-"""What reports are made of, besides figures (`drawing.Plot`) and tables (`tables.Table`).
+"""What reports are made of: headings, banners, numbers, tables, figures.
 
 Every format renders the same blocks: HTML (`page/templates/blocks.html.j2`), text and Markdown (`formats/`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from loadgen.record.verdict import Reason
-from reports.figures.drawing import Plot
-from reports.tables import Table
+
+MARKS = {"pass": "✓", "fail": "✕", "inconclusive": "?"}
+"""The mark of each result of an SLO."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: `text`, the number of the table's note on it, a smaller line under it, where it links to."""
+
+    text: str
+    detail: str = ""
+    href: str = ""
+    note: int | None = None
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; text columns align left, numbers right."""
+
+    title: str
+    numeric: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row; the first cell is its header, `id` is where links to it lead."""
+
+    cells: tuple[Cell, ...]
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with its caption; `sortable` lets a reader with JavaScript sort it by any column.
+
+    `notes` stand below the table, numbered from 1: what several cells say, said once. `remark` is a sentence
+    about the table as a whole.
+    """
+
+    kind: ClassVar[str] = "table"
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    sortable: bool = False
+    id: str = ""
+    notes: tuple[str, ...] = ()
+    remark: str = ""
+
+
+def table(
+    caption: str, columns: Sequence[str], rows: Iterable[Sequence[str | Cell]], *, text: Sequence[int] = (0,)
+) -> Table:
+    """A table of plain cells; `text` are the indices of the columns that hold words."""
+    return Table(
+        caption,
+        tuple(Column(title, k not in text) for k, title in enumerate(columns)),
+        tuple(Row(tuple(cell if isinstance(cell, Cell) else Cell(cell) for cell in row)) for row in rows),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Hover:
+    """Where an axis lies in the SVG, for reading values off the figure's own table.
+
+    `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values
+    stand in the first column of the figure's table, "log" where it is logarithmic, or "y", which counts
+    the table's rows, or from 1 the figure's own `rows`.
+    """
+
+    axis: str
+    start: float
+    end: float
+    first: float
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What stands inside an <svg> element whose viewBox is "0 0 width height"; `name` begins all its ids.
+
+    `hover` is None where no axis can be read off the table, as a log one.
+    """
+
+    name: str
+    body: str
+    width: float
+    height: float
+    hover: Hover | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A figure of the page: what it shows, its result in words, how to read it, and its numbers.
+
+    `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
+    table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand
+    along the figure's y axis, from 1.
+    """
+
+    kind: ClassVar[str] = "plot"
+    id: str
+    title: str
+    finding: str
+    explained: str
+    drawings: tuple[Drawing, ...]
+    table: Table | str
+    rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,8 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 """Units shown as others: (how many of the stored unit make one of the shown, its name), large to small."""
 
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+ARROWS = {"lower": "↓", "higher": "↑"}
+"""Which way is better, as shown after a metric's name."""
 TINY = 1e-6
 """Below it digits are counted from the first that is not 0."""
 
@@ -113,3 +115,20 @@ def with_interval(figure: Figure) -> str:
 def _half_width(figure: Estimate, scale: Scale) -> float | None:
     low, high = figure.low, figure.high
     return None if low is None or high is None else (high - low) / 2 / scale.divisor
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """A value with its interval: an end without a bound is infinite, without an interval it is the value."""
+
+    low: float
+    at: float
+    high: float
+
+
+def reach_of(figure: Estimate, divisor: float) -> Reach:
+    """Without a level a figure has no interval; with one, an end that is missing has no bound."""
+    low, high = figure.low, figure.high
+    beyond = (-math.inf, math.inf) if figure.level else (figure.point, figure.point)
+    ends = (beyond[0] if low is None else low, figure.point, beyond[1] if high is None else high)
+    return Reach(*(end / divisor for end in ends))

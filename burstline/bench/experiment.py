@@ -344,10 +344,11 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
 
 def _told(run: RunDir, summary: Summary, fired: RunOutcome) -> int:
     """Say in a few lines how it went and where the page is; the exit code."""
-    from reports.digest import headline
     from reports.formats.text import text
+    from reports.model.comparison import view_of
+    from reports.page.digest import headline
 
-    print(text(headline(open_run(run.path))))
+    print(text(headline(view_of(open_run(run.path)))))
     print(f"Report: {run.report}")
     if fired.engine_error:
         raise EngineError(fired.engine_error)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 
-from burstline.comparing import factors
 from loadgen.record.files import user_cache, write_bytes
 from loadgen.record.manifest import Manifest, RunNoise
 from loadgen.record.rundir import Run
 from loadgen.stats.figure import Absent
+from loadgen.verdict.factors import factors
 
 if TYPE_CHECKING:
     from loadgen.stats.across_runs import Spreads

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from burstline import exit_codes
 from burstline.bench.experiment import run_experiment
@@ -23,9 +22,6 @@ from loadgen.record.rundir import Run, open_run
 from loadgen.record.verdict import State
 from servers.engine import Engine
 from workloads.request import WorkloadError
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(slots=True)
@@ -81,16 +77,15 @@ def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
     """The worst exit code of the runs; where SLOs were asked, that of their figures over all runs."""
     from loadgen.metrics.slo import judge_over_runs, parse_goal
-    from reports.compare.pooled_figures import figure_of
-    from reports.run_view import view_of
+    from reports.model.comparison import Contender, view_of
 
     goals = [parse_goal(text) for text in runs[0].manifest.targets]
     summaries = [run.summary for run in runs if run.summary is not None]
     judged = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
     if len(summaries) < len(runs) or not all(code in judged for code in codes):
         return exit_codes.worst(codes)
-    views = [view_of(run) for run in runs]
-    results = judge_over_runs(goals, summaries, lambda path: figure_of(views, path))
+    contender = Contender("", tuple(map(view_of, runs)))
+    results = judge_over_runs(goals, summaries, lambda path: contender.figure(*path))
     if not results:
         return exit_codes.worst(codes)
     for row in results:
@@ -101,9 +96,10 @@ def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
 
 def _page_over(runs: list[Run], out: Path) -> str:
     """One page over the repeats, and its short form as text."""
-    from burstline.comparing import comparison_of, write_all
-    from reports.compare.digest import digest
     from reports.formats.text import text
+    from reports.model.contenders import comparison_of
+    from reports.page.digest import digest
+    from reports.page.files import write_all
 
     folder = out / f"{runs[0].name}-repeats"
     folder.mkdir()

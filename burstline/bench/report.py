@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from burstline.lean import import_lean
-from burstline.parallel import share
 from loadgen.record.rundir import RunDir, open_run
 
 if TYPE_CHECKING:
     from loadgen.record.summary import Summary
-
-MOST_EVENTS_SHARED: Final = 1 << 24
-"""Figures of more events are drawn one by one: each process that draws needs memory for its sums."""
 
 
 def write_report(run: RunDir) -> Summary:
@@ -21,7 +17,8 @@ def write_report(run: RunDir) -> Summary:
     import_lean()
     from burstline.machine.efficiency import beside_others, reconciled, suspect
     from loadgen.summarize import summarize_run
-    from reports.page.page import one_by_one, render
+    from reports.model.comparison import alone, view_of
+    from reports.page.page import render
 
     opened = open_run(run.path)
     roofline = reconciled(opened)
@@ -30,6 +27,5 @@ def write_report(run: RunDir) -> Summary:
     run.save_summary(summary)
     page = open_run(run.path)  # with the summary that was just written
     page.columns = opened.columns
-    is_small = len(opened.columns.event_s) <= MOST_EVENTS_SHARED
-    run.save_report(render(page, share if is_small else one_by_one))
+    run.save_report(render(alone(view_of(page))))
     return summary

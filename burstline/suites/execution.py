@@ -26,7 +26,7 @@ from servers.host import child
 from workloads.request import WorkloadError
 
 if TYPE_CHECKING:
-    from reports.compare.comparison import Comparison
+    from reports.model.comparison import Comparison
 
 MANIFEST: Final = "suite.json"
 OUT: Final = "{out}"
@@ -207,19 +207,18 @@ def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
 
 def _verdict(run: Run) -> str:
     """The run's verdict and what came of its targets, a line each."""
-    from reports.digest import verdict_line
     from reports.formats.text import text
-    from reports.run_view import summary_of
+    from reports.model.comparison import view_of
+    from reports.page.digest import verdict_line
 
-    return text([verdict_line(summary_of(run))])
+    return text([verdict_line(view_of(run).summary)])
 
 
 def _report(folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
-    from burstline.comparing import write_all
-    from loadgen.verdict.comparable import ALONE
-    from reports.compare.digest import digest
     from reports.formats.text import text
+    from reports.page.digest import digest
+    from reports.page.files import write_all
 
     comparison = comparison_of_suite(folder)
     if comparison is None:
@@ -228,13 +227,13 @@ def _report(folder: Path) -> bool:
     page = write_all(comparison, folder)
     print(text(digest(comparison)))
     print(f"Report: {page}")
-    alone = all(cell.gate.state == ALONE for cell in comparison.cells)
+    alone = all(case.is_alone for case in comparison.cases)
     return comparison.comparable or (alone and not comparison.missing)
 
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
-    """Every finished run of a suite's folder, one cell for each model and workload; None without any."""
-    from reports.compare.comparison import Comparison, Member, cell_of
+    """Every finished run of a suite's folder, one case for each model and workload; None without any."""
+    from reports.model.comparison import Comparison, Member, case_of
 
     suite = orjson.loads((folder / MANIFEST).read_bytes())
     members: dict[str, list[Member]] = {}
@@ -249,8 +248,8 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
     if not members:
         return None
     order = list(dict.fromkeys(slot["engine"] for slot in suite["slots"]))
-    cells = tuple(
-        cell_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
+    cases = tuple(
+        case_of(name, sorted(runs, key=lambda m: order.index(m.label))) for name, runs in members.items()
     )
     servers = [member.run.manifest.server for runs in members.values() for member in runs]
     anew = all(server is not None and not server.attached for server in servers)
@@ -260,7 +259,7 @@ def comparison_of_suite(folder: Path) -> Comparison | None:
         f"interleaved in time{', each engine started anew for each run' if anew else ''}",
     )
     return Comparison(
-        suite["description"] or suite["name"], cells, tuple(filter(None, facts)), tuple(missing)
+        suite["description"] or suite["name"], cases, tuple(filter(None, facts)), tuple(missing)
     )
 
 

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from burstline import exit_codes
-from burstline.comparing import comparison_of, written
-
-if TYPE_CHECKING:
-    pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from burstline.lean import import_lean
     from loadgen.record.rundir import open_run
+    from reports.model.contenders import comparison_of
+    from reports.page.files import written
     from workloads.request import WorkloadError
 
     import_lean()

@@ -71,7 +71,7 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
     from loadgen.record.files import write_bytes
     from loadgen.record.rundir import open_run
     from loadgen.record.tables import keep_pandas_out
-    from reports.files import FILES
+    from reports.page.files import FILES
 
     written = [name for name in formats if name in WRITTEN]
     if written and to is None:
@@ -94,9 +94,9 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
 
 def _printed(run: "Run", name: str) -> str:
     """The run's summary as text or JSON, also of one that was killed half-way."""
-    from loadgen.summarize import summarize_run
-    from reports.digest import overview
     from reports.formats.text import text
+    from reports.model.comparison import view_of
+    from reports.page.digest import overview
 
     if not (run.path / "plan.parquet").exists():
         why = f": {run.manifest.error}" if run.manifest.error else ""
@@ -105,8 +105,8 @@ def _printed(run: "Run", name: str) -> str:
             json_text({"status": run.status, "absent": words}) if name == "json" else f"{run.name}\n{words}"
         )
     if name == "json":
-        return json_text((run.summary or summarize_run(run)).to_json())
-    return text(overview(run))
+        return json_text(view_of(run).summary.to_json())
+    return text(overview(view_of(run)))
 
 
 def _decoded(run: "Run") -> "pa.Table":

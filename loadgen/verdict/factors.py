@@ -14,6 +14,7 @@ from typing import Final
 from loadgen.record.manifest import LoadFacts, Manifest
 from loadgen.verdict.served_work import quantization_of
 from servers.identity import Identity
+from servers.registry import ENGINES
 from servers.settings import EQUAL, SETTINGS, Spelling, plain
 
 NAMES: Final = {
@@ -78,6 +79,14 @@ def factors_of(
     defaults = dict.fromkeys(map(canonical, spellings or ()), DEFAULT) if argv else {}
     told = {name: str(value) for name, value in known.items() if value is not None}
     return {**defaults, **asked, **flags, **told}
+
+
+def factors(manifest: Manifest) -> dict[str, str]:
+    """The factors of one run, its engine's flags under the names of the settings that they are."""
+    engine = ENGINES.get(manifest.engine)
+    if engine is None:
+        return factors_of(manifest)
+    return factors_of(manifest, engine.start_flags | engine.load_flags, engine.settings)
 
 
 def _read(value: object) -> str | None:

@@ -10,19 +10,16 @@ import io
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis, Tick, XAxis, YAxis
-from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.ticker import Formatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
-from reports.tables import Table
+from reports.blocks import Drawing, Hover
 
 INK, MUTED, GRID, BAD, GOOD, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")
@@ -74,55 +71,6 @@ witness: ContextVar[Callable[[str, Figure], None] | None] = ContextVar("witness"
 """Sees each figure once, after it became SVG and before it is let go: how one becomes a bitmap."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hover:
-    """Where an axis lies in the SVG, for reading values off the figure's own table.
-
-    `start` and `end` are viewBox units, `first` and `last` the values there. `axis` is "x", whose values
-    stand in the first column of the figure's table, "log" where it is logarithmic, or "y", which counts
-    the table's rows, or from 1 the figure's own `rows`.
-    """
-
-    axis: str
-    start: float
-    end: float
-    first: float
-    last: float
-
-
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """What stands inside an <svg> element whose viewBox is "0 0 width height"; `name` begins all its ids.
-
-    `hover` is None where no axis can be read off the table, as a log one.
-    """
-
-    name: str
-    body: str
-    width: float
-    height: float
-    hover: Hover | None
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A figure of the page: what it shows, its result in words, how to read it, and its numbers.
-
-    `drawings` is one for every screen, or one for a wide and one for a narrow screen. `table` is the id of a
-    table elsewhere on the page where the figure has none of its own; `rows` are the requests in it that stand
-    along the figure's y axis, from 1.
-    """
-
-    kind: ClassVar[str] = "plot"
-    id: str
-    title: str
-    finding: str
-    explained: str
-    drawings: tuple[Drawing, ...]
-    table: Table | str
-    rows: tuple[int, ...] = ()
-
-
 WIDE, HALF, NARROW = 960.0, 470.0, 380.0
 """How wide a figure is drawn, CSS pixels: alone on a wide screen, beside another one, on a narrow screen."""
 LABEL_DROP = 22.5
@@ -140,7 +88,7 @@ def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[A
     """An empty figure of `width` x `height` CSS pixels with `n_rows` panels on one shared x axis."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-        panels = figure.subplots(n_rows, sharex=True, squeeze=False, subplot_kw={"axes_class": _Panel})[:, 0]
+        panels = figure.subplots(n_rows, sharex=True, squeeze=False)[:, 0]
     for panel in panels:
         # Labels that stand where they are put: each one that finds its place by itself measures all tick
         # labels again, twice for each axis.
@@ -153,48 +101,6 @@ def canvas(width: float, height: float, n_rows: int = 1) -> tuple[Figure, list[A
     for panel in panels[:-1]:
         panel.xaxis.set_visible(False)  # its ticks are those of the last panel, and each takes 1 ms
     return figure, list(panels)
-
-
-class _OneTick(Axis):
-    """Draws one tick at each place: a tick is five artists, which take 1 ms to make. No tick is minor."""
-
-    minorTicks = property(lambda _: [])  # noqa: N815
-
-    def get_major_ticks(self, numticks: int | None = None) -> list[Tick]:
-        return self.majorTicks * (len(self.get_majorticklocs()) if numticks is None else numticks)
-
-    def get_minor_ticks(self, numticks: int | None = None) -> list[Tick]:
-        del numticks
-        return []
-
-    def draw(self, renderer: RendererBase) -> None:
-        if not self.get_visible():
-            return
-        (tick,), places = self.majorTicks, self.get_majorticklocs().tolist()
-        labels = self.get_major_formatter().format_ticks(places)
-        low, high = sorted(self.get_view_interval())
-        margin = 1e-9 * (high - low)  # the limits too are places, but for rounding
-        for place, label in zip(places, labels, strict=True):
-            if low - margin <= place <= high + margin:
-                tick.update_position(place)
-                tick.label1.set_text(label)
-                tick.draw(renderer)
-        self.label.draw(renderer)
-
-
-class _XAxis(_OneTick, XAxis):
-    pass
-
-
-class _YAxis(_OneTick, YAxis):
-    pass
-
-
-class _Panel(Axes):
-    """Axes that draw few artists."""
-
-    def _init_axis(self) -> None:
-        self.xaxis, self.yaxis = _XAxis(self, clear=False), _YAxis(self, clear=False)
 
 
 class Ticks(Formatter):

@@ -1,20 +1,21 @@
-"""The share of requests at or below each latency, failures as the gap below 1."""
+"""The share of requests at or below each latency of 1 to n contenders, failures as the gap below 1."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+from matplotlib.transforms import offset_copy
 
 from loadgen.record.columns import Floats, Ints
 from loadgen.stats.quantiles import quantile
-from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, Plot, canvas, drawn, margins
+from reports.blocks import Plot, Table, table
+from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, canvas, drawn, margins
 from reports.number_format import Scale, number, scale_for
-from reports.tables import Table, table
 
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
@@ -25,35 +26,98 @@ EXPLAINED = (
     "ends below the top where requests failed; nothing here says when in the run a request came, and no "
     "curve says how much another run would differ."
 )
+OVERLAID = (
+    "Of two curves the one further left is faster at that share of the requests; curves that cross are "
+    "faster for some and slower for others. All runs of a contender are drawn as one, a curve ends below the "
+    "top where requests failed, and no curve says how much another run would differ."
+)
+LEGEND_LINE = 16
 
 
-def ecdf(name: str, title: str, label: str, values_s: Floats, marked: Mapping[float, float]) -> Plot | None:
-    """The share of requests at or below each latency on a log-tail axis; None with fewer than two successes.
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    """One contender's requests: +inf is a failed one, NaN is left out; `known` are its percentiles, s."""
 
-    +inf is a failed request, NaN is left out; the percentiles in `marked`, in seconds, get a label.
+    label: str
+    values_s: Floats
+    known: Mapping[float, float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sample:
+    """The values of a curve in ascending order."""
+
+    curve: Curve
+    values: Floats
+    n_ok: int
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    def at(self, p: float, scale: Scale) -> str:
+        """The percentile as all tables have it; a dash where the sample is too small, ∞ among failures."""
+        if p in self.curve.known:
+            return number(self.curve.known[p] / scale.divisor)
+        if self.n * min(p, 1 - p) < 1:
+            return "–"
+        return number(quantile(self.values, p) / scale.divisor)
+
+
+def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | None:
+    """The share of requests at or below each latency on a log-tail axis; None without two successes anywhere.
+
+    A single curve has its percentiles written beside it, several are named. One contender has one colour and
+    dash through the whole page.
     """
-    values = np.sort(values_s[~np.isnan(values_s)])
-    n, n_ok = len(values), int(np.isfinite(values).sum())
-    if n_ok < 2:
+    samples = [_sample(curve) for curve in curves]
+    shown = [(k, sample) for k, sample in enumerate(samples) if sample.n_ok >= 2]
+    if not shown:
         return None
-    scale = scale_for("s", values.tolist())
-    figure, (panel,) = canvas(310, 290)
-    ranks = tail_ranks(n, n_ok)
-    x = values[ranks - 1] / scale.divisor
-    top = float(nines(1 - 0.4 / max(n, 20)))
-    if n_ok < n:  # no room for a tail that has no curve
-        top = min(top, 1.25 * float(nines(n_ok / n)))
-    heights = np.minimum(nines((ranks - 0.5) / n), top)
-    panel.plot(np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", color=SERIES[0])
-    fit_x(panel, x)
-    _mark_quantiles(panel, scale, marked)
-    _mark_failures(panel, n_ok, n)
+    scale = scale_for("s", [float(sample.values[sample.n_ok - 1]) for _, sample in shown])
+    several = len(curves) > 1
+    legend = LEGEND_LINE * len(shown) * several
+    figure, (panel,) = canvas(310, 290 + legend)
+    top = max(_top(sample) for _, sample in shown)
+    ends = []
+    for k, sample in shown:
+        ranks = tail_ranks(sample.n, sample.n_ok)
+        x = sample.values[ranks - 1] / scale.divisor
+        heights = np.minimum(nines((ranks - 0.5) / sample.n), top)
+        panel.plot(
+            np.r_[x[0], x], np.r_[0, heights], drawstyle="steps-post", label=sample.curve.label,
+            color=SERIES[k % 4], linestyle=DASHES[(k + k // 4) % 4],
+        )  # fmt: skip
+        ends += [float(x[0]), float(x[-1])]
+    fit_x(panel, np.sort(ends))
+    if several:
+        _name(panel)
+    else:
+        _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
+        _mark_failures(panel, samples[0].n_ok, samples[0].n)
     tail_axis(panel, top)
     panel.set_xlabel(f"{label} ({scale.unit})", loc="right")
-    margins(figure, top=10, bottom=44, left=48, right=12)
-    finding = _finding(label, values, n_ok, scale, marked.get(0.5))
-    drawings = (drawn(figure, name, panel),)
-    return Plot(name, title, finding, "", drawings, _table(title, label, values, n_ok, scale))
+    margins(figure, top=10 + legend, bottom=44, left=48, right=12)
+    finding = _medians(label, [s for _, s in shown], scale) if several else _finding(label, samples[0], scale)
+    numbers = _table(title, label, samples, scale)
+    return Plot(name, title, finding, "", (drawn(figure, name, panel),), numbers)
+
+
+def _sample(curve: Curve) -> _Sample:
+    values = np.sort(curve.values_s[~np.isnan(curve.values_s)])
+    return _Sample(curve, values, int(np.isfinite(values).sum()))
+
+
+def _top(sample: _Sample) -> float:
+    """How high the axis goes: no room for a tail that has no curve."""
+    top = float(nines(1 - 0.4 / max(sample.n, 20)))
+    return min(top, 1.25 * float(nines(sample.n_ok / sample.n))) if sample.n_ok < sample.n else top
+
+
+def _name(panel: Axes) -> None:
+    """The names of the curves above the panel, one below the other: some are long."""
+    above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=4, units="dots")
+    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, labelspacing=0.2)
 
 
 def nines(share: Floats | float) -> Floats:
@@ -113,26 +177,26 @@ def _mark_failures(panel: Axes, n_ok: int, n: int) -> None:
     )  # fmt: skip
 
 
-def _finding(label: str, values: Floats, n_ok: int, scale: Scale, median_s: float | None) -> str:
-    n = len(values)
-    first, last = (f"{number(values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
+def _finding(label: str, sample: _Sample, scale: Scale) -> str:
+    n, n_ok, median_s = sample.n, sample.n_ok, sample.curve.known.get(0.5)
+    first, last = (f"{number(sample.values[k] / scale.divisor)} {scale.unit}" for k in (0, n_ok - 1))
     lost = f"; {n - n_ok:,} of {n:,} were not served and count as infinitely late" if n_ok < n else ""
     middle = "" if median_s is None else f"half within {number(median_s / scale.divisor)} {scale.unit}, "
     return f"{label}: fastest {first}, {middle}slowest {last}{lost}."
 
 
-def _table(name: str, label: str, values: Floats, n_ok: int, scale: Scale) -> Table:
-    n = len(values)
-    rows = [[f"{p * 100:g}%", value_at(values, p, scale)] for p in TABLED]
-    rows.append([f"{n_ok / n:.1%}", number(values[n_ok - 1] / scale.divisor)])
-    made = table(
-        f"{name}: {label} of {n:,} requests", ["Requests at or below", f"{label} ({scale.unit})"], rows
-    )
-    return replace(made, id=f"ecdf-{label.lower()}-numbers")
+def _medians(label: str, shown: Sequence[_Sample], scale: Scale) -> str:
+    each = "; ".join(f"{sample.curve.label} {sample.at(0.5, scale)} {scale.unit}" for sample in shown)
+    return f"{label} within which half of the requests were served: {each}."
 
 
-def value_at(ordered: Floats, p: float, scale: Scale) -> str:
-    """The quantile p as all tables have it; a dash where the sample is too small, ∞ among failures."""
-    if not len(ordered) or len(ordered) * min(p, 1 - p) < 1:
-        return "–"
-    return number(quantile(ordered, p) / scale.divisor)
+def _table(title: str, label: str, samples: Sequence[_Sample], scale: Scale) -> Table:
+    rows = [[f"{p * 100:g}%", *(sample.at(p, scale) for sample in samples)] for p in TABLED]
+    if len(samples) > 1:
+        columns = ["Requests at or below", *(f"{sample.curve.label} ({scale.unit})" for sample in samples)]
+        caption = f"{title}: {label} at or below which that share of all planned requests was"
+        return table(caption, columns, rows)
+    (sample,) = samples
+    rows.append([f"{sample.n_ok / sample.n:.1%}", number(sample.values[sample.n_ok - 1] / scale.divisor)])
+    columns = ["Requests at or below", f"{label} ({scale.unit})"]
+    return table(f"{title}: {label} of {sample.n:,} requests", columns, rows)

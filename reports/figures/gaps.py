@@ -13,20 +13,10 @@ from numpy.typing import NDArray
 
 from loadgen.record.columns import Floats
 from loadgen.stats.quantiles import order_for, quantile
-from reports.figures.drawing import (
-    SERIES,
-    Drawing,
-    LogTicks,
-    Plot,
-    canvas,
-    drawn,
-    head,
-    in_both_widths,
-    margins,
-)
+from reports.blocks import Drawing, Plot, Table, table
+from reports.figures.drawing import SERIES, LogTicks, canvas, drawn, head, in_both_widths, margins
 from reports.figures.run_figures import FOOT, head_room, segments
 from reports.number_format import Scale, count, duration, number, scale_for
-from reports.tables import Table, table
 
 LEVELS = 6
 """Shades of a cell."""

@@ -10,20 +10,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
-from reports.figures.drawing import (
-    BAD,
-    DASHES,
-    GOOD,
-    PAPER,
-    SERIES,
-    Drawing,
-    LogTicks,
-    canvas,
-    drawn,
-    head,
-    margins,
-)
-from reports.figures.scatter import LOG_FROM, MARKERS, Reach, whisker
+from reports.blocks import Drawing
+from reports.figures.drawing import BAD, DASHES, GOOD, PAPER, SERIES, LogTicks, canvas, drawn, head, margins
+from reports.figures.scatter import LOG_FROM, MARKERS, whisker
+from reports.number_format import Reach
 
 FEW_TICKS = 8
 LOADS_APART = 1.4

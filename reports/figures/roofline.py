@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
+from reports.blocks import Drawing, Plot, Table, table
 from reports.figures.drawing import (
     BAD,
     DASHES,
@@ -21,8 +22,6 @@ from reports.figures.drawing import (
     SERIES,
     TEXT,
     WIDE,
-    Drawing,
-    Plot,
     canvas,
     drawn,
     head,
@@ -30,7 +29,6 @@ from reports.figures.drawing import (
     margins,
 )
 from reports.number_format import Scale, duration, number, scale_for
-from reports.tables import Table, table
 from roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow, largest_gap
 
 HEAD, FOOT = 52, 46

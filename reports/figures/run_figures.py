@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from loadgen.record.columns import Columns, Floats, Ints
+from reports.blocks import Cell, Drawing, Plot, Table, table
 from reports.figures.drawing import (
     BAD,
     DASHES,
@@ -20,8 +21,6 @@ from reports.figures.drawing import (
     SERIES,
     TEXT,
     WIDE,
-    Drawing,
-    Plot,
     canvas,
     drawn,
     head,
@@ -29,7 +28,6 @@ from reports.figures.drawing import (
     margins,
 )
 from reports.number_format import Scale, count, duration, number, scale_for
-from reports.tables import Cell, Table, table
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from reports.blocks import Drawing
 from reports.figures.drawing import (
     DASHES,
     GOOD,
@@ -20,7 +21,6 @@ from reports.figures.drawing import (
     SERIES,
     TEXT,
     WIDE,
-    Drawing,
     LogTicks,
     canvas,
     drawn,
@@ -28,6 +28,7 @@ from reports.figures.drawing import (
     margins,
 )
 from reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
+from reports.number_format import Reach
 
 MARKERS = ("o", "s", "^", "D")
 """The third cue: curve k has colour SERIES[k], line style DASHES[k] and this marker."""
@@ -38,15 +39,6 @@ ARROW = 16.0
 """How long the arrow of an interval without a bound is, CSS pixels."""
 LETTER, LINE = 6.6, 13.0
 """About how wide a letter and how high a line of text is, CSS pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """A value with its interval: an end without a bound is infinite, without an interval it is the value."""
-
-    low: float
-    at: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,24 +5,23 @@ from __future__ import annotations
 from xml.etree import ElementTree as ET
 
 from loadgen.metrics.slo import state_decides
-from loadgen.record.rundir import Run
 from loadgen.record.summary import Summary
 from loadgen.record.verdict import TargetResult
 from loadgen.stats.figure import Absent
+from reports.model.comparison import View
 from reports.number_format import with_interval
-from reports.run_view import summary_of
 
 CASE = {"fail": "failure", "inconclusive": "error"}
 """An inconclusive target is an error: CI must not pass on an inconclusive result."""
 
 
-def junit(run: Run) -> str:
+def junit(view: View) -> str:
     """One suite named after the run; a target missed is a failure.
 
     A verdict other than VALID is an error. Targets follow the grade of their own metric: beside them only a
     FAILED run is one.
     """
-    summary = summary_of(run)
+    summary = view.summary
     targets = summary.targets
     state = summary.verdict.state
     usable = not state_decides(summary)
@@ -30,13 +29,13 @@ def junit(run: Run) -> str:
     errors = sum(target.result == "inconclusive" for target in targets) + (not usable)
     suite = ET.Element(
         "testsuite",
-        name=run.name,
+        name=view.name,
         tests=str(1 + len(targets)),
         failures=str(missed),
         errors=str(errors),
         skipped="0",
         time=f"{_lasted_s(summary):.3f}",
-        timestamp=run.manifest.clock.utc[:19] if run.manifest.clock else "",
+        timestamp=view.manifest.clock.utc[:19] if view.manifest.clock else "",
     )
     verdict = ET.SubElement(suite, "testcase", classname="burstline", name="verdict")
     reasons = "\n".join(f"{r.text} {r.advice}".strip() for r in summary.verdict.reasons)

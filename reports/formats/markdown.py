@@ -6,21 +6,22 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from reports.blocks import (
+    MARKS,
     Answer,
     Banner,
     Block,
+    Cell,
     Command,
     Findings,
     Folded,
     Heading,
     Note,
     Overview,
+    Plot,
     Side,
+    Table,
     Tiles,
 )
-from reports.figures.drawing import Plot
-from reports.slo_lines import MARKS
-from reports.tables import Cell, Table
 from servers.redact import printable
 
 

@@ -8,17 +8,18 @@ from reports.blocks import (
     Answer,
     Banner,
     Block,
+    Cell,
     Command,
     Findings,
     Folded,
     Heading,
     Note,
     Overview,
+    Plot,
     Side,
+    Table,
     Tiles,
 )
-from reports.figures.drawing import Plot
-from reports.tables import Cell, Table
 
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -15,7 +15,7 @@ import orjson
 from loadgen.metrics.throughput import in_flight_steps
 from loadgen.record.columns import Columns, Floats
 from reports.figures import series
-from reports.run_view import View
+from reports.model.comparison import View
 
 CLIENT, SERVER = 1, 2
 GAUGES = (

@@ -13,13 +13,12 @@ import numpy as np
 
 from loadgen.record.columns import Floats
 from loadgen.record.record import NO_FAILURES
-from reports import estimate_tables
-from reports.blocks import Block, Command, Folded, Note, Side
+from reports.blocks import Block, Cell, Column, Command, Folded, Note, Row, Side, Table, table
 from reports.figures import run_figures
+from reports.model.comparison import View
+from reports.model.request_sample import Shown
 from reports.number_format import count, counted, number, scale_for
-from reports.request_sample import Shown
-from reports.run_view import View
-from reports.tables import Cell, Column, Row, Table, table
+from reports.page.estimate_tables import LETTERS, glossary_table, title_of
 from servers.launch import Stage
 
 MEANING = {
@@ -80,9 +79,7 @@ def _request_table(view: View) -> Table:
     scales = [scale_for("s", values.tolist()) for values in latency]
     outcomes, reasons = view.words("outcome"), view.words("finish_reason")
     titles = ["Request", "Outcome", "Due (s)", "Sent late (ms)"]
-    titles += [
-        f"{estimate_tables.title_of(name)} ({scale.unit})" for name, scale in zip(shown, scales, strict=True)
-    ]
+    titles += [f"{title_of(name)} ({scale.unit})" for name, scale in zip(shown, scales, strict=True)]
     titles += ["Prompt (tok)", "Output (tok)", "Finish"]
     rows = []
     for k in view.shown.listed:
@@ -229,7 +226,7 @@ def _engine_facts(view: View) -> list[Block]:
 
 def glossary(_: View) -> list[Block]:
     """Every metric's definition."""
-    return [Note(estimate_tables.LETTERS), estimate_tables.glossary_table()]
+    return [Note(LETTERS), glossary_table()]
 
 
 def _flat(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -14,21 +14,21 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from reports.blocks import Block, Folded, Overview, Side
-from reports.figures.drawing import VARIABLES, Drawing, Plot, witness
-from reports.page.page import SECTIONS
-from reports.run_view import View
+from reports.blocks import Block, Drawing, Folded, Overview, Plot, Side
+from reports.figures.drawing import VARIABLES, witness
+from reports.model.comparison import Comparison
+from reports.page.page import page_sections
 
 DOTS_PER_INCH = 144
 """Twice the size on the page: sharp on today's screens."""
 
 
-def figure_files(view: View) -> dict[str, bytes]:
-    """Every figure of the run's page by file name, `ecdf-ttft.svg` and `ecdf-ttft.png`; wide ones only."""
+def figure_files(comparison: Comparison) -> dict[str, bytes]:
+    """Every figure of the page by file name, `ecdf-ttft.svg` and `ecdf-ttft.png`; wide ones only."""
     bitmaps: dict[str, bytes] = {}
     seen = witness.set(lambda name, figure: bitmaps.update({name: _png(figure)}))
     try:
-        plots = [plot for s in SECTIONS if s.applies(view) for plot in plots_in(s.blocks(view))]
+        plots = [plot for section in page_sections(comparison) for plot in plots_in(section.blocks())]
     finally:
         witness.reset(seen)
     found: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""The page of a run: one HTML file with its style, its script, its figures and its numbers inside.
+"""The page of 1 to n contenders: one HTML file with its style, script, figures and numbers inside.
 
 To add a figure, write a function in `reports/figures/` and name it in a section; to add a section, add a line
 to SECTIONS.
@@ -7,7 +7,7 @@ to SECTIONS.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -15,139 +15,214 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from loadgen.record.rundir import Run
-from reports.answer import answer
-from reports.banner import banner, facts, title
-from reports.blocks import Answer, Banner, Block
-from reports.digest import pull_request
+from reports.blocks import Block, Column, Folded, Note, Row
 from reports.formats.markdown import markdown
-from reports.page import accounts, roofline_section, sections
-from reports.run_view import View, view_of
-from reports.tables import Column, Row
+from reports.model.comparison import Case, Comparison, View
+from reports.model.sweeps import Sweep, sweeps_in
+from reports.page import accounts, compared, roofline_section, sections, tradeoff
+from reports.page.answer import answer
+from reports.page.banner import banner
+from reports.page.comparison_json import comparison_json
+from reports.page.digest import digest
+from reports.sentences import say
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section: where links to it lead, its name in the list of sections, its question, what answers it.
+    """One section of a case: where links to it lead, its name in the list of sections, its question.
 
-    `applies` says for which runs the section is there at all.
+    `of_one` says whether it is of a run that is shown alone, or of several runs; `applies` for which of these
+    the section is there at all. `blocks` takes the case and what begins all ids of it.
     """
 
     id: str
     short: str
     question: str
-    blocks: Callable[[View], list[Block]]
-    applies: Callable[[View], bool] = lambda _: True
+    blocks: Callable[[Case, str], list[Block]]
+    applies: Callable[[Case], bool] = lambda _: True
+    of_one: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A section with its blocks, as the page shows it, or with their `html`."""
+    """A section as the page shows it, with what makes its blocks."""
 
     id: str
     short: str
     question: str
-    blocks: Sequence[Block] = ()
-    html: str = ""
+    blocks: Callable[[], Sequence[Block]]
 
 
-def _served(view: View) -> bool:
-    return view.has_served
+def _one(
+    id: str,  # noqa: A002 the word of the page
+    short: str,
+    question: str,
+    blocks: Callable[[View], list[Block]],
+    applies: Callable[[View], bool] = lambda view: view.has_served,
+) -> Section:
+    """A section of a run that is shown alone."""
+
+    def of(case: Case) -> View:
+        return case.contenders[0].views[0]
+
+    return Section(
+        id, short, question, lambda case, _: blocks(of(case)), lambda case: applies(of(case)), of_one=True
+    )
 
 
-def _failed(view: View) -> bool:
-    return view.has_served and not bool(view.columns.ok.all())
+def _always(_: View) -> bool:
+    return True
 
 
 SECTIONS: tuple[Section, ...] = (
-    Section("nothing", "Cause", "Why was nothing served?", accounts.nothing, lambda v: not v.has_served),
-    Section("numbers", "Numbers", "How fast is it?", sections.numbers, _served),
-    Section(
+    _one("nothing", "Cause", "Why was nothing served?", accounts.nothing, lambda v: not v.has_served),
+    _one("numbers", "Numbers", "How fast is it?", sections.numbers),
+    _one(
         "sessions",
         "Sessions",
         "How long do sessions and their turns take?",
         sections.sessions,
         lambda v: v.has_served and v.summary.sessions is not None,
     ),
-    Section("shape", "Latency", "How are the latencies distributed?", sections.shape, _served),
-    Section("when", "Timeline", "What happened when?", sections.when, _served),
-    Section(
+    _one("shape", "Latency", "How are the latencies distributed?", sections.shape),
+    _one("when", "Timeline", "What happened when?", sections.when),
+    _one(
         "drain-of-the-burst",
         "Burst",
         "How does the burst drain?",
         sections.burst,
         lambda v: v.has_served and sections.is_burst(v),
     ),
-    Section("requests", "Requests", "What became of each request?", accounts.requests),
-    Section("failures", "Failures", "What failed?", accounts.failures, _failed),
-    Section(
+    _one("requests", "Requests", "What became of each request?", accounts.requests, _always),
+    _one(
+        "failures",
+        "Failures",
+        "What failed?",
+        accounts.failures,
+        lambda v: v.has_served and not bool(v.columns.ok.all()),
+    ),
+    _one(
         "hardware",
         "Hardware",
         "How much of the hardware is used?",
         roofline_section.metal,
         lambda v: v.has_served and roofline_section.is_known(v),
     ),
-    Section("served", "Lengths", "Were all tokens served?", accounts.served, _served),
-    Section("instrument", "Instrument", "How accurate is the measurement?", sections.trust, _served),
-    Section("again", "Reproduce", "Reproduce this run", accounts.again),
-    Section("glossary", "Glossary", "What does each number mean?", accounts.glossary),
+    _one("served", "Lengths", "Were all tokens served?", accounts.served),
+    _one("instrument", "Instrument", "How accurate is the measurement?", sections.trust),
+    _one("again", "Reproduce", "Reproduce this run", accounts.again, _always),
+    _one("glossary", "Glossary", "What does each number mean?", accounts.glossary, _always),
+    Section("numbers", "Numbers", "Which is faster?", compared.numbers, lambda c: c.gate.comparable),
+    Section("numbers", "Numbers", "How fast is it?", compared.numbers, lambda c: c.is_alone),
+    Section(
+        "numbers",
+        "Numbers",
+        "What can be said?",
+        compared.numbers,
+        lambda c: not c.gate.comparable and not c.is_alone,
+    ),
+    Section("differences", "Differences", "What was equal, what differs?", compared.differences),
+    Section("shape", "Shape", "How do the latencies differ?", compared.shape),
+    Section("runs", "Runs", "Which runs are these?", compared.runs),
 )
 
 
-def one_by_one(jobs: Sequence[Callable[[], str]]) -> list[str]:
-    return [job() for job in jobs]
-
-
-def render(run: Run, each: Callable[[Sequence[Callable[[], str]]], Sequence[str]] = one_by_one) -> str:
-    """The whole page as one HTML document; the same run gives the same bytes.
-
-    `each` is how the sections, which are independent, are made.
-    """
-    view = view_of(run)
-    shown = [section for section in SECTIONS if section.applies(view)]
-    html = each([partial(_html, section, view) for section in shown])
-    return document(
-        title(view),
-        facts(view),
-        answer(view.summary, view.manifest, lambda: view),
-        banner(view.summary),
-        [
-            PageSection(s.id, s.short, s.question, html=Markup(h))  # noqa: S704
-            for s, h in zip(shown, html, strict=True)
-        ],
-        view.summary.to_json(),
-        "this run",
-        markdown(pull_request(view)),
-    )
-
-
-def _html(section: Section, view: View) -> str:
+def render(comparison: Comparison) -> str:
+    """The whole page as one HTML document; the same runs give the same bytes."""
     macros: Any = templates().get_template("blocks.html.j2").module
-    return str(macros.all(section.blocks(view)))
-
-
-def document(
-    title: str,
-    facts: Sequence[str],
-    answer: Answer,
-    verdict: Banner,
-    sections: Sequence[PageSection],
-    data: object,
-    made_from: str,
-    markdown: str = "",
-) -> str:
-    """A page; `data` goes along as JSON, `markdown` is what a button copies for a pull request."""
-    template = templates().get_template("page.html.j2")
-    return template.render(
-        title=title,
-        facts=facts,
-        answer=answer,
-        verdict=verdict,
-        sections=sections,
-        summary_json=Markup(json_in_html(data)),  # noqa: S704
-        made_from=made_from,
-        markdown_json=Markup(json_in_html(markdown)) if markdown else "",  # noqa: S704
+    view = comparison.run
+    swept = [] if view else [sweep for sweep, _ in sweeps_in(comparison.cases)]
+    return (
+        templates()
+        .get_template("page.html.j2")
+        .render(
+            title=comparison.title,
+            facts=(*comparison.facts, *(sweep.name for sweep in swept), *_common_facts(comparison)),
+            answer=answer(comparison),
+            verdict=banner(comparison),
+            # One by one, for the blocks of a large run take much memory.
+            sections=[
+                {
+                    "id": section.id,
+                    "short": section.short,
+                    "question": section.question,
+                    "html": Markup(macros.all(section.blocks())),  # noqa: S704
+                }
+                for section in page_sections(comparison)
+            ],
+            summary_json=_json_in_html(view.summary.to_json() if view else comparison_json(comparison)),
+            markdown_json=_json_in_html(markdown(digest(comparison))),
+            made_from="this run" if view else "these runs",
+        )
     )
+
+
+def page_sections(comparison: Comparison) -> Iterator[PageSection]:
+    """All sections in the order of the page: sweeps first, then the cases that are in none."""
+    cases = comparison.cases
+    if comparison.run is not None:
+        yield from _of_case(cases[0], "", of_one=True)
+        return
+    prefixes = {id(case): f"c{k}-" if len(cases) > 1 else "" for k, case in enumerate(cases)}
+    swept = sweeps_in(cases)
+    apart = [case for case in cases if not any(case in within for _, within in swept)]
+    whole = (
+        compared.grid(comparison, {id(c): f"{prefixes[id(c)]}numbers" for c in apart}) if not swept else None
+    )
+    if whole is not None:
+        yield PageSection("cells", "Overview", "Which is fastest where?", lambda: [whole])
+    for k, (sweep, within) in enumerate(swept):
+        yield from _of_sweep(sweep, within, f"t{k}-" if len(swept) > 1 else "", prefixes)
+    for case in apart:
+        yield from _of_case(case, prefixes[id(case)])
+    if comparison.missing:
+        notes = [Note(say("missing", what=what)) for what in comparison.missing]
+        yield PageSection("missing", "Missing", "What is missing?", lambda: notes)
+
+
+def _of_case(case: Case, prefix: str, *, of_one: bool = False) -> Iterator[PageSection]:
+    name = case.name if prefix else ""
+    for section in SECTIONS:
+        if section.of_one == of_one and section.applies(case):
+            # Of several cases the list of sections has the name of each, once.
+            short = (name if section.id == "numbers" else "") if name else section.short
+            question = f"{name}: {section.question}" if name else section.question
+            blocks = partial(section.blocks, case, prefix)
+            yield PageSection(f"{prefix}{section.id}", short, question, blocks)
+
+
+def _of_sweep(
+    sweep: Sweep, cases: Sequence[Case], prefix: str, prefixes: Mapping[int, str]
+) -> Iterator[PageSection]:
+    """The trade-off of a sweep, then each of its loads, folded."""
+    of = f"{sweep.name}: " if prefix else ""
+    anchors = {str(load): f"#{prefixes[id(case)]}load" for load, case in zip(sweep.loads, cases, strict=True)}
+    question = f"{of}What does more load bring, and what does it cost?"
+    blocks = partial(tradeoff.blocks, sweep, prefix, anchors)
+    yield PageSection(f"{prefix}tradeoff", f"{of}Trade-off", question, blocks)
+
+    def folds() -> list[Block]:
+        return [
+            Folded(
+                str(load) if case.is_alone else f"{load}: {case.gate.state}",
+                tuple(block for section in _of_case(case, prefixes[id(case)]) for block in section.blocks()),
+                id=anchors[str(load)][1:],
+            )
+            for load, case in zip(sweep.loads, cases, strict=True)
+        ]
+
+    yield PageSection(f"{prefix}loads", f"{of}Each load", f"{of}How is it at each load?", folds)
+
+
+def _common_facts(comparison: Comparison) -> list[str]:
+    """Model, data type, devices and day, where all of several runs have the same."""
+    if comparison.run is not None:
+        return []
+    each = [view.facts for view in comparison.views]
+    common = [
+        {facts[name].partition(",")[0] for facts in each} for name in ("model", "dtype", "devices", "date")
+    ]
+    return [values.pop() for values in common if len(values) == 1 and values != {""}]
 
 
 @cache
@@ -183,6 +258,7 @@ def cells(row: Row, columns: Sequence[Column]) -> Markup:
     return Markup("".join(parts))  # noqa: S704 every text above is escaped
 
 
-def json_in_html(value: object) -> str:
+def _json_in_html(value: object) -> Markup:
     """JSON that cannot end the <script> element it stands in."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c"))  # noqa: S704

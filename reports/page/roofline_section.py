@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports.blocks import Block, Folded, Note, Side, Tile, Tiles
+from reports.blocks import Block, Cell, Folded, Note, Side, Table, Tile, Tiles, table
 from reports.figures import roofline
+from reports.model.comparison import View
 from reports.number_format import count, duration, number, scale_for
-from reports.run_view import View
-from reports.tables import Cell, Table, table
 from roofline.reconcile.reconciliation import DeviceFacts, OpRow, PhaseRow, Reconciliation, Utilisation
 
 

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from loadgen.record.columns import Floats
 from loadgen.record.summary import Quantiles, Section
-from loadgen.stats.estimates import label
 from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.blocks import Block, Folded, Note, Overview, Side, Tile, Tiles
-from reports.estimate_tables import (
-    HEADLINE,
-    QUANTILES,
-    group_table,
-    is_per_request,
-    latency_table,
-    nearest,
-    session_tables,
-    title_of,
-)
+from reports.blocks import Block, Cell, Column, Folded, Note, Overview, Plot, Row, Side, Table, Tile, Tiles
 from reports.figures import ecdf, run_figures, series
-from reports.figures.drawing import Plot
 from reports.figures.gaps import gap_map
 from reports.figures.run_figures import Panel, SeriesLine
+from reports.model.comparison import LATENCIES, QUANTILES, Contender, View
 from reports.number_format import counted, duration, interval, number, point, scale_of
-from reports.run_view import View
-from reports.tables import Cell, Column, Row, Table
+from reports.page.estimate_tables import group_table, latency_table, session_tables, title_of
 
+NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
 QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))
 MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 """Telemetry on the time axis: source, name, label. Devices join the memory panel by themselves."""
@@ -38,8 +27,8 @@ MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 def numbers(view: View) -> list[Block]:
     """Headline numbers with small figures beside them, then latency, throughput and memory as tables."""
     summary = view.summary
-    headline = {key: row for key, row in summary.metrics.items() if key in HEADLINE}
-    others = {key: row for key, row in summary.metrics.items() if key not in HEADLINE}
+    headline = {key: row for key, row in summary.metrics.items() if key in LATENCIES}
+    others = {key: row for key, row in summary.metrics.items() if key not in LATENCIES}
     groups: list[tuple[str, Section]] = [("Throughput", summary.throughput), ("Memory", summary.memory)]
     if any(summary.cost.rows()):
         groups.append(("Cost and energy", summary.cost))
@@ -63,7 +52,7 @@ def numbers(view: View) -> list[Block]:
     if others:
         blocks.append(Folded("Other latencies, and what other tools call by the same names",
                              (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
-    if bounds := {key: row for key, row in summary.bounds.items() if key in HEADLINE}:
+    if bounds := {key: row for key, row in summary.bounds.items() if key in LATENCIES}:
         blocks.append(Folded("Upper bounds, as MLPerf computes them", (_bounds(bounds),)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]
 
@@ -76,20 +65,25 @@ def sessions(view: View) -> list[Block]:
 
 def _small_figures(view: View) -> Iterator[Plot]:
     """The distribution of the end-to-end latency and the pulse of the run; their numbers stand below."""
-    whole = _ecdf(view, "e2e", "End to end")
-    if whole is not None:
-        yield whole
+    yield from distributions(_contender(view), "e2e")
     if (edges := _edges(view)) is not None:
         yield run_figures.pulse(
             edges, series.in_flight(view.columns, edges), series.tokens_per_s(view.columns, edges)
         )
 
 
-def _ecdf(view: View, key: str, title: str) -> Plot | None:
-    """The distribution of a latency, labelled at the percentiles that the summary has."""
-    figures = {p: view.summary.figure("metrics", key, label(p)) for p in ecdf.MARKED}
-    known = {p: figure.point for p, figure in figures.items() if isinstance(figure, Estimate)}
-    return ecdf.ecdf(f"ecdf-{key}", title, title_of(key), view.counted(key), known)
+def distributions(contenders: Sequence[Contender], *metrics: str, prefix: str = "") -> Iterator[Plot]:
+    """The distributions of latencies, with the percentiles that all tables have."""
+    titles = {"ttft": "Time to first token", "tpot": "Time per output token", "e2e": "End to end"}
+    for metric in metrics:
+        curves = []
+        for contender in contenders:
+            figures = {share: contender.figure("metrics", metric, p) for p, share in QUANTILES.items()}
+            known = {share: f.point for share, f in figures.items() if isinstance(f, Estimate)}
+            curves.append(ecdf.Curve(contender.label, contender.counted(metric), known))
+        plot = ecdf.ecdf(f"{prefix}ecdf-{metric}", titles[metric], title_of(metric), curves)
+        if plot is not None:
+            yield plot
 
 
 def _tiles(view: View) -> Iterator[Tile]:
@@ -129,7 +123,7 @@ def _evidence(view: View) -> Table:
     rows = [
         _evidence_row(view, key, row.name, row.figure)
         for key, section in view.summary.metrics.items()
-        if key in HEADLINE
+        if key in LATENCIES
         for row in section.rows()
     ]
     columns = ("Number", "n", "Interval", "Request there", "The next slower", "The line that prints it")
@@ -141,8 +135,7 @@ def _evidence(view: View) -> Table:
 
 
 def _evidence_row(view: View, key: str, p: str, figure: Figure) -> Row:
-    around = nearest(view.counted(key), QUANTILES[p]) if is_per_request(key) and p in QUANTILES else []
-    links = [Cell(f"#{k}", href=view.shown.href(k)) for k in around]
+    links = [Cell(f"#{k}", href=view.shown.href(k)) for k in view.nearest(key, p)]
     known = figure if isinstance(figure, Estimate) else None
     level = f"{known.level * 100:.0f}%" if known and known.level else "–"
     note = figure.reason if isinstance(figure, Absent) else figure.note or ""
@@ -160,19 +153,15 @@ def _evidence_row(view: View, key: str, p: str, figure: Figure) -> Row:
 
 def shape(view: View) -> list[Block]:
     """The distributions of TTFT and TPOT; that of E2E stands with the headline numbers."""
-    drawn = (
-        _ecdf(view, "ttft", "Time to first token"),
-        _ecdf(view, "tpot", "Time per output token"),
-    )
-    plots = tuple(plot for plot in drawn if plot is not None)
+    plots = tuple(distributions(_contender(view), "ttft", "tpot"))
+    if not plots:
+        return [Note(NO_DISTRIBUTION)]
     split = _ttft_split(view)
-    if plots and split is not None:
-        return [Side(plots, ecdf.EXPLAINED), split]
-    return (
-        [Side(plots, ecdf.EXPLAINED)]
-        if plots
-        else [Note("Fewer than two requests succeeded: there is no distribution.")]
-    )
+    return [Side(plots, ecdf.EXPLAINED), *([] if split is None else [split])]
+
+
+def _contender(view: View) -> list[Contender]:
+    return [Contender(view.manifest.engine, (view,))]
 
 
 def _ttft_split(view: View) -> Plot | None:

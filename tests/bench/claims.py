@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -37,9 +37,7 @@ from loadgen.record.rundir import RunDir, open_run
 from loadgen.stats.across_runs import Noise, noise_of
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
-from reports.compare.pooled_figures import figure_of, points
-from reports.compare.significance_text import JUDGED, contrasts_of
-from reports.run_view import View, view_of
+from reports.model.comparison import JUDGED, Contender, contrasts_of, view_of
 from tests.bench.wire import ours, server
 
 N_BURSTS = 10
@@ -87,32 +85,33 @@ def bursts(folder: Path, n: int) -> bool:
     }
     subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, check=False)
     paths = sorted(p for p in (folder / "runs").iterdir() if not p.name.endswith("-repeats"))
-    views = [view_of(open_run(path)) for path in paths]
+    views = tuple(view_of(open_run(path)) for path in paths)
+    whole = Contender("all", views)
     print(f"{len(views)} bursts ({' '.join(BURST)}): {', '.join(v.summary.verdict.state for v in views)}")
     print(f"{'figure':28}{'median of all':>14}{'CV':>7}   held by the intervals of three repeats")
     held = total = 0
     for path in FIGURES:
-        values = np.array(points(views, path))
+        values = np.array(whole.points(path))
         grand = float(np.median(values))
-        groups = [figure_of(views[k : k + 3], path) for k in range(0, len(views) - 2, 3)]
+        groups = [Contender("", views[k : k + 3]).figure(*path) for k in range(0, len(views) - 2, 3)]
         inside = [g.low <= grand <= g.high for g in groups if isinstance(g, Estimate) and g.low is not None]
         held, total = held + sum(inside), total + len(inside)
         spread = float(values.std(ddof=1) / values.mean())
         print(f"{' '.join(path[1:]):28}{grand:14.5g}{spread:7.1%}   {sum(inside)} of {len(inside)}")
     print(f"held in all: {held} of {total} (95% are to be)")
-    singles, triples = different(pairs_of(views, 1)), different(pairs_of(views, 3))
+    singles, triples = different(pairs_of(whole, 1)), different(pairs_of(whole, 3))
     print(f"single bursts called different, noise unknown: {singles}")
-    noise = noise_in(views[:3])
+    noise = noise_in(Contender("", views[:3]))
     for path in paths:
         RunDir(path).save_manifest(replace(RunDir(path).manifest, noise=noise))
-    knowing = [view_of(open_run(path)) for path in paths]
+    knowing = Contender("all", tuple(view_of(open_run(path)) for path in paths))
     print(f"the same with the A/A noise of the first three: {different(pairs_of(knowing, 1))}")
     print(f"three against three called different: {triples} (random disjoint triples)")
     return not singles.n_any and triples.n_any <= triples.n / 20
 
 
-def noise_in(views: Sequence[View]) -> dict[str, RunNoise]:
-    known = {path: points(views, path) for path in JUDGED}
+def noise_in(contender: Contender) -> dict[str, RunNoise]:
+    known = {path: contender.points(path) for path in JUDGED}
     found = {path: noise_of(np.array(each)) for path, each in known.items() if not isinstance(each, Absent)}
     return {
         ".".join(path[1:]): RunNoise(each.spread, each.n_runs)
@@ -121,14 +120,17 @@ def noise_in(views: Sequence[View]) -> dict[str, RunNoise]:
     }
 
 
-def pairs_of(views: Sequence[View], k: int) -> Iterator[tuple[Sequence[View], Sequence[View]]]:
+def pairs_of(whole: Contender, k: int) -> Iterator[tuple[Contender, Contender]]:
+    """Two contenders of k of its runs each."""
+    views = whole.views
     if k == 1:
-        yield from (((a,), (b,)) for a, b in combinations(views, 2))
+        yield from ((Contender("A", (a,)), Contender("B", (b,))) for a, b in combinations(views, 2))
         return
     random = np.random.default_rng(1)
     for _ in range(N_TRIPLES):
         order = random.permutation(len(views))
-        yield [views[i] for i in order[:k]], [views[i] for i in order[k : 2 * k]]
+        a, b = (tuple(views[i] for i in part) for part in (order[:k], order[k : 2 * k]))
+        yield Contender("A", a), Contender("B", b)
 
 
 @dataclass(frozen=True)
@@ -144,10 +146,10 @@ class Differences:
         return f"{self.n_any} of {self.n} pairs, {self.n_different} of {self.n_verdicts} verdicts"
 
 
-def different(pairs: Iterator[tuple[Sequence[View], Sequence[View]]]) -> Differences:
+def different(pairs: Iterator[tuple[Contender, Contender]]) -> Differences:
     n = n_any = n_verdicts = n_different = 0
     for a, b in pairs:
-        (contrasts,) = contrasts_of({"A": a, "B": b}, {"A": (), "B": ()}).values()
+        (contrasts,) = contrasts_of((a, b), {"A": (), "B": ()}).values()
         answers = [
             each.answer == Answer.DIFFERENT for each in contrasts.values() if isinstance(each, Contrast)
         ]

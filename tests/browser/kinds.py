@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.report import write_report
-from burstline.comparing import comparison_of
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
 from burstline.suites.execution import comparison_of_suite
 from loadgen.record.record import Outcome, Record
 from loadgen.record.rundir import Run, RunDir, open_run
 from loadgen.summarize import summarize_run
-from reports.compare import page as comparison_page
-from reports.page import page
+from reports.model.comparison import alone, view_of
+from reports.model.contenders import comparison_of
+from reports.page.page import render
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 
@@ -202,10 +202,10 @@ class Pages(Mapping[str, Path]):
 def _html(name: str, folder: Path) -> str:
     folder.mkdir()
     if name in RUNS:
-        return page.render(RUNS[name](folder))
+        return render(alone(view_of(RUNS[name](folder))))
     if name in COMPARISONS:
-        return comparison_page.render(comparison_of(COMPARISONS[name](folder), folder))
+        return render(comparison_of(COMPARISONS[name](folder), folder))
     SUITES[name](folder)
     comparison = comparison_of_suite(folder)
     assert comparison is not None
-    return comparison_page.render(comparison)
+    return render(comparison)

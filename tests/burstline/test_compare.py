@@ -14,12 +14,12 @@ import orjson
 import pytest
 
 from burstline import cli
-from burstline.comparing import CHECKED, CHOSEN, labels_of
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, LoadFacts, Manifest, ServerFacts, StageFacts
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.summarize import summarize_run
 from loadgen.verdict.factors import canonical
+from reports.model.contenders import CHECKED, CHOSEN, labels_of
 from servers.identity import Identity
 from servers.settings import Setting
 from tests.reports import synthetic
@@ -557,7 +557,7 @@ def test_starts_of_one_container_are_repeats_and_another_image_is_a_difference(t
 
     for which in (0, 1):
         start(which, "vllm:1")
-    assert "NOTHING TO COMPARE" in compare(capsys, folders)[1]
+    assert "REPEATS" in compare(capsys, folders)[1]
     start(1, "vllm:2")
     assert compare(capsys, folders)[1].startswith("vllm image vllm:1 vs vllm image vllm:2")
     start(1, "vllm:1", "-tp", "2")

@@ -22,8 +22,9 @@ from burstline.machine.roofline_input import _logged, seen_in
 from loadgen.record import tables
 from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
 from loadgen.record.rundir import RunDir, open_run
-from reports.digest import overview
 from reports.formats.text import text
+from reports.model.comparison import view_of
+from reports.page.digest import overview
 from roofline.calibrate import calibrate
 from roofline.device.calibration import HostFit, device_toml, load_calibration
 from roofline.device.device import load_device
@@ -166,7 +167,7 @@ def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
 def test_show_says_how_far_the_metal_is(run):
     noted(run)
     write_report(run)
-    assert "Hardware: Decode is" in text(overview(open_run(run.path)))
+    assert "Hardware: Decode is" in text(overview(view_of(open_run(run.path))))
 
 
 def test_a_typing_error_is_found_before_anything_runs():

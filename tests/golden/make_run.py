@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.record.manifest import SCHEMA
 from loadgen.record.rundir import open_run
-from reports.digest import headline
 from reports.formats.text import text
+from reports.model.comparison import view_of
+from reports.page.digest import headline
 from tests.burstline.calibrated import calibrated
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")
@@ -35,7 +36,7 @@ def main() -> None:
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(made, target, ignore=shutil.ignore_patterns(*DERIVED))
         scrub(target, {str(made): "run", folder: "runs", sys.executable: "python"})
-    print(text(headline(open_run(target))))
+    print(text(headline(view_of(open_run(target)))))
 
 
 def scrub(run: Path, names: dict[str, str]) -> None:

@@ -16,11 +16,11 @@ from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
 from loadgen.record.verdict import Reason, State, Verdict
 from loadgen.summarize import Context, summarize
-from reports.digest import pull_request
 from reports.formats.junit import junit
 from reports.formats.markdown import markdown
+from reports.model.comparison import alone, view_of
+from reports.page.digest import digest
 from reports.page.figure_files import figure_files
-from reports.run_view import view_of
 from tests.reports import synthetic
 
 TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")
@@ -67,7 +67,7 @@ def test_the_csv_has_every_request_and_its_latencies(lossy, tmp_path):
 
 
 def test_junit_has_a_case_for_the_verdict_and_each_target(targeted):
-    suite = ET.fromstring(junit(targeted))
+    suite = ET.fromstring(junit(view_of(targeted)))
     cases = {case.get("name"): [child.tag for child in case] for case in suite}
     assert cases == {
         "verdict": [],
@@ -87,21 +87,21 @@ def test_junit_follows_the_grade_of_each_target_and_not_the_state_beside_them(ta
     for targets, tags, code in ((met, {"system-out"}, 0), ((), {"error"}, 4)):
         RunDir(targeted.path).save_summary(replace(summary, verdict=bound, targets=targets))
         run = open_run(targeted.path)
-        suite = ET.fromstring(junit(run))
+        suite = ET.fromstring(junit(view_of(run)))
         assert {child.tag for case in suite if case.get("name") == "verdict" for child in case} == tags
         assert of_summary(run.summary) == code
     RunDir(targeted.path).save_summary(summary)
 
 
 def test_junit_of_a_run_that_cannot_be_believed_is_an_error(hopeless):
-    suite = ET.fromstring(junit(hopeless))
+    suite = ET.fromstring(junit(view_of(hopeless)))
     (error,) = suite.findall(".//error")
     assert error.get("type") == "FAILED"
     assert "None of 20 requests succeeded" in error.text
 
 
 def test_markdown_says_verdict_targets_and_numbers(targeted):
-    text = markdown(pull_request(view_of(targeted)))
+    text = markdown(digest(alone(view_of(targeted))))
     assert "**✓ VALID**" in text
     assert "| ✕ fail | `ttft.p50<=1ms` |" in text
     assert "| ? inconclusive | `ttft.mean<=1000s` |" in text
@@ -116,12 +116,12 @@ def test_markdown_says_verdict_targets_and_numbers(targeted):
     ("name", "words"), [("hopeless", "**✕ FAILED**"), ("single", "even a median needs 11")]
 )
 def test_markdown_of_runs_with_next_to_nothing_still_says_the_verdict(name, words, request):
-    assert words in markdown(pull_request(view_of(request.getfixturevalue(name))))
+    assert words in markdown(digest(alone(view_of(request.getfixturevalue(name)))))
 
 
 @pytest.mark.slow
 def test_figures_stand_alone_in_the_colours_of_the_page(lossy):
-    found = figure_files(view_of(lossy))
+    found = figure_files(alone(view_of(lossy)))
     assert found.keys() == {name.replace(".svg", ".png").replace(".png", end)
                             for name in found for end in (".svg", ".png")}  # fmt: skip
     for name, content in found.items():

@@ -13,10 +13,15 @@ def values_of(plot) -> list[list[str]]:
     return [[cell.text for cell in row.cells] for row in plot.table.rows]
 
 
+def curve(values_s, known=None):
+    """The distribution of one contender."""
+    return ecdf.ecdf("e", "End to end", "E2E", [ecdf.Curve("", values_s, known or {})])
+
+
 def test_the_ecdf_its_table_and_its_sentence_have_the_estimators_percentiles():
     values = np.arange(1.0, 101.0)
     median_s = quantile_of(values, 0.5)
-    plot = ecdf.ecdf("e", "End to end", "E2E", values, {0.5: median_s})
+    plot = curve(values, {0.5: median_s})
     by_share = dict(values_of(plot))
     assert by_share["50%"] == number(median_s) == "50.5"
     assert by_share["99%"] == number(quantile_of(values, 0.99))
@@ -26,7 +31,9 @@ def test_the_ecdf_its_table_and_its_sentence_have_the_estimators_percentiles():
 
 
 def test_failures_are_the_gap_below_one():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)], {})
+    plot = ecdf.ecdf(
+        "e", "End to end", "E2E", [ecdf.Curve("", np.r_[np.arange(1.0, 91.0), np.full(10, np.inf)], {})]
+    )
     assert values_of(plot)[-1] == ["90.0%", "90.0"]
     assert dict(values_of(plot))["95%"] == "∞"
     assert "10 of 100 were not served" in plot.finding
@@ -34,14 +41,16 @@ def test_failures_are_the_gap_below_one():
 
 
 def test_an_ecdf_labels_only_the_percentiles_that_it_is_given():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.arange(1.0, 901.0), {0.9: 810.1})
+    plot = curve(np.arange(1.0, 901.0), {0.9: 810.1})
     assert "p90" in plot.drawings[0].body
     assert not re.search("p50|p99", plot.drawings[0].body)
     assert "half" not in plot.finding
 
 
 def test_an_ecdf_ends_little_above_its_curve_where_many_failed():
-    plot = ecdf.ecdf("e", "End to end", "E2E", np.r_[np.arange(1.0, 701.0), np.full(300, np.inf)], {})
+    plot = ecdf.ecdf(
+        "e", "End to end", "E2E", [ecdf.Curve("", np.r_[np.arange(1.0, 701.0), np.full(300, np.inf)], {})]
+    )
     ticks = re.findall(r">(\d+%)</text>", plot.drawings[0].body)
     assert "60%" in ticks
     assert "99%" not in ticks
@@ -68,7 +77,7 @@ def test_a_narrow_range_of_gaps_still_has_several_ticks():
 
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0], [np.inf, np.inf]])
 def test_an_ecdf_of_nothing_is_none(values):
-    assert ecdf.ecdf("e", "t", "E2E", np.array(values, dtype=float), {}) is None
+    assert ecdf.ecdf("e", "t", "E2E", [ecdf.Curve("", np.array(values, dtype=float), {})]) is None
 
 
 def test_a_long_ecdf_is_thinned_but_keeps_both_ends():
@@ -102,7 +111,9 @@ def test_the_drain_draws_the_slope_it_was_given():
 
 
 def test_two_figures_on_one_page_share_no_id():
-    one, two = (ecdf.ecdf(name, "t", "E2E", np.arange(1.0, 30.0), {}) for name in ("one", "two"))
+    one, two = (
+        ecdf.ecdf(name, "t", "E2E", [ecdf.Curve("", np.arange(1.0, 30.0), {})]) for name in ("one", "two")
+    )
     ids = [set(re.findall(r' id="([^"]+)"', plot.drawings[0].body)) for plot in (one, two)]
     assert ids[0]
     assert not ids[0] & ids[1]

@@ -14,18 +14,18 @@ from loadgen.record.summary import Summary
 from loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
 from loadgen.stats.figure import Absent, Estimate, measured
 from loadgen.summarize import summarize_run
-from reports.answer import answer
-from reports.banner import STATES, banner
-from reports.digest import overview
 from reports.formats.text import text
+from reports.model.comparison import view_of
 from reports.number_format import duration, number, scale_for
 from reports.page import sections
-from reports.page.page import json_in_html, render
-from reports.run_view import view_of
+from reports.page.banner import run_banner
+from reports.page.digest import overview
+from reports.page.page import _json_in_html
 from servers.identity import Identity
 from servers.launch import Stage
 from servers.settings import Setting
 from tests.reports import synthetic
+from tests.reports.pages import answer_of, page_of
 from tests.reports.synthetic_sweep import finished_run
 
 RUNS = ("burst", "lossy", "hopeless", "single", "metal")
@@ -63,7 +63,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(scope="module")
 def html(run: Run) -> str:
-    return render(run)
+    return page_of(run)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def page(html: str) -> Page:
 
 
 def test_the_same_run_gives_the_same_bytes(run, html):
-    assert render(open_run(run.path)) == html
+    assert page_of(open_run(run.path)) == html
 
 
 def test_every_link_inside_the_page_leads_somewhere(page):
@@ -128,7 +128,7 @@ def test_the_summary_is_inside_as_it_stands_on_disk(run, page):
 
 
 def test_a_failure_shows_its_words_escaped_and_links_to_its_record(lossy):
-    html = render(lossy)
+    html = page_of(lossy)
     assert "queue is full &amp; &lt;busy&gt;" in html
     assert "9 of 120 requests were not served as asked." in html
     for kind in ("timeout", "http_503", "reset"):
@@ -136,13 +136,13 @@ def test_a_failure_shows_its_words_escaped_and_links_to_its_record(lossy):
 
 
 def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
-    page = render(hopeless)
+    page = page_of(hopeless)
     assert re.search(
         r"Nothing was served: all 20 requests failed \(7 \w+, 7 \w+, 6 \w+\); first error: ", page
     )
     assert "How fast is it?" not in page
     assert "How are the latencies distributed?" not in page
-    assert "Not provided by the engine, or not watched on this run: Memory, KV cache in use." in render(
+    assert "Not provided by the engine, or not watched on this run: Memory, KV cache in use." in page_of(
         single
     )
 
@@ -150,26 +150,26 @@ def test_a_run_without_successes_or_telemetry_says_so(hopeless, single):
 @pytest.mark.slow
 def test_a_run_whose_summary_was_never_written_is_still_a_page(tmp_path):
     run = synthetic.finished_run(tmp_path, synthetic.records(n=12))
-    html = render(run)
+    html = page_of(run)
     (run.path / "summary.json").unlink()
-    assert render(open_run(run.path)) == html
+    assert page_of(open_run(run.path)) == html
 
 
 def test_requests_spread_over_time_get_no_burst_section(tmp_path):
     rows = [replace(r, due_ns=k * 1_000_000) for k, r in enumerate(synthetic.records(n=12))]
-    assert 'id="drain"' not in render(synthetic.finished_run(tmp_path, rows))
+    assert 'id="drain"' not in page_of(synthetic.finished_run(tmp_path, rows))
 
 
-@pytest.mark.parametrize("state", list(STATES))
+@pytest.mark.parametrize("state", list(State))
 def test_the_banner_shows_state_reasons_and_advice(state, lossy):
     reason = Reason("c", "Something <odd>.", "Do this.")
-    shown = banner(Summary(counts={}, metrics={}, verdict=Verdict(State(state), (reason,))))
+    shown = run_banner(Summary(counts={}, metrics={}, verdict=Verdict(State(state), (reason,))))
     assert (shown.state, shown.reasons) == (state, (reason,))
     assert shown.tone in ("good", "warn", "bad")
 
 
 def test_json_cannot_end_the_script_it_stands_in():
-    text = json_in_html({"a": "</script><script>alert(1)</script>"})
+    text = _json_in_html({"a": "</script><script>alert(1)</script>"})
     assert "<" not in text
     assert json.loads(text) == {"a": "</script><script>alert(1)</script>"}
 
@@ -180,7 +180,7 @@ def test_what_a_server_says_of_itself_cannot_become_markup(tmp_path):
     run.save_records(tables.record_table(synthetic.records(n=2)))
     run.finish("complete")
     run.save_summary(summarize_run(open_run(run.path)))
-    page = render(open_run(run.path))
+    page = page_of(open_run(run.path))
     assert "<img" not in page
     assert "&lt;img" in page
 
@@ -233,22 +233,18 @@ def test_the_bounds_of_mlperf_stand_on_the_page_without_intervals_of_their_own(l
 def test_an_interrupted_run_says_so_first_and_its_banner_is_not_green(lossy):
     interrupted = Reason("interrupted", "The run was interrupted.", "Run it again.")
     summary = replace(lossy.summary, verdict=Verdict(State.VALID, (), (interrupted,)))
-    assert banner(summary).tone == "warn"
-    assert (
-        answer(summary, lossy.manifest, lambda: view_of(lossy))
-        .details[0]
-        .startswith("The run was interrupted after 111 of")
-    )
+    assert run_banner(summary).tone == "warn"
+    assert answer_of(lossy, summary).details[0].startswith("The run was interrupted after 111 of")
 
 
 def test_what_an_interruption_cut_off_has_not_failed(lossy):
     interrupted = Reason("interrupted", "The run was interrupted.", "Run it again.")
     counts = {"planned": 300, "ok": 151, "cancelled": 149}
     summary = replace(lossy.summary, counts=counts, verdict=Verdict(State.VALID, (), (interrupted,)))
-    told = answer(summary, lossy.manifest, lambda: view_of(lossy))
+    told = answer_of(lossy, summary)
     assert "the 149 that it cut off" in told.details[0]
     assert not any("failed" in words for words in (told.sentence, *told.details))
-    shown = banner(summary)
+    shown = run_banner(summary)
     assert shown.state == "INTERRUPTED"
     assert not shown.reasons
 
@@ -261,7 +257,7 @@ def test_a_burst_that_was_cut_off_marks_no_last_first_token(lossy):
 
 def test_a_failed_run_says_so_before_its_numbers(lossy):
     verdict = Verdict(State.FAILED, (Reason("too-many-failures", "9", ""),))
-    told = answer(replace(lossy.summary, verdict=verdict), lossy.manifest, lambda: view_of(lossy))
+    told = answer_of(lossy, replace(lossy.summary, verdict=verdict))
     assert told.sentence.startswith("9 of 120 requests failed (")
     assert told.details[0].startswith("Served ")
 
@@ -269,27 +265,27 @@ def test_a_failed_run_says_so_before_its_numbers(lossy):
 def test_where_the_log_says_why_nothing_was_served_the_page_says_so_first(hopeless, tmp_path):
     copy = RunDir(shutil.copytree(hopeless.path, tmp_path / "run"))
     copy.server_log.write_text("(EngineCore pid=7) ERROR 11-22 08:01:44 [core.py:710] MemoryError: no room")
-    told = answer(hopeless.summary, hopeless.manifest, lambda: view_of(open_run(copy.path)))
+    told = answer_of(open_run(copy.path), hopeless.summary)
     assert told.sentence.startswith("Nothing was served: the server's log says MemoryError: no room; all")
 
 
 def test_a_missed_slo_is_in_no_green_banner(steady):
-    assert banner(steady.summary).tone == "good"
+    assert run_banner(steady.summary).tone == "good"
     missed = TargetResult("ttft.p99<=1ms", Result.FAIL, "", measured(0.02, "s", ""))
-    shown = banner(replace(steady.summary, targets=(missed,)))
+    shown = run_banner(replace(steady.summary, targets=(missed,)))
     assert (shown.state, shown.tone) == ("VALID", "warn")
     assert shown.sentence.endswith("SLOs: 1 missed.")
 
 
 def test_failed_requests_are_counted_once_in_the_banner(lossy):
     verdict = Verdict(State.FAILED, (Reason("too-many-failures", "9", ""),), (Reason("failures", "9", ""),))
-    assert [reason.code for reason in banner(replace(lossy.summary, verdict=verdict)).reasons] == [
+    assert [reason.code for reason in run_banner(replace(lossy.summary, verdict=verdict)).reasons] == [
         "too-many-failures"
     ]
 
 
 def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
-    told = answer(metal.summary, metal.manifest, lambda: view_of(metal)).details[0]
+    told = answer_of(metal, metal.summary).details[0]
     reach = r"and reach \d+% of the (arithmetic|memory bandwidth) that the device can give"
     assert re.search(rf"; its decode steps are \w+-bound( {reach}|, by the roofline model)\.$", told)
 
@@ -297,7 +293,7 @@ def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
 def test_the_page_says_how_the_canary_checked_the_bounds_and_that_it_had_no_time_to(lossy):
     def shown(p99, beyond):
         client = replace(lossy.summary.instrument, canary_p99_s=p99, canary_beyond_p99_s=beyond)
-        return banner(replace(lossy.summary, instrument=client)).error
+        return run_banner(replace(lossy.summary, instrument=client)).error
 
     p99 = measured(70e-6, "s", "", 600)
     told = "streamed 600 events with their true times meanwhile, checked this: 99% came "
@@ -337,7 +333,7 @@ def table_of(html: str, caption: str) -> list[list[str]]:
 
 def test_the_settings_and_the_start_of_the_engine_are_tables(tmp_path):
     run = started(tmp_path, Stage("loading weights", 8.0), Stage("capturing CUDA graphs", 30.5))
-    html = render(run)
+    html = page_of(run)
     assert table_of(html, "Settings of the engine") == [
         ["max num seqs", "256", "--max-num-seqs 256", "256"],
         ["dtype", "–", "–", "bfloat16"],
@@ -347,21 +343,21 @@ def test_the_settings_and_the_start_of_the_engine_are_tables(tmp_path):
         ["loading weights", "8.0", "22.5"],
         ["capturing CUDA graphs", "30.5", "10.8"],
     ]
-    assert "Start-up: 41.3 s from the start of the server" in text(overview(run))
+    assert "Start-up: 41.3 s from the start of the server" in text(overview(view_of(run)))
 
 
 def test_a_start_without_known_stages_still_shows_its_duration(tmp_path):
-    assert table_of(render(started(tmp_path)), "Start-up") == [["process start", "0.0", "41.3"]]
+    assert table_of(page_of(started(tmp_path)), "Start-up") == [["process start", "0.0", "41.3"]]
 
 
 def test_ttft_is_split_by_the_times_that_replies_tell(tmp_path):
     told = {"server_queue_s": 0.002, "server_prefill_s": 0.003, "server_first_token_s": 0.006}
     rows = [replace(row, **told) for row in synthetic.records(n=12)]
-    html = render(synthetic.finished_run(tmp_path / "told", rows, watched=False))
+    html = page_of(synthetic.finished_run(tmp_path / "told", rows, watched=False))
     figure = html.split('id="ttft-split"')[1].split("</figure>")[0]
     assert "Where the time to the first token goes" in figure
     assert "queue in the server" in figure
-    silent = render(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
+    silent = page_of(synthetic.finished_run(tmp_path / "silent", synthetic.records(n=12), watched=False))
     assert 'id="ttft-split"' not in silent
 
 

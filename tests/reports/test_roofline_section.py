@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
+from reports.model.comparison import view_of
 from reports.number_format import number
-from reports.page.page import render
 from reports.page.roofline_section import _changed, _more
 from reports.page.roofline_section import metal as section
-from reports.run_view import view_of
 from roofline.reconcile.reconciliation import Bar, NotReconciled
+from tests.reports.pages import page_of
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_a_run_that_cannot_be_held_against_its_hardware_says_why(metal):
 
 
 def test_a_run_that_was_never_held_against_its_hardware_has_no_section(burst):
-    assert not re.search(r'id="metal"', render(burst))
+    assert not re.search(r'id="metal"', page_of(burst))
 
 
 def test_names_on_one_line_have_room_beside_each_other():

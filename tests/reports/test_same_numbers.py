@@ -19,7 +19,7 @@ from loadgen.record.rundir import Run, open_run
 from loadgen.record.summary import Section, Summary
 from loadgen.stats.figure import Absent, Estimate, Figure
 from reports.number_format import SCALES
-from reports.page.page import render
+from tests.reports.pages import page_of as made_page
 from tests.reports.synthetic_sweep import finished_run
 
 DIVISORS = {name: divisor for unit, steps in SCALES.items() if unit != "ns" for divisor, name in steps}
@@ -48,7 +48,7 @@ def run(request) -> Run:
 
 @cache
 def page_of(path: Path) -> str:
-    return render(open_run(path))
+    return made_page(open_run(path))
 
 
 def printed(argv: list[str], capsys) -> str:

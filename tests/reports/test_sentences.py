@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
-from burstline.comparing import comparison_of
 from loadgen.metrics.steady_state import ColdStart
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
@@ -22,15 +21,14 @@ from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdic
 from loadgen.stats.estimates import Estimate
 from loadgen.verdict import warnings
 from loadgen.verdict.judge import Evidence, judge
-from reports.answer import limit
-from reports.banner import FAILED_BY, INTERRUPTED, STATES
-from reports.compare.answer import comparison_answer
-from reports.compare.comparison import Comparison
-from reports.compare.page import banner
-from reports.compare.side_by_side import findings
-from reports.compare.sweep_words import told
-from reports.compare.sweeps import sweeps_in
-from reports.compare.tradeoff import remarks
+from reports.model.comparison import Comparison
+from reports.model.contenders import comparison_of
+from reports.model.sweeps import sweeps_in
+from reports.page.answer import answer, limit_of
+from reports.page.banner import banner
+from reports.page.side_by_side import findings
+from reports.page.sweep_words import findings_of, remarks
+from reports.sentences import FAILED_BY, STATES
 from servers.identity import Identity
 from tests.reports.synthetic_sweep import finished_run
 
@@ -137,9 +135,7 @@ def limits() -> Iterator[str]:
         (burst, loaded(1000)),
         (burst, replace(loaded(9), verdict=Verdict(State.CLIENT_BOUND))),
     ):
-        found = limit(summary, manifest)
-        assert found is not None
-        yield found.sentence
+        yield limit_of(summary, manifest)
 
 
 def mistakes() -> Iterator[str]:
@@ -171,25 +167,25 @@ def comparisons(folder: Path) -> Iterator[str]:
         for engine, speed in (("vllm", 1.0), ("lightllm", 0.93))
     ]
     compared = [comparison_of(runs, folder) for runs in (pair, pair[:2], [pair[0], unequal], close)]
-    cases = [replace(each.cells[0], name=name) for each, name in zip(compared, "abcd", strict=True)]
+    cases = [replace(each.cases[0], name=name) for each, name in zip(compared, "abcd", strict=True)]
     sweeps = [comparison_of(runs, folder) for runs in (loads, rates, rates[:2])]
     suites = [Comparison("", tuple(cases[k] for k in kept)) for kept in ((0, 0), (0, 1), (1, 3))]
     for comparison in (*compared, *sweeps, *suites):
-        said = comparison_answer(comparison)
+        said = answer(comparison)
         yield from (said.sentence, *said.details)
-    for sweep, _ in (swept for comparison in sweeps for swept in sweeps_in(comparison.cells)):
-        yield from (*told(sweep), *remarks(sweep))
+    for sweep, _ in (swept for comparison in sweeps for swept in sweeps_in(comparison.cases)):
+        yield from (*findings_of(sweep), *remarks(sweep))
     for comparison in (compared[0], compared[3], sweeps[1]):
         shown = banner(comparison)
         yield f"{shown.state}: {shown.sentence}"
         yield from (reason.text for reason in shown.reasons)
-        yield from (line for cell in comparison.cells for line in findings(cell))
+        yield from (line for case in comparison.cases for line in findings(case))
 
 
 def table() -> str:
     lines = ["# Verdicts", *(f"{state}: {text}" for state, (_, _, text) in STATES.items())]
     lines += [f"FAILED ({code}): {text}" for code, text in FAILED_BY.items()]
-    lines += [f"INTERRUPTED: {INTERRUPTED}", "", "# What limited the run", *limits()]
+    lines += ["", "# What limited the run", *limits()]
     lines += ["", "# Reasons and warnings: what happened | what to do"]
     lines += [f"{reason.code}: {reason.text} | {reason.advice}" for reason in reasons()]
     with TemporaryDirectory() as folder:

@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
-from reports import request_sample
 from reports.figures import run_figures
-from reports.page.page import render
-from reports.request_sample import shown_of
-from reports.run_view import view_of
+from reports.model import request_sample
+from reports.model.comparison import view_of
+from reports.model.request_sample import shown_of
 from tests.reports import synthetic
+from tests.reports.pages import page_of
 from tests.reports.test_page import Page
 
 
@@ -51,13 +51,13 @@ def html(crowded):
         patch.setattr(request_sample, "ALL_UP_TO", 100)
         patch.setattr(request_sample, "EACH", 60)
         patch.setattr(run_figures, "MOST_POINTS", 90)
-        return render(crowded)
+        return page_of(crowded)
 
 
 def test_what_is_drawn_and_listed_is_bounded(crowded, html):
     listed = re.findall(r'<tr id="r(\d+)">', html)
     assert len(listed) <= 60 + 60 + 100
-    assert len(html) < len(render(crowded)) * 0.6
+    assert len(html) < len(page_of(crowded)) * 0.6
     drains = re.findall(r'd="([^"]+)"[^>]*--c0', html.split('id="drain"')[1].split("</figure>")[0])
     assert max(path.count("L") for path in drains) < 100
 
@@ -93,6 +93,7 @@ def test_each_number_and_each_kind_of_failure_keeps_its_evidence(crowded, html):
 @pytest.mark.slow
 def test_the_page_of_20_000_requests_is_hardly_larger_than_that_of_2_000(tmp_path):
     pages = [
-        render(synthetic.finished_run(tmp_path, synthetic.records(n=n, output_tok=4))) for n in (2000, 20_000)
+        page_of(synthetic.finished_run(tmp_path, synthetic.records(n=n, output_tok=4)))
+        for n in (2000, 20_000)
     ]
     assert len(pages[1].encode()) < 1.2 * len(pages[0].encode()) < 3_000_000

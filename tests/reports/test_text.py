@@ -1,8 +1,9 @@
 import shutil
 
 from loadgen.record.rundir import open_run
-from reports.digest import headline, overview
 from reports.formats.text import columns, text
+from reports.model.comparison import view_of
+from reports.page.digest import headline, overview
 
 
 def test_columns_align_words_left_and_numbers_right():
@@ -11,7 +12,7 @@ def test_columns_align_words_left_and_numbers_right():
 
 
 def test_show_says_verdict_numbers_and_outcomes(lossy):
-    shown = text(overview(lossy))
+    shown = text(overview(view_of(lossy)))
     assert shown.splitlines()[0] == lossy.name
     for word in ("TTFT", "p99", "Output throughput", "Device memory, peak", "Of 120 requests: 111 ok"):
         assert word in shown
@@ -19,19 +20,19 @@ def test_show_says_verdict_numbers_and_outcomes(lossy):
 
 
 def test_show_says_why_a_number_is_absent(hopeless):
-    shown = text(overview(hopeless))
+    shown = text(overview(view_of(hopeless)))
     assert "FAILED" in shown
     assert "no request succeeded" in shown
 
 
 def test_a_reason_that_several_numbers_share_is_said_once(lossy):
-    lines = text(headline(lossy)).splitlines()
+    lines = text(headline(view_of(lossy))).splitlines()
     reasons = [line[4:] for line in lines if line[2:3] in "¹²³⁴" and line.startswith("  ")]
     assert 0 < len(reasons) == len(set(reasons))
 
 
 def test_the_headline_is_short_and_names_the_verdict(burst):
-    shown = text(headline(burst))
+    shown = text(headline(view_of(burst)))
     assert shown.startswith("Served ")
     assert "\nVALID: " in shown
     assert len(shown.splitlines()) < 15
@@ -41,4 +42,4 @@ def test_a_run_whose_summary_was_never_written_is_summarised_on_the_spot(lossy, 
     copy = tmp_path / lossy.name
     shutil.copytree(lossy.path, copy)
     (copy / "summary.json").unlink()
-    assert text(overview(open_run(copy))) == text(overview(lossy))
+    assert text(overview(view_of(open_run(copy)))) == text(overview(view_of(lossy)))

@@ -13,7 +13,7 @@ from loadgen.record import tables
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
 from reports.formats.trace_events import PHASES, trace_json
-from reports.run_view import view_of
+from reports.model.comparison import view_of
 from tests.reports import synthetic
 
 REQUIRED = {

@@ -5,18 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from burstline.comparing import comparison_of, differing_factors
 from loadgen.record.manifest import ArrivalFacts, Manifest
 from loadgen.record.rundir import Run
-from reports.compare.comparison import Comparison
-from reports.compare.digest import digest
-from reports.compare.page import banner, render, to_json
-from reports.compare.sweep_load import differ_in_load_alone, load_of
-from reports.compare.sweep_words import knee, told
-from reports.compare.sweeps import sweeps_in
-from reports.figures.scatter import Dot, Reach, Region, ScatterCurve, scatter
+from reports.figures.scatter import Dot, Region, ScatterCurve, scatter
 from reports.formats.markdown import markdown
 from reports.formats.text import text
+from reports.model.comparison import Comparison
+from reports.model.contenders import comparison_of, differing_factors
+from reports.model.sweep_load import differ_in_load_alone, load_of
+from reports.model.sweeps import sweeps_in
+from reports.number_format import Reach
+from reports.page.banner import banner
+from reports.page.comparison_json import comparison_json
+from reports.page.digest import digest
+from reports.page.page import render
+from reports.page.sweep_words import findings_of, knee
 from tests.reports.synthetic_sweep import finished_run
 
 TARGETS = ("ttft.p50<=60ms", "tpot.p50<=12ms")
@@ -47,13 +50,13 @@ def page(comparison) -> str:
 
 @pytest.fixture(scope="module")
 def sweep(comparison):
-    ((sweep, _),) = sweeps_in(comparison.cells)
+    ((sweep, _),) = sweeps_in(comparison.cases)
     return sweep
 
 
 def test_runs_that_differ_in_their_load_alone_are_a_sweep_in_the_order_of_load(runs, comparison):
     assert list(differing_factors(runs)) == ["engine"]
-    assert [cell.name for cell in comparison.cells] == ["1 at a time", "4 at a time", "16 at a time"]
+    assert [cell.name for cell in comparison.cases] == ["1 at a time", "4 at a time", "16 at a time"]
     assert comparison.title == "vllm vs tgi: 3 loads from 1 to 16 at a time"
 
 
@@ -107,7 +110,7 @@ def test_what_cannot_be_relied_on_is_hollow_and_named(page, sweep):
 
 
 def test_the_targets_are_told_in_words(sweep):
-    said = list(told(sweep))
+    said = list(findings_of(sweep))
     assert said[0] == "SLOs: TTFT p50 ≤ 60 ms and TPOT p50 ≤ 12 ms."
     assert re.search(r"vllm gives \d+ tok/s per GPU at 1 at a time", said[1])
     assert "Best load meeting all SLOs: 4 at a time (" in said[1]
@@ -141,7 +144,7 @@ def test_the_page_of_a_sweep_holds_together(page):
 def test_a_sweep_is_told_in_text_and_for_machines(comparison):
     assert "vllm gives" in text(digest(comparison))
     assert "vllm gives" in markdown(digest(comparison))
-    (sweep,) = to_json(comparison)["sweeps"]
+    (sweep,) = comparison_json(comparison)["sweeps"]
     assert len(sweep["points"]) == 6
     assert sweep["targets"] == list(TARGETS)
 

@@ -13,15 +13,14 @@ from loadgen.record.verdict import State, Verdict
 from loadgen.stats.estimates import Absent, Estimate
 from loadgen.stats.significance import Answer, Contrast
 from loadgen.verdict.comparable import COMPARABLE, Comparability
-from reports.compare.comparison import HEADLINES, Comparison, ComparisonCell, Headline
-from reports.compare.digest import digest
-from reports.compare.page import banner, render
-from reports.compare.pooled_figures import figure_of
-from reports.compare.side_by_side import side_by_side
-from reports.compare.significance_text import finding, remarks
-from reports.figures.overlay import overlay
+from reports.figures.ecdf import Curve, ecdf
 from reports.formats.markdown import markdown
 from reports.formats.text import text
+from reports.model.comparison import HEADLINES, Case, Comparison, Contender, Headline
+from reports.page.banner import banner
+from reports.page.digest import digest
+from reports.page.page import render
+from reports.page.side_by_side import finding, remarks, side_by_side
 from tests.reports.synthetic_sweep import finished_run
 
 
@@ -33,17 +32,17 @@ PATH = ("throughput", "requests_per_s")
 
 
 def test_one_run_is_its_own_estimate():
-    assert figure_of([View(figure(2, 1, 3))], PATH) == figure(2, 1, 3)
+    assert Contender("A", [View(figure(2, 1, 3))]).figure(*PATH) == figure(2, 1, 3)
 
 
 def test_two_runs_are_their_geometric_mean_without_an_interval():
-    shown = figure_of([View(figure(4, 3, 5)), View(figure(1, 0.5, 2))], PATH)
+    shown = Contender("A", [View(figure(4, 3, 5)), View(figure(1, 0.5, 2))]).figure(*PATH)
     assert (shown.point, shown.low, shown.high, shown.n) == (pytest.approx(2), None, None, 2)
 
 
 def test_what_one_run_lacks_all_lack():
     lacking = Absent("not said")
-    assert figure_of([View(figure(1)), View(lacking)], PATH) == lacking
+    assert Contender("A", [View(figure(1)), View(lacking)]).figure(*PATH) == lacking
 
 
 class View:
@@ -55,17 +54,23 @@ class View:
         self.summary = Summary(counts={}, metrics={}, verdict=Verdict(State.VALID), throughput=throughput)
 
 
-def cell(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> ComparisonCell:
+def case(numbers: dict[str, list], contrasts=None, *, comparable: bool = True) -> Case:
     gate = Comparability(COMPARABLE if comparable else "NOT-COMPARABLE", (), (), ())
-    views = {label: tuple(View(number) for number in values) for label, values in numbers.items()}
-    return ComparisonCell("", tuple(numbers), views, (), gate, {}, contrasts or {})  # type: ignore[arg-type]
+    contenders = tuple(
+        Contender(label, tuple(View(number) for number in values)) for label, values in numbers.items()
+    )
+    return Case("", contenders, gate, {}, contrasts or {})
 
 
 FASTER, MORE = Headline("x", PATH, "lower"), Headline("x", PATH, "higher")
 
 
 def test_three_runs_and_more_are_their_geometric_mean_with_an_interval_that_knows_how_they_differ():
-    shown = cell({"A": [figure(5, 4.9, 5.1), figure(4, 3.9, 4.1), figure(6, 5.9, 6.1)]}).figure("A", FASTER)
+    shown = (
+        case({"A": [figure(5, 4.9, 5.1), figure(4, 3.9, 4.1), figure(6, 5.9, 6.1)]})
+        .named("A")
+        .figure(*FASTER.path)
+    )
     assert shown.point == pytest.approx(120 ** (1 / 3))
     assert shown.low < 4
     assert shown.high > 6
@@ -99,11 +104,11 @@ UNTOLD = Answer.INCONCLUSIVE
 )
 def test_best_is_who_is_different_from_every_other_and_better(contrasts, headline, best):
     labels = dict.fromkeys(label for pair in contrasts for label in pair) or ("A", "B")
-    assert cell({label: [figure(1)] for label in labels}, contrasts).best(headline) == best
+    assert case({label: [figure(1)] for label in labels}, contrasts).best(headline) == best
 
 
 def test_nobody_is_best_alone():
-    assert cell({"A": [figure(1, 0.9, 1.1)]}).best(FASTER) is None
+    assert case({"A": [figure(1, 0.9, 1.1)]}).best(FASTER) is None
 
 
 def test_a_pair_is_told_in_one_sentence():
@@ -124,10 +129,10 @@ def test_a_pair_is_told_in_one_sentence():
 def test_what_is_inconclusive_says_how_large_a_difference_it_would_detect(found, shown):
     (untold,) = contrast(1.1, UNTOLD).values()
     numbers = {"A": [figure(1)], "B": [figure(1)]}
-    compared = cell(numbers, {("A", "B"): {HEADLINES[0].path: replace(untold, detectable=found)}})
-    for views in compared.views.values():
+    compared = case(numbers, {("A", "B"): {HEADLINES[0].path: replace(untold, detectable=found)}})
+    for view in compared.views:
         metrics = {"ttft": MetricFigures(p50=figure(1))}
-        views[0].summary = replace(views[0].summary, metrics=metrics, throughput=Throughput())
+        view.summary = replace(view.summary, metrics=metrics, throughput=Throughput())
     (row,) = side_by_side(compared).rows
     assert row.cells[4].text == "1.10x faster"
     assert "inconclusive" in row.cells[4].detail
@@ -146,8 +151,8 @@ def test_what_the_words_rest_on_is_said_beside_them():
 
 
 def test_the_banner_of_several_cells_says_how_many_compare_and_which_do_not():
-    good = replace(cell({"A": [figure(1)]}), name="small")
-    bad = replace(cell({"A": [figure(1)]}, comparable=False), name="large")
+    good = replace(case({"A": [figure(1)], "B": [figure(1)]}), name="small")
+    bad = replace(case({"A": [figure(1)]}, comparable=False), name="large")
     shown = banner(Comparison("t", (good, bad)))
     assert shown.state == "1 OF 2 COMPARABLE"
     assert shown.sentence.startswith("Not ranked: large.")
@@ -168,9 +173,9 @@ def test_the_fastest_is_compared_with_each_other_contender():
         pair: {(name,): contrast(ratio)[PATH] for name in names}
         for pair, ratio in ((("A", "B"), 0.8), (("A", "C"), 1.6), (("B", "C"), 2.0))
     }
-    of_three = cell({"A": [figure(1)], "B": [figure(1)], "C": [figure(1)]}, contrasts)
+    of_three = case({"A": [figure(1)], "B": [figure(1)], "C": [figure(1)]}, contrasts)
     for label, seconds in (("A", 5.0), ("B", 4.0), ("C", 8.0)):
-        (view,) = of_three.views[label]
+        (view,) = of_three.named(label).views
         view.summary = replace(view.summary, metrics={"e2e": MetricFigures(p50=figure(seconds))})
     pairs = dict(of_three.pairs())
     assert list(pairs) == [("B", "A"), ("B", "C")]
@@ -203,20 +208,28 @@ def test_a_suite_says_that_engines_were_started_anew_only_where_they_were(tmp_pa
 
 def test_curves_of_failed_requests_end_below_the_top_and_small_samples_give_no_tail():
     series = {"A": np.array([1.0] * 30 + [np.inf] * 10), "B": np.linspace(1, 2, 40)}
-    plot = overlay("e", "End to end", "E2E", series)
+    plot = ecdf("e", "End to end", "E2E", [Curve(who, values, {}) for who, values in series.items()])
     assert plot is not None
     rows = {row.cells[0].text: [cell.text for cell in row.cells[1:]] for row in plot.table.rows}
     assert rows["90%"] == ["∞", "1.90"]
     assert rows["99%"] == ["–", "–"]
 
 
-def test_one_contender_with_successes_is_no_comparison():
-    assert overlay("e", "t", "E2E", {"A": np.ones(9), "B": np.full(9, np.inf)}) is None
+def curves(**series) -> list[Curve]:
+    return [Curve(who, values, {}) for who, values in series.items()]
+
+
+def test_a_contender_without_successes_has_no_curve_and_is_in_the_table():
+    plot = ecdf("e", "t", "E2E", curves(A=np.linspace(1, 2, 30), B=np.full(30, np.inf)))
+    assert plot is not None
+    assert "var(--c1)" not in plot.drawings[0].body
+    assert [cell.text for cell in plot.table.rows[4].cells] == ["50%", "1.50", "∞"]
+    assert ecdf("e", "t", "E2E", curves(A=np.full(9, np.inf), B=np.full(9, np.inf))) is None
 
 
 def test_the_colour_of_a_contender_does_not_depend_on_the_others_successes():
     values = np.linspace(1, 2, 30)
-    both = overlay("e", "t", "E2E", {"A": np.full(30, np.inf), "B": values, "C": values + 1})
+    both = ecdf("e", "t", "E2E", curves(A=np.full(30, np.inf), B=values, C=values + 1))
     assert both is not None
     assert "var(--c1)" in both.drawings[0].body
     assert "var(--c0)" not in both.drawings[0].body

@@ -1,16 +1,20 @@
-"""The results of a sweep in sentences."""
+"""The results of a sweep in sentences, and the table of all its loads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
-from loadgen.stats.figure import Estimate
-from reports.compare.sweeps import Point, Sweep
-from reports.number_format import number
+from loadgen.stats.figure import Absent, Estimate, Figure
+from reports.blocks import MARKS, Cell, Column, Row, Table
+from reports.model.sweep_load import KINDS
+from reports.model.sweeps import AGAINST, Point, Sweep
+from reports.number_format import ARROWS, Scale, interval, number, point, scale_for
+from reports.sentences import say
 
 KNEE: Final = 0.9
 """The share of peak throughput that counts as reaching it."""
@@ -54,13 +58,13 @@ def best_loads(sweep: Sweep) -> str:
     known = sorted((at for at in best.values() if at), key=lambda at: -at.output_point)
     without = [label for label, at in best.items() if at is None]
     if not known:
-        return f"No load meets all SLOs for certain: {', '.join(without)}." if sweep.goals else ""
+        return say("sweep.none", labels=", ".join(without)) if sweep.goals else ""
     first, *others = known
     parts = [f"{first.label} {_told(first, sweep)}"]
     for at in others:
         times = first.output_point / at.output_point if at.output_point else 0.0
         parts.append(f"{number(times)}x {at.label}'s {_told(at, sweep)}" if times else _told(at, sweep))
-    what = "Most output that meets all SLOs for certain" if sweep.goals else _of_which_loads(sweep, known)
+    what = say("sweep.best") if sweep.goals else _of_which_loads(sweep, known)
     lacking = f"; {' and '.join(without)} at no load" if without and sweep.goals else ""
     return f"{what}: {', '.join(parts)}{lacking}."
 
@@ -69,10 +73,8 @@ def _of_which_loads(sweep: Sweep, best: Sequence[Point]) -> str:
     """The highest output, and of which loads where a load that does not count gave more."""
     beyond = [at for own in best for at in sweep.of(own.label) if at.output_point > own.output_point]
     if not beyond:
-        return "Highest output"
-    if all(at.overloaded for at in beyond):
-        return "Highest output of the loads that the server kept up with"
-    return "Highest output of the reliable loads"
+        return say("sweep.highest")
+    return say("sweep.highest-kept-up" if all(at.overloaded for at in beyond) else "sweep.highest-reliable")
 
 
 def limits(sweep: Sweep) -> str:
@@ -122,7 +124,7 @@ def best_within(points: Sequence[Point]) -> Point | None:
     return max(good, key=lambda at: at.output_point) if good else None
 
 
-def told(sweep: Sweep) -> Iterator[str]:
+def findings_of(sweep: Sweep) -> Iterator[str]:
     """One sentence or two a contender: what more load brings it, and how far it goes within the SLOs."""
     if sweep.goals:
         yield f"SLOs: {slos_words(goal.text for goal in sweep.goals)}."
@@ -179,3 +181,149 @@ def _why_not(at: Point, *, reasons: bool = True) -> str:
         return "was not judged"
     why = (f"{slos_words([target])}{f' ({reason})' * reasons}" for target, reason in at.unsure)
     return f"is inconclusive in {' and '.join(why)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What load takes from a user: the metric and percentile it is told by, and in which way it is better."""
+
+    key: str
+    metric: str
+    title: str
+    label: str
+    unit: str
+    better: str
+
+    def of(self, at: Point) -> Figure:
+        return at.speed if self.key == "speed" else at.latency[self.key]
+
+    def is_drawn(self, at: Point) -> bool:
+        """Whether both its value and the output are known."""
+        figure = self.of(at)
+        return isinstance(figure, Estimate) and bool(figure.point) and isinstance(at.output, Estimate)
+
+    def scale(self, points: Iterable[Point]) -> Scale:
+        figures = (self.of(at) for at in points)
+        return scale_for(self.unit, [f.point for f in figures if isinstance(f, Estimate)])
+
+
+def costs_of(sweep: Sweep) -> tuple[Cost, Cost, Cost]:
+    """The speed of the stream for one user, the wait for its first token, the wait for its last."""
+    p = sweep.percentile
+    slow = "" if p["tpot"] == "p50" else f" at TPOT {p['tpot']}"
+    ttft, e2e = (f"{METRICS[name].title} {p[name]}" for name in ("ttft", "e2e"))
+    return (
+        Cost(
+            "speed",
+            "tpot",
+            "Output against speed for each user",
+            f"Speed for a user{slow}",
+            "tok/s",
+            "higher",
+        ),
+        Cost("ttft", "ttft", "Output against the wait for the first token", ttft, "s", "lower"),
+        Cost("e2e", "e2e", "Output against the wait for the whole reply", e2e, "s", "lower"),
+    )
+
+
+def hollow(sweep: Sweep) -> str:
+    """Which points cannot be relied on, with their states; "" without any."""
+    where: dict[str, list[str]] = {}
+    for at in sweep.points:
+        if at.doubts:
+            where.setdefault(f"at {at.load} ({', '.join(at.doubts)})", []).append(at.label)
+    points = "; ".join(f"{', '.join(labels)} {load}" for load, labels in where.items())
+    return say("sweep.hollow", points=points) if points else ""
+
+
+def _not_drawn(sweep: Sweep) -> list[str]:
+    """Percentiles that no point has, with the reason of the first."""
+    for p in AGAINST:
+        figures = [at.percentiles["e2e"][p] for at in sweep.points]
+        reasons = [figure.reason for figure in figures if isinstance(figure, Absent)]
+        if reasons and len(reasons) == len(figures):
+            at = sweep.points[0]
+            return [say("sweep.not-drawn", p=p, reason=reasons[0], label=at.label, load=at.load)]
+    return []
+
+
+def figure_cell(figure: Figure, scale: Scale) -> Cell:
+    return Cell(point(figure, scale), detail=interval(figure, scale))
+
+
+def remarks(sweep: Sweep) -> list[str]:
+    """What is hollow in the figures, and what is not in them, with the reasons."""
+    return [*filter(None, [hollow(sweep)]), *missing(sweep)]
+
+
+def missing(sweep: Sweep) -> list[str]:
+    """What is not in the figures, and why."""
+    lines = []
+    for cost in costs_of(sweep):
+        figures = [(at, cost.of(at)) for at in sweep.points if not cost.is_drawn(at)]
+        points = [
+            f"{at.label} at {at.load} ({f.reason if isinstance(f, Absent) else 'no output throughput'})"
+            for at, f in figures
+        ]
+        if points:
+            lines.append(say("sweep.lacks", title=cost.title, points="; ".join(points)))
+    lines += _not_drawn(sweep)
+    return [*lines, say("sweep.steady")] if lines else []
+
+
+def all_loads(sweep: Sweep, anchors: Mapping[str, str]) -> Table:
+    """Every load of every contender; loads that `anchors` knows link there."""
+    costs = costs_of(sweep)
+    scales = [cost.scale(sweep.points) for cost in costs]
+    columns = [
+        Column(KINDS[sweep.kind][0], numeric=False),
+        Column("Contender", numeric=False),
+        Column(f"{sweep.output_title} ↑"),
+    ]
+    columns += [
+        Column(f"{cost.label} ({scale.unit}) {ARROWS[cost.better]}")
+        for cost, scale in zip(costs, scales, strict=True)
+    ]
+    columns += [Column("SLOs", numeric=False)] if sweep.goals else []
+    columns += [Column("Verdict", numeric=False)]
+    rows = []
+    for at in sorted(sweep.points, key=lambda at: at.load):
+        load = str(at.load)
+        cells = [
+            Cell(at.load.number, href=anchors.get(load, "")),
+            Cell(at.label),
+            figure_cell(at.output, Scale(1.0, "")),
+        ]
+        cells += [figure_cell(cost.of(at), scale) for cost, scale in zip(costs, scales, strict=True)]
+        if sweep.goals:
+            result = f"{MARKS[at.result]} {at.result}" if at.result else "–"
+            cells.append(Cell(result, detail=slos_words(at.missed)))
+        rows.append(Row((*cells, Cell(", ".join(at.doubts) or "VALID"))))
+    return Table("Every load; 95% intervals in brackets", tuple(columns), tuple(rows), sortable=True)
+
+
+def sweep_json(sweep: Sweep) -> dict[str, Any]:
+    """The sweep for machines: every point with its figures, targets and doubts."""
+    costs = costs_of(sweep)
+    return {
+        "name": sweep.name,
+        "load": sweep.kind,
+        "per_device": sweep.per_device,
+        "targets": [goal.text for goal in sweep.goals],
+        "found": list(findings_of(sweep)),
+        "points": [
+            {
+                "contender": at.label,
+                "load": at.load.value,
+                "output_tok_per_s": at.output.to_json(),
+                "percentiles": {
+                    metric: {p: figure.to_json() for p, figure in figures.items()}
+                    for metric, figures in at.percentiles.items()
+                },
+                **{cost.label: cost.of(at).to_json() for cost in costs},
+                "targets": at.result or None,
+                "doubts": list(at.doubts),
+            }
+            for at in sweep.points
+        ],
+    }

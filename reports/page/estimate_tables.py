@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
 from markupsafe import Markup, escape
 
 from loadgen.metrics.definitions import METRICS
-from loadgen.record.columns import Floats
 from loadgen.record.summary import NamedFigure, Section, SessionFigures
 from loadgen.stats.estimates import ONE_RUN
 from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.number_format import Scale, duration, interval, point, scale_of
-from reports.tables import Cell, Column, Row, Table
-
-QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
-ARROWS = {"lower": "↓", "higher": "↑"}
-"""Which way is better, as shown after a metric's name."""
+from reports.blocks import Cell, Column, Row, Table
+from reports.model.comparison import LATENCIES, QUANTILES
+from reports.number_format import ARROWS, Scale, duration, interval, point, scale_of
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
-HEADLINE = ("ttft", "tpot", "itl", "e2e")
-"""The latencies of the headline table; the others are folded away."""
 LETTERS = (
     "The letters of the formulae: s when the request was due, d dispatched, c₁ connected, w fully written; "
     "t₁ … tₘ when the events that carry tokens arrived, n₁ … nₘ how many tokens each carries, N their sum; "
@@ -35,11 +27,6 @@ LETTERS = (
 def title_of(key: str) -> str:
     """The metric's title."""
     return METRICS[key].title
-
-
-def is_per_request(key: str) -> bool:
-    """Whether the metric has one value per request."""
-    return key in METRICS and METRICS[key].of is not None
 
 
 def named(key: str, title: str = "") -> Cell:
@@ -87,7 +74,7 @@ def _latency_cells(
     yield named(key)
     yield Cell(scale.unit)
     for p in columns:
-        href = f"#ev-{key}-{p}" if evidence and key in HEADLINE else ""
+        href = f"#ev-{key}-{p}" if evidence and key in LATENCIES else ""
         yield _value(row[p], scale, notes, href) if p in row else Cell("–")
     for name in errors:
         error = row.get(name)
@@ -183,14 +170,6 @@ def session_tables(sessions: SessionFigures) -> tuple[Table, Table]:
     columns = tuple(Column(title, k > 0) for k, title in enumerate(["Turn", "Served", *titles]))
     by_turn = Table("Turns by their place in the session", columns, rows, notes=tuple(notes))
     return group_table("Whole sessions", sessions), by_turn
-
-
-def nearest(values: Floats, p: float, k: int = 2) -> list[int]:
-    """The positions of the k values at and just beyond the quantile, failed ones (+inf) left out."""
-    order = np.argsort(values, kind="stable")
-    order = order[~np.isnan(values[order])]
-    start = max(math.ceil(p * len(order)) - 1, 0)
-    return [int(i) for i in order[start : start + k] if math.isfinite(values[i])]
 
 
 def glossary_table() -> Table:

@@ -1,21 +1,21 @@
-"""From runs to the comparison of them: what they differ in, who the contenders are, and its page."""
+"""From runs to the comparison of them: what they differ in, and who the contenders are."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from burstline.stdout import json_text
-from reports.compare.sweep_load import SweepLoad, differ_in_load_alone, load_of
-
-if TYPE_CHECKING:
-    from loadgen.record.manifest import Manifest
-    from loadgen.record.rundir import Run
-    from loadgen.record.verdict import Reason
-    from reports.compare.comparison import Comparison
+from loadgen.record.manifest import Manifest
+from loadgen.record.rundir import Run
+from loadgen.record.verdict import Reason
+from loadgen.stats.figure import Absent
+from loadgen.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
+from reports.model.comparison import Comparison, Member, case_of
+from reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
+from servers.registry import ENGINES
+from workloads.request import WorkloadError
 
 CHECKED: Final = {
     "workload": "workload",
@@ -49,9 +49,6 @@ NO_FLAG: Final = frozenset(
 
 def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
     """In which factors the runs differ, but for the load of a sweep."""
-    from loadgen.stats.figure import Absent
-    from loadgen.verdict.factors import GATED, differing
-
     swept = differ_in_load_alone([run.manifest for run in runs])
     rows = []
     for run in runs:
@@ -63,22 +60,8 @@ def differing_factors(runs: Sequence[Run]) -> dict[str, list[str]]:
     return differing(rows, max(known) if len(known) == len(runs) else None)
 
 
-def factors(manifest: Manifest) -> dict[str, str]:
-    """The factors of one run, its engine's flags under the names of the settings that they are."""
-    from loadgen.verdict.factors import factors_of
-    from servers.registry import ENGINES
-
-    engine = ENGINES.get(manifest.engine)
-    if engine is None:
-        return factors_of(manifest)
-    return factors_of(manifest, engine.start_flags | engine.load_flags, engine.settings)
-
-
 def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, ...]:
     """The factors that are compared: those asked for, else the engine, else the one that differs."""
-    from loadgen.verdict.factors import canonical
-    from workloads.request import WorkloadError
-
     names = tuple(map(canonical, asked))
     for name in names:
         if name not in found:
@@ -94,9 +77,6 @@ def _varied(asked: Sequence[str], found: Mapping[str, list[str]]) -> tuple[str, 
 
 def _unlike(name: str, values: Sequence[str], runs: Sequence[Run]) -> Reason:
     """A factor that must not differ, with the command that would make the last run like the first."""
-    from loadgen.record.verdict import Reason
-    from loadgen.verdict.factors import DEFAULT, NOT_STATED
-
     told = ", ".join(f"{value} in {run.name}" for value, run in zip(values, runs, strict=True))
     odd = next(run for run, value in zip(runs, values, strict=True) if value != values[0])
     if name in CHECKED or name in NO_FLAG:
@@ -115,11 +95,8 @@ def comparison_of(
 
     `varied` are the factors that were asked for; what else differs is a reason to rank nothing.
 
-    Runs of one workload at several loads are a sweep, with a cell for each load.
+    Runs of one workload at several loads are a sweep, with a case for each load.
     """
-    from loadgen.verdict.factors import GATED
-    from reports.compare.comparison import Comparison, Member, cell_of
-
     manifests = [run.manifest for run in runs]
     swept = differ_in_load_alone(manifests)
     found = differing_factors(runs)
@@ -141,45 +118,13 @@ def comparison_of(
     loads = sorted(load for load in groups if load is not None)
     what = " and ".join(dict.fromkeys(m.title or m.workload for m in manifests))
     told = f"{len(loads)} loads from {loads[0].number} to {loads[-1]}" if swept else what
-    cells = tuple(
-        cell_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
+    cases = tuple(
+        case_of(str(load or ""), groups[load], unlike, varied=settled, anyway=anyway)
         for load in (loads if swept else [None])
     )
     title = f"{' vs '.join(dict.fromkeys(labels))}: {told}"
     told = f"varied: {', '.join(varied)}" if varied and varied != ("engine",) else ""
-    return Comparison(title, cells, tuple(filter(None, (f"{len(runs)} runs", told))))
-
-
-def write_all(comparison: Comparison, folder: Path) -> Path:
-    """Page, Markdown and JSON of a comparison; where the page is."""
-    for name, shape in (("report.html", "html"), ("report.md", "markdown"), ("comparison.json", "json")):
-        (folder / name).write_text(written(shape, comparison), "utf-8")
-    return folder / "report.html"
-
-
-def written(shape: str, comparison: Comparison) -> str:
-    from reports.compare.digest import digest
-    from reports.compare.page import render, to_json
-    from reports.formats.markdown import markdown
-    from reports.formats.text import text
-
-    if shape == "json":
-        return f"{json_text(to_json(comparison))}\n"
-    if shape == "html":
-        return render(comparison)
-    return {"markdown": markdown, "text": text}[shape](digest(comparison))
-
-
-def checked_metadata(manifest: Manifest) -> dict[str, str]:
-    """What the manifest says of everything in CHECKED."""
-    devices = Counter(device.name for device in manifest.devices)
-    return {
-        "workload": manifest.title or manifest.workload,
-        "model": manifest.server.model_name if manifest.server else "unnamed",
-        "devices": ", ".join(f"{n} x {name}" for name, n in devices.items()) or "none",
-        "cpu": str(manifest.host.cpu),
-        "cores": str(manifest.host.cores_allowed or manifest.host.cores),
-    }
+    return Comparison(title, cases, tuple(filter(None, (f"{len(runs)} runs", told))))
 
 
 def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Sequence[str] = ()) -> list[str]:
@@ -194,8 +139,6 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
         for engine, manifest in zip(engines, manifests, strict=True)
     ]
     if len(set(engines)) == 1 and len(varied) == 1:
-        from loadgen.verdict.factors import NOT_STATED
-
         return [f"{m.engine} {varied[0]} {factors(m).get(varied[0], NOT_STATED)}" for m in manifests]
     labels = []
     for engine, kind in zip(engines, kinds, strict=True):
@@ -206,15 +149,12 @@ def labels_of(manifests: Sequence[Manifest], *, swept: bool = False, varied: Seq
 
 def _what(manifest: Manifest, swept: bool) -> tuple[str, ...]:
     """What was done, and where."""
-    return tuple(
-        value for key, value in checked_metadata(manifest).items() if not (swept and key == "workload")
-    )
+    known = factors(manifest)
+    return tuple(known.get(key, "") for key in CHECKED if not (swept and key == "workload"))
 
 
 def _how(manifest: Manifest, *, swept: bool) -> tuple[str, ...]:
     """Version and command line without the flags that differ from start to start, or with a swept load."""
-    from servers.registry import ENGINES
-
     engine = ENGINES.get(manifest.engine)
     passing: frozenset[str] = frozenset()
     if engine is not None:

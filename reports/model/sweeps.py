@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loadgen.metrics.definitions import METRICS
 from loadgen.metrics.slo import Goal, parse_goal
-from loadgen.record.manifest import Manifest, ServerFacts
+from loadgen.record.manifest import ServerFacts
 from loadgen.record.verdict import Result, State
 from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.compare.comparison import ComparisonCell, Headline
-from reports.compare.sweep_load import SweepLoad, load_of, work_asked
-from reports.figures.scatter import Reach
-from reports.run_view import View
+from reports.model.comparison import OUTPUT, Case, Contender, View
+from reports.model.sweep_load import SweepLoad, load_of, work_asked
 from roofline.reconcile.reconciliation import Reconciliation
 
 PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 AGAINST: Final = ("p50", "p90", "p99")
 """The percentiles that are shown against the load."""
-OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,51 +65,47 @@ class Sweep:
     def output_unit(self) -> str:
         return "tok/s per GPU" if self.per_device else "tok/s"
 
+    @property
+    def output_title(self) -> str:
+        return f"Output ({self.output_unit})"
+
     def of(self, label: str) -> list[Point]:
         return [point for point in self.points if point.label == label]
 
 
-def reach_of(figure: Estimate, divisor: float) -> Reach:
-    """Without a level a figure has no interval; with one, an end that is missing has no bound."""
-    low, high = figure.low, figure.high
-    beyond = (-math.inf, math.inf) if figure.level else (figure.point, figure.point)
-    ends = (beyond[0] if low is None else low, figure.point, beyond[1] if high is None else high)
-    return Reach(*(end / divisor for end in ends))
-
-
-def sweeps_in(cells: Sequence[ComparisonCell]) -> list[tuple[Sweep, list[ComparisonCell]]]:
-    """Every sweep among the cells, with its cells in the order of load."""
-    groups: dict[tuple[object, ...], list[tuple[SweepLoad, ComparisonCell]]] = {}
-    for cell in cells:
-        manifests = [view.manifest for views in cell.views.values() for view in views]
-        works = {(work_asked(m), load_of(m)) for m in manifests}
+def sweeps_in(cases: Sequence[Case]) -> list[tuple[Sweep, list[Case]]]:
+    """Every sweep among the cases, with its cases in the order of load."""
+    groups: dict[tuple[object, ...], list[tuple[SweepLoad, Case]]] = {}
+    for case in cases:
+        works = {(work_asked(view.manifest), load_of(view.manifest)) for view in case.views}
         work, load = works.pop() if len(works) == 1 else (None, None)
         if work is not None and load is not None:
-            groups.setdefault((work, _model(manifests[0])), []).append((load, cell))
+            groups.setdefault((work, _model(case)), []).append((load, case))
     swept = [sorted(g, key=lambda pair: pair[0]) for g in groups.values() if len({load for load, _ in g}) > 1]
-    named = len({_model(_views(group[0][1])[0].manifest) for group in swept}) > 1
-    return [(_sweep(group, named=named), [cell for _, cell in group]) for group in swept]
+    named = len({_model(group[0][1]) for group in swept}) > 1
+    return [(_sweep(group, named=named), [case for _, case in group]) for group in swept]
 
 
-def _sweep(group: Sequence[tuple[SweepLoad, ComparisonCell]], *, named: bool) -> Sweep:
-    cells = [cell for _, cell in group]
-    labels = tuple(dict.fromkeys(label for cell in cells for label in cell.labels))
-    views = [view for cell in cells for view in _views(cell)]
-    goals = tuple(parse_goal(text) for text in dict.fromkeys(t for v in views for t in _targets(v)))
-    percentile = {name: _percentile(name, cells, goals) for name in ("tpot", "ttft", "e2e")}
-    counts = [_n_devices(view) for view in views]
-    per_device = None not in counts
+def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
+    cases = [case for _, case in group]
+    labels = tuple(dict.fromkeys(label for case in cases for label in case.labels))
+    views = [view for case in cases for view in case.views]
+    # Criteria for single requests are no bound on a percentile: only targets of whole runs are goals.
+    goals = tuple(
+        parse_goal(t) for t in dict.fromkeys(row.target for v in views for row in v.summary.targets)
+    )
+    percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
+    per_device = None not in [_n_devices(view) for view in views]
     points = tuple(
-        _point(label, load, cell, percentile, per_device)
+        _point(case.named(label), load, case, percentile, per_device)
         for label in labels
-        for load, cell in group
-        if label in cell.labels
+        for load, case in group
+        if label in case.labels
     )
     asked = views[0].manifest.asked
     name = f"{asked.get('prompt_tokens')} → {asked.get('output_tokens')} tokens"
-    model = f"{_model(views[0].manifest)}, " if named else ""
     return Sweep(
-        name=f"{model}{name}",
+        name=f"{_model(cases[0])}, {name}" if named else name,
         kind=group[0][0].kind,
         loads=tuple(load for load, _ in group),
         labels=labels,
@@ -124,53 +116,46 @@ def _sweep(group: Sequence[tuple[SweepLoad, ComparisonCell]], *, named: bool) ->
     )
 
 
-def _percentile(metric: str, cells: Sequence[ComparisonCell], goals: Sequence[Goal]) -> str:
+def _percentile(metric: str, cases: Sequence[Case], goals: Sequence[Goal]) -> str:
     """A target's; else of TPOT the median, of the others the highest that most points have."""
     wanted = [g.statistic for g in goals if g.metric == metric and g.statistic in PERCENTILES]
     if wanted:
         return str(wanted[0])
     if metric == "tpot":
         return "p50"
-    return max(PERCENTILES, key=lambda p: sum(_known(cell, metric, p) for cell in cells))
+    contenders = [contender for case in cases for contender in case.contenders]
 
+    def n_known(p: str) -> int:
+        return sum(isinstance(each.figure("metrics", metric, p), Estimate) for each in contenders)
 
-def _known(cell: ComparisonCell, metric: str, p: str) -> int:
-    return sum(isinstance(cell.figure(label, _headline(metric, p)), Estimate) for label in cell.labels)
-
-
-def _headline(metric: str, p: str) -> Headline:
-    return Headline(f"{METRICS[metric].title} {p}", ("metrics", metric, p), "lower")
+    return max(PERCENTILES, key=n_known)
 
 
 def _point(
-    label: str, load: SweepLoad, cell: ComparisonCell, percentile: Mapping[str, str], per_device: bool
+    contender: Contender, load: SweepLoad, case: Case, percentile: Mapping[str, str], per_device: bool
 ) -> Point:
-    views = cell.views[label]
+    views = contender.views
     judged = [row for view in views for row in view.summary.targets]
     results = {row.result for row in judged}
     n = (_n_devices(views[0]) or 1) if per_device else 1
+    states = [str(view.summary.verdict.state) for view in views]
+    if case.gate.state == State.NOT_COMPARABLE:
+        states.append(str(State.NOT_COMPARABLE))
     return Point(
-        label=label,
+        label=contender.label,
         load=load,
-        output=_each(cell.figure(label, OUTPUT), lambda value: value / n),
-        speed=_speed(cell.figure(label, _headline("tpot", percentile["tpot"]))),
-        latency={m: cell.figure(label, _headline(m, percentile[m])) for m in ("ttft", "e2e")},
+        output=_each(contender.figure(*OUTPUT.path), lambda value: value / n),
+        speed=_speed(contender.figure("metrics", "tpot", percentile["tpot"])),
+        latency={m: contender.figure("metrics", m, percentile[m]) for m in ("ttft", "e2e")},
         percentiles={
-            m: {p: cell.figure(label, _headline(m, p)) for p in AGAINST} for m in ("ttft", "tpot", "e2e")
+            m: {p: contender.figure("metrics", m, p) for p in AGAINST} for m in ("ttft", "tpot", "e2e")
         },
         result=next((r for r in (Result.FAIL, Result.INCONCLUSIVE, Result.PASS) if r in results), ""),
         missed=tuple(dict.fromkeys(row.target for row in judged if row.result == Result.FAIL)),
         unsure=tuple(dict.fromkeys((r.target, r.reason) for r in judged if r.result == Result.INCONCLUSIVE)),
-        doubts=tuple(_doubts(cell, views)),
+        doubts=tuple(dict.fromkeys(state for state in states if state != State.VALID)),
         overloaded=any(r.code == "overloaded" for view in views for r in view.summary.verdict.reasons),
     )
-
-
-def _doubts(cell: ComparisonCell, views: Sequence[View]) -> Iterator[str]:
-    states = [str(view.summary.verdict.state) for view in views]
-    if cell.gate.state == State.NOT_COMPARABLE:
-        states.append(str(State.NOT_COMPARABLE))
-    yield from dict.fromkeys(state for state in states if state != State.VALID)
 
 
 def _speed(tpot: Figure) -> Figure:
@@ -200,14 +185,5 @@ def _n_devices(view: View) -> int | None:
     return (identity.tensor_parallel_size if identity else None) or (1 if len(devices) == 1 else None)
 
 
-def _model(manifest: Manifest) -> str:
-    return (manifest.server or ServerFacts()).model_name
-
-
-def _views(cell: ComparisonCell) -> list[View]:
-    return [view for views in cell.views.values() for view in views]
-
-
-def _targets(view: View) -> list[str]:
-    """The targets of whole runs; criteria for single requests are no bound on a percentile."""
-    return [row.target for row in view.summary.targets]
+def _model(case: Case) -> str:
+    return (case.views[0].manifest.server or ServerFacts()).model_name

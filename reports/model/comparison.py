@@ -1,0 +1,454 @@
+"""The one model of a page: cases of one workload, in each 1 to n contenders, of each 1 to n runs.
+
+A run is a comparison with one contender that ran once; `--repeats` is one contender that ran several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import chain, combinations
+from typing import Final
+
+import numpy as np
+
+from loadgen.metrics.definitions import METRICS, Samples, latencies, samples_of
+from loadgen.record.columns import Columns, Floats
+from loadgen.record.manifest import Manifest
+from loadgen.record.rundir import Run
+from loadgen.record.summary import Summary
+from loadgen.record.telemetry import Telemetry
+from loadgen.record.verdict import Grade, Reason
+from loadgen.stats.across_runs import Noise, over_runs, percentile_over_runs
+from loadgen.stats.figure import Absent, Estimate, Figure
+from loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged, with_noise
+from loadgen.summarize import summarize_run
+from loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
+from loadgen.verdict.served_work import work_of
+from reports.figures.series import sending_order
+from reports.model.request_sample import Shown, shown_of
+from reports.model.sweep_load import differ_in_load_alone
+from servers.identity import Identity
+from servers.redact import words_of_server
+from servers.registry import ENGINES
+
+Path = tuple[str, ...]
+"""Where the summary keeps a figure: ("metrics", "ttft", "p50")."""
+Pair = tuple[str, str]
+Contrasts = Mapping[Path, Contrast | Absent]
+
+QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
+LATENCIES: Final = ("ttft", "tpot", "itl", "e2e")
+"""The latencies of the headline; a page folds the others away."""
+LOG_LINES: Final = 12
+"""How many of the last lines of the server's log a page may show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """A number that contenders are compared by: where the summary keeps it, and which way is better."""
+
+    title: str
+    path: Path
+    better: str
+
+
+def latency_headline(metric: str, p: str) -> Headline:
+    return Headline(f"{METRICS[metric].title} {p}", ("metrics", metric, p), METRICS[metric].better)
+
+
+E2E: Final = latency_headline("e2e", "p50")
+OUTPUT: Final = Headline("Output", ("throughput", "output_tok_per_s"), "higher")
+HEADLINES: Final = (
+    *(latency_headline(metric, p) for metric in ("ttft", "tpot") for p in ("p50", "p99")),
+    latency_headline("itl", "p99"),
+    E2E,
+    latency_headline("e2e", "p99"),
+    OUTPUT,
+    Headline("Input", ("throughput", "input_tok_per_s"), "higher"),
+    Headline("Requests", ("throughput", "requests_per_s"), "higher"),
+    Headline("Peak memory of the server's processes", ("memory", "server_peak_bytes"), "lower"),
+    Headline("Peak memory of the devices", ("memory", "device_peak_bytes"), "lower"),
+)
+TITLES: Final = {headline.path: (headline.title, headline.better) for headline in HEADLINES}
+JUDGED: Final[tuple[Path, ...]] = (
+    ("metrics", "ttft", "p50"),
+    ("metrics", "ttft", "p99"),
+    ("metrics", "tpot", "p50"),
+    E2E.path,
+    ("metrics", "e2e", "p99"),
+    OUTPUT.path,
+    ("memory", "server_peak_bytes"),
+    ("memory", "device_peak_bytes"),
+)
+"""The numbers a verdict is given on: the more there are, the less each can show."""
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One run as its page reads it; `summary` is made where none was written."""
+
+    run: Run
+    summary: Summary
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.run.manifest
+
+    @property
+    def columns(self) -> Columns:
+        return self.run.columns
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What was watched; it may have no rows."""
+        return self.run.watched
+
+    @property
+    def log_tail(self) -> list[str]:
+        """The last lines of the server's log, none where Burstline did not start it."""
+        return self.run.server_log.splitlines()[-LOG_LINES:]
+
+    @property
+    def log_cause(self) -> str | None:
+        """The line of the log that says why nothing was served, where the engine's adapter finds one."""
+        engine = ENGINES.get(self.manifest.engine)
+        cause = engine.root_cause(self.run.server_log) if engine else None
+        return words_of_server(cause, 300) if cause else None
+
+    @property
+    def has_served(self) -> bool:
+        """Whether any request succeeded."""
+        return bool(self.summary.counts.get("ok"))
+
+    @property
+    def title(self) -> str:
+        """Engine and workload, in the words of those who know them."""
+        manifest = self.manifest
+        engine = ENGINES[manifest.engine].title if manifest.engine in ENGINES else manifest.engine
+        return f"{engine}: {manifest.title or manifest.workload or self.name}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was measured, on what and when; "" where it is not known."""
+        manifest = self.manifest
+        identity = manifest.identity or Identity(manifest.engine)
+        devices = [device.name for device in manifest.devices]
+        many = " + ".join(f"{devices.count(name)} × {name}" for name in dict.fromkeys(devices))
+        utc = manifest.clock.utc if manifest.clock else ""
+        return {
+            "engine": f"{identity.engine} {identity.version}" if identity.version else "",
+            "model": identity.model or (manifest.server.model if manifest.server else None) or "",
+            "dtype": identity.dtype or "",
+            "devices": many or manifest.host.cpu or "",
+            "date": f"{datetime.fromisoformat(utc).astimezone(UTC):%d %B %Y, %H:%M} UTC" if utc else "",
+            "status": "" if self.run.status == "complete" else f"the run was {self.run.status}",
+        }
+
+    def words(self, column: str) -> list[str | None]:
+        """A column of text of the records, one entry per request."""
+        found: list[str | None] = self.columns.table.column(column).to_pylist()
+        return found
+
+    def latency(self, metric: str) -> Floats:
+        """One value per record in seconds: +inf where it failed, NaN where it is undefined."""
+        return latencies(METRICS[metric], self.columns)
+
+    def counted(self, metric: str) -> Floats:
+        """The same, NaN too for what was due in the warm-up: what the summary's numbers are made of."""
+        due_s = self.columns.due_s
+        return np.where(due_s < self.warm_up_end_s, np.nan, self.latency(metric)) if len(due_s) else due_s
+
+    def samples(self, metric: str) -> Samples:
+        """What the summary's percentiles of the metric are made of."""
+        c = self.columns.due_from(self.warm_up_end_s) if self.warm_up_end_s else self.columns
+        return samples_of(METRICS[metric], c)
+
+    @property
+    def warm_up_end_s(self) -> float:
+        """From when requests count, seconds from the run's start; 0 where all do."""
+        window = self.summary.window
+        n, start = window.n_warm_up, window.start_s
+        if isinstance(n, Absent) or isinstance(start, Absent) or not n.point:
+            return 0.0
+        return start.point
+
+    def grade(self, path: Path) -> Grade:
+        """The grade of the number at `path`; what has none is ok."""
+        if path[0] != "metrics":
+            return Grade.OK
+        graded = self.summary.grades.get(path[1], {}).get(path[2])
+        return graded.grade if graded else Grade.OK
+
+    def nearest(self, metric: str, p: str) -> list[int]:
+        """The requests at and just beyond a quantile, failed ones left out; none for a value of tokens."""
+        if METRICS[metric].of is None or p not in QUANTILES:
+            return []
+        values = self.counted(metric)
+        order = np.argsort(values, kind="stable")
+        order = order[~np.isnan(values[order])]
+        start = max(math.ceil(QUANTILES[p] * len(order)) - 1, 0)
+        return [int(i) for i in order[start : start + 2] if math.isfinite(values[i])]
+
+    @cached_property
+    def shown(self) -> Shown:
+        """Which requests the page shows one by one."""
+        slowest = np.argsort(-np.nan_to_num(self.latency("e2e"), nan=-1.0), kind="stable")
+        _, first_of_each_kind = np.unique(np.array(self.words("outcome"), dtype=str), return_index=True)
+        at_quantiles = (self.nearest(metric, p) for metric in LATENCIES for p in QUANTILES)
+        named = [*first_of_each_kind.tolist(), *chain.from_iterable(at_quantiles)]
+        return shown_of(sending_order(self.columns), slowest, named)
+
+
+def view_of(run: Run) -> View:
+    """The run with its summary; of one that ended before one was written, what its files give."""
+    return View(run, run.summary if run.summary is not None else summarize_run(run))
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """One system under one name: its runs, in the order of time. Only here its numbers are made of them."""
+
+    label: str
+    views: tuple[View, ...]
+    _figures: dict[Path, Figure] = field(default_factory=dict, repr=False)
+
+    def figure(self, *path: str) -> Figure:
+        """The number at `path` of the summaries: one run's own, of several the pooled one.
+
+        Percentiles are those of all requests, every run with equal weight, other numbers the runs' geometric
+        mean; from three runs on with an interval between runs.
+        """
+        if path not in self._figures:
+            self._figures[path] = self._over_runs(path) if len(self.views) > 1 else self._own(path)[0]
+        return self._figures[path]
+
+    def _own(self, path: Path) -> list[Figure]:
+        return [view.summary.figure(*path) for view in self.views]
+
+    def _over_runs(self, path: Path) -> Figure:
+        values = self.points(path)
+        if isinstance(values, Absent):
+            return values
+        if path[0] == "metrics" and path[2] != "mean":
+            metric, p = path[1], float(path[2].removeprefix("p")) / 100
+            samples = [view.samples(metric) for view in self.views]
+            return percentile_over_runs(samples, p, METRICS[metric].unit)
+        first = self._own(path)[0]
+        return over_runs(np.array(values), first.unit if isinstance(first, Estimate) else "")
+
+    def points(self, path: Path) -> list[float] | Absent:
+        """The number of each run; Absent where one lacks it."""
+        figures = self._own(path)
+        lacking = next((figure for figure in figures if isinstance(figure, Absent)), None)
+        return lacking or [figure.point for figure in figures if isinstance(figure, Estimate)]
+
+    def counted(self, metric: str) -> Floats:
+        """Every request of all runs that its numbers count; +inf where it failed."""
+        return np.concatenate([view.counted(metric) for view in self.views])
+
+    @property
+    def e2e_s(self) -> float:
+        """E2E p50, seconds; infinite where there is none."""
+        figure = self.figure(*E2E.path)
+        return figure.point if isinstance(figure, Estimate) else math.inf
+
+
+def contrasts_of(
+    contenders: Sequence[Contender], repeats: Mapping[str, Sequence[int]]
+) -> dict[Pair, Contrasts]:
+    """Every pair of contenders in their order: the second against the first, in JUDGED.
+
+    `repeats` are the numbers of each contender's runs where runs of one number were neighbours in time,
+    empty where that is not known.
+    """
+    found: dict[Pair, Contrasts] = {}
+    for a, b in combinations(contenders, 2):
+        of_a, of_b = repeats[a.label], repeats[b.label]
+        interleaved = bool(of_a) and of_a == of_b
+        differences = {"/".join(path): _difference(a, b, path, interleaved=interleaved) for path in JUDGED}
+        contrasts = judged(differences)
+        found[a.label, b.label] = {path: contrasts["/".join(path)] for path in JUDGED}
+    return found
+
+
+def _difference(a: Contender, b: Contender, path: Path, *, interleaved: bool) -> Difference | Absent:
+    """Of the numbers that the table shows, with the scatter of the runs' own."""
+    views = (*a.views, *b.views)
+    for view in views:
+        if view.grade(path) == Grade.UNRELIABLE:
+            return Absent(f"the client read too late in {view.name}: {' '.join(path[1:])} is unreliable")
+    of_a, of_b = a.points(path), b.points(path)
+    for values in (of_a, of_b):
+        if isinstance(values, Absent):
+            return values
+    shown_a, shown_b = a.figure(*path), b.figure(*path)
+    if isinstance(shown_a, Absent) or isinstance(shown_b, Absent) or not shown_a.point or not shown_b.point:
+        return Absent("a ratio needs values above 0", "not-positive")
+    point = math.log(shown_b.point / shown_a.point)
+    found = between_runs(np.array(of_a), np.array(of_b), interleaved=interleaved, point=point)
+    noise = _stored_noise(views, path)
+    if isinstance(found, Difference) and found.error is None and noise is not None:
+        return with_noise(found, noise)
+    return found
+
+
+def _stored_noise(views: Sequence[View], path: Path) -> Noise | None:
+    """The largest A/A noise that all runs' systems have stored for the number; None where one has none."""
+    stored = [view.manifest.noise.get(".".join(path[1:])) for view in views]
+    known = [Noise(each.spread, each.n_runs) for each in stored if each is not None]
+    return max(known, key=lambda noise: noise.apart) if len(known) == len(views) else None
+
+
+def better(contrast: Contrast | Absent | None, which: str) -> bool | None:
+    """Whether the ratio's first contender is better, None where that is open; `which` is lower or higher."""
+    if not isinstance(contrast, Contrast) or contrast.answer != Answer.DIFFERENT:
+        return None
+    return (contrast.ratio.point > 1) == (which == "higher")
+
+
+def turned(contrast: Contrast) -> Contrast:
+    """The same with its ratio the other way round."""
+    ratio = contrast.ratio
+    low, high = (None if end is None else 1 / end if end else math.inf for end in (ratio.high, ratio.low))
+    point = 1 / ratio.point if ratio.point else math.inf
+    return replace(contrast, ratio=replace(ratio, point=point, low=low, high=high))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One run, under the name of its contender; `href` is where its own page lies, "" if nowhere.
+
+    Runs of several contenders with the same `repeat` were neighbours in time; None where that is not known.
+    """
+
+    label: str
+    run: Run
+    href: str = ""
+    repeat: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Runs of one model and workload by contender, and whether these may be ranked.
+
+    `contrasts` hold the second of every pair of contenders against the first, none where they did not do the
+    same work. `left_out` are runs that the client spoilt, with their contenders; nothing else knows of them.
+    """
+
+    name: str
+    contenders: tuple[Contender, ...]
+    gate: Comparability
+    hrefs: Mapping[str, str] = field(default_factory=dict)
+    contrasts: Mapping[Pair, Contrasts] = field(default_factory=dict)
+    left_out: tuple[tuple[str, View], ...] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        return [contender.label for contender in self.contenders]
+
+    @property
+    def views(self) -> list[View]:
+        return [view for contender in self.contenders for view in contender.views]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nothing is to be compared: one contender, whose runs can be used."""
+        return self.gate.state == ALONE
+
+    def named(self, label: str) -> Contender:
+        return next(contender for contender in self.contenders if contender.label == label)
+
+    def best(self, headline: Headline) -> str | None:
+        """The contender that is significantly better than every other; None where there is none."""
+
+        def beats(one: str, other: str) -> bool:
+            return better(self.versus(one, other).get(headline.path), headline.better) is True
+
+        labels = self.labels
+        winners = (one for one in labels if all(beats(one, other) for other in labels if other != one))
+        return next(winners, None) if len(labels) > 1 else None
+
+    def versus(self, one: str, other: str) -> Contrasts:
+        """Every ratio of `one` to `other`; none where they are not compared."""
+        if (other, one) in self.contrasts:
+            return self.contrasts[other, one]
+        reverse = self.contrasts.get((one, other), {})
+        return {path: each if isinstance(each, Absent) else turned(each) for path, each in reverse.items()}
+
+    def pairs(self) -> list[tuple[Pair, Contrasts]]:
+        """The fastest by E2E p50 against each other contender, in the order of E2E p50, and their ratios.
+
+        The whole page compares these pairs in this direction.
+        """
+        order = [each.label for each in sorted(self.contenders, key=lambda each: each.e2e_s)]
+        return [((order[0], other), self.versus(order[0], other)) for other in order[1:]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """Everything that one page shows."""
+
+    title: str
+    cases: tuple[Case, ...]
+    facts: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def views(self) -> list[View]:
+        return [view for case in self.cases for view in case.views]
+
+    @property
+    def run(self) -> View | None:
+        """The one run that this is about; None of several."""
+        views = self.views
+        return views[0] if len(views) == 1 and not self.missing and not self.cases[0].left_out else None
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all of it may be ranked: contenders, or one contender at several loads."""
+        if all(case.is_alone for case in self.cases):
+            return differ_in_load_alone([view.manifest for view in self.views])
+        return all(case.gate.comparable for case in self.cases)
+
+
+def alone(view: View) -> Comparison:
+    """A run as a comparison with one contender."""
+    case = Case("", (Contender(view.manifest.engine, (view,)),), Comparability(ALONE, (), (), ()))
+    return Comparison(view.title, (case,), tuple(fact for fact in view.facts.values() if fact))
+
+
+def case_of(
+    name: str,
+    members: Sequence[Member],
+    unlike: Sequence[Reason] = (),
+    *,
+    varied: Collection[str] = (),
+    anyway: bool = False,
+) -> Case:
+    """The runs of one workload, judged; the same runs give the same case."""
+    all_works = [work_of(member.run, member.label) for member in members]
+    works, left_out = admitted(all_works)
+    kept = [member for member, work in zip(members, all_works, strict=True) if work in works]
+    of = {
+        label: sorted((m for m in kept if m.label == label), key=lambda member: member.repeat or 0)
+        for label in dict.fromkeys(member.label for member in kept)
+    }
+    contenders = tuple(Contender(label, tuple(view_of(m.run) for m in own)) for label, own in of.items())
+    repeats = {label: [m.repeat for m in own if m.repeat is not None] for label, own in of.items()}
+    gate = comparability(works, unlike, varied=varied, anyway=anyway)
+    return Case(
+        name,
+        contenders,
+        replace(gate, warnings=(*left_out, *gate.warnings)),
+        hrefs={member.run.name: member.href for member in members},
+        contrasts=contrasts_of(contenders, repeats) if gate.comparable else {},
+        left_out=tuple((member.label, view_of(member.run)) for member in members if member not in kept),
+    )

@@ -1,0 +1,170 @@
+"""The sections on one case of a comparison: who is faster, what was equal, and which runs these are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from loadgen.record.verdict import State
+from loadgen.stats.figure import Absent
+from loadgen.stats.significance import Contrast
+from loadgen.verdict.comparable import UNSAID, Fact
+from reports.blocks import Block, Cell, Column, Findings, Folded, Note, Row, Side, Table, table
+from reports.figures.ecdf import EXPLAINED, OVERLAID
+from reports.figures.forest import Ratio, forest
+from reports.model.comparison import (
+    E2E,
+    JUDGED,
+    OUTPUT,
+    TITLES,
+    Case,
+    Comparison,
+    Contender,
+    Pair,
+    Path,
+    better,
+)
+from reports.number_format import interval, number, point, scale_of
+from reports.page.answer import limits_of, pair_words
+from reports.page.sections import NO_DISTRIBUTION, distributions
+from reports.page.side_by_side import findings, side_by_side, spread_table
+from reports.sentences import say
+
+SHORT = {
+    "Peak memory of the server's processes": "Server memory",
+    "Peak memory of the devices": "GPU memory",
+}
+"""Titles that are too long beside a figure."""
+
+
+def numbers(case: Case, prefix: str) -> list[Block]:
+    """How many times better the fastest is, all numbers, and what they say; without ranking where refused."""
+    if case.gate.comparable or case.is_alone:
+        # What limited the contenders stands at the top of the page where this is its only case.
+        found = [*findings(case), *(limits_of([case]) if prefix else ())]
+        lines = [Findings(tuple(found))] if found else []
+        return [*_forests(case, prefix), side_by_side(case), *lines]
+    if case.gate.state == State.NOT_COMPARABLE:
+        return [side_by_side(case)]
+    return [Note(say("nothing-ranked", state=case.gate.state)), side_by_side(case)]
+
+
+def _forests(case: Case, prefix: str) -> Iterator[Block]:
+    """A figure for the fastest against each other contender: how many times better in each number."""
+    explain = True
+    for k, (pair, contrasts) in enumerate(case.pairs()):
+        ratios = [r for path in JUDGED if (r := _ratio(case, pair, path, contrasts.get(path)))]
+        if ratios:
+            finding = f"{pair_words(pair, contrasts)}."
+            yield forest(f"{prefix}forest-{k}", pair, ratios, finding, explain=explain)
+            explain = False
+
+
+def _ratio(case: Case, pair: Pair, path: Path, contrast: Contrast | Absent | None) -> Ratio | None:
+    if not isinstance(contrast, Contrast) or not contrast.ratio.point:
+        return None
+    title, which = TITLES[path]
+    sign = 1.0 if which == "higher" else -1.0
+    of_one, of_other = (case.named(label).points(path) for label in pair)
+    runs: tuple[float, ...] = ()
+    if (
+        not isinstance(of_one, Absent)
+        and not isinstance(of_other, Absent)
+        and len(of_one) > 1
+        and min(*of_one, *of_other) > 0
+    ):
+        base = math.exp(sum(map(math.log, of_other)) / len(of_other))
+        runs = tuple((value / base) ** sign for value in of_one)
+    ends = [end**sign for end in (contrast.ratio.low, contrast.ratio.high) if end]
+    low, high = (min(ends), max(ends)) if len(ends) == 2 else (None, None)
+    decided = better(contrast, which) is not None
+    return Ratio(SHORT.get(title, title), contrast.ratio.point**sign, low, high, runs, decided)
+
+
+def differences(case: Case, _: str) -> list[Block]:
+    """What differs beyond its tolerance, what could not be checked, and, folded, what is equal."""
+    differing, unknown, equal = (
+        [fact for fact in case.gate.facts if fact.agrees is agrees] for agrees in (False, None, True)
+    )
+    blocks: list[Block] = [
+        _facts(differing, case, "What differs beyond its tolerance")
+        if differing
+        else Note("Nothing that was checked differs beyond its tolerance.")
+    ]
+    if unknown:
+        blocks.append(_facts(unknown, case, "What not every engine says, and could not be checked"))
+    if equal:
+        blocks.append(Folded(f"{len(equal)} things are equal", (_facts(equal, case, "What is equal"),)))
+    return blocks
+
+
+def _facts(facts: Sequence[Fact], case: Case, caption: str) -> Table:
+    columns = ["Fact", *case.labels, "May differ by"]
+    rows = [[f.name, *(f.values.get(label, UNSAID) for label in case.labels), f.tolerance] for f in facts]
+    return table(caption, columns, rows, text=range(len(columns)))
+
+
+def shape(case: Case, prefix: str) -> list[Block]:
+    """The distributions of TTFT, TPOT and E2E, one curve a contender."""
+    plots = tuple(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix))
+    explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
+    return [Side(plots, explained)] if plots else [Note(NO_DISTRIBUTION)]
+
+
+def runs(case: Case, _: str) -> list[Block]:
+    """Every run with its own report, and how far runs of one contender scatter."""
+    shown = [*((each.label, view) for each in case.contenders for view in each.views), *case.left_out]
+    rows = [
+        (
+            label,
+            Cell(view.name, href=case.hrefs[view.name], tone="code"),
+            f"{view.summary.verdict.state}{', left out' * ((label, view) in case.left_out)}",
+            f"{view.summary.counts['ok']:,} of {view.summary.counts['planned']:,}",
+        )
+        for label, view in shown
+    ]
+    columns = ["Contender", "Run", "Verdict", "Served as asked"]
+    spread = spread_table(case)
+    listing = table("Every run, with its own report", columns, rows, text=(0, 1, 2))
+    return [listing] if spread is None else [listing, spread]
+
+
+def grid(comparison: Comparison, anchors: Mapping[int, str]) -> Table | None:
+    """Contenders by cases: E2E p50 with its interval and output rate; each links to its section.
+
+    None for fewer than two cases.
+    """
+    cases = comparison.cases
+    if len(cases) < 2:
+        return None
+    labels = list(dict.fromkeys(label for case in cases for label in case.labels))
+    rows = [Row((Cell("Verdict"), *(_state(case, anchors[id(case)]) for case in cases)))]
+    for label in labels:
+        known = [next((c for c in case.contenders if c.label == label), None) for case in cases]
+        cells = (_grid_cell(case, contender) for case, contender in zip(cases, known, strict=True))
+        rows.append(Row((Cell(label), *cells)))
+    columns = (Column("E2E p50", False), *(Column(case.name or "all", False) for case in cases))
+    figures = [contender.figure(*E2E.path) for case in cases for contender in case.contenders]
+    has_intervals = any(interval(figure, scale_of([figure])) for figure in figures)
+    caption = f"E2E p50 {'with its 95% interval ' if has_intervals else ''}and the output rate in each case"
+    return Table(caption, columns, tuple(rows))
+
+
+def _state(case: Case, anchor: str) -> Cell:
+    tone = "good" if case.gate.comparable else "warn"
+    winner = case.best(E2E)
+    words = f"{winner} is fastest" if winner else "no significant winner" if case.gate.comparable else ""
+    return Cell(case.gate.state, detail=words, href=f"#{anchor}", tone=tone)
+
+
+def _grid_cell(case: Case, contender: Contender | None) -> Cell:
+    if contender is None:
+        return Cell("–", detail="no finished run")
+    figure, rate = contender.figure(*E2E.path), contender.figure(*OUTPUT.path)
+    if isinstance(figure, Absent):
+        return Cell("–", detail=figure.reason)
+    scale = scale_of([figure])
+    output = "" if isinstance(rate, Absent) else f"{number(rate.point)} tok/s"
+    details = " · ".join(filter(None, (interval(figure, scale), output)))
+    mark, tone = (" ★", "best") if case.best(E2E) == contender.label else ("", "")
+    return Cell(f"{point(figure, scale)} {scale.unit}{mark}", detail=details, tone=tone)
