@@ -26,7 +26,7 @@ from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, RunNoi
 from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
 from loadgen.record.summary import CountedWindow, Goodput, MetricFigures, Quantiles, Stationarity, Summary
-from loadgen.record.telemetry import Telemetry, Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.record.verdict import Reason, State, Verdict
 from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
 from loadgen.stats.quantiles import mean, percentiles
@@ -129,7 +129,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     window = steady.window if steady else throughput.whole_run(inside)
     c = inside.due_from(window.start_s) if steady and window else inside
     ends_s = planned.closed_s[~np.isnan(planned.closed_s)]
-    watched = Watched(context.telemetry, float(ends_s.max()) if len(ends_s) else 0.0)
+    watched = context.telemetry.over(float(ends_s.max()) if len(ends_s) else 0.0)
     graded = grades(c)
     client = instrument(planned, context.reports, watched, closed_loop=closed)
     opening = context.turns.opens if context.turns else None
@@ -203,7 +203,7 @@ def _ran_out(c: Columns, duration_s: float) -> Reason | None:
     return Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N.")
 
 
-def _counted_cached(watched: Watched) -> float | None:
+def _counted_cached(watched: Telemetry) -> float | None:
     """The share of prompt tokens that the server's cache served, by its own counters."""
     served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
     if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:

@@ -11,7 +11,7 @@ from loadgen.record.columns import Columns, Floats
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import ArrivalFacts
 from loadgen.record.summary import Instrument, ScheduleFigures
-from loadgen.record.telemetry import Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, measured
 from loadgen.stats.quantiles import order_for, quantile
 from workloads import achieved
@@ -25,7 +25,7 @@ PEAK_S = 1.0
 
 
 def instrument(
-    c: Columns, reports: Sequence[DriveReport], watched: Watched, *, closed_loop: bool
+    c: Columns, reports: Sequence[DriveReport], watched: Telemetry, *, closed_loop: bool
 ) -> Instrument:
     """The client's own lateness and cost.
 

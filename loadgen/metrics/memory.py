@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.summary import Cost, Memory
-from loadgen.record.telemetry import Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, measured
 from servers.identity import Identity
 
 
-def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity | None) -> Memory:
+def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identity | None) -> Memory:
     """Peaks while the load ran, and what the server says it has.
 
     `server_peak_bytes` is the largest sum of RSS over the server's processes (a page that n share counts n
@@ -38,7 +38,7 @@ def memory(watched: Watched, reports: Sequence[DriveReport], identity: Identity 
     )
 
 
-def cost(output_tok_per_s: Figure, watched: Watched, usd_per_hour: float | None) -> Cost:
+def cost(output_tok_per_s: Figure, watched: Telemetry, usd_per_hour: float | None) -> Cost:
     """Cost and energy of the output tokens; what was not stated or not watched is left out.
 
     Power is the mean over the load, summed over GPUs; idle GPUs that were watched count.
@@ -57,13 +57,13 @@ def cost(output_tok_per_s: Figure, watched: Watched, usd_per_hour: float | None)
     )
 
 
-def _mean_power(watched: Watched, device: str) -> float | None:
+def _mean_power(watched: Telemetry, device: str) -> float | None:
     at_s, values = watched.series(device, "power_w")
     inside = values[(at_s >= 0) & (at_s <= watched.length_s)] if len(values) else values
     return float(inside.mean()) if len(inside) else None
 
 
-def _left(watched: Watched, gauge: str, unit: str) -> Figure | None:
+def _left(watched: Telemetry, gauge: str, unit: str) -> Figure | None:
     """How much more a gauge shows after the load than before; None where the engine does not have it."""
     grown = watched.grown("engine", gauge, unit)
     if isinstance(grown, Absent):
@@ -71,13 +71,13 @@ def _left(watched: Watched, gauge: str, unit: str) -> Figure | None:
     return measured(max(0.0, grown.point), unit, "", grown.n)
 
 
-def _client_peak(watched: Watched, reports: Sequence[DriveReport]) -> Figure:
+def _client_peak(watched: Telemetry, reports: Sequence[DriveReport]) -> Figure:
     if reports:
         return measured(sum(report.peak_rss_bytes for report in reports), "bytes", "", len(reports))
     return watched.peak("client", "rss_bytes", "bytes")
 
 
-def _device_peak(watched: Watched) -> Figure:
+def _device_peak(watched: Telemetry) -> Figure:
     peaks = [watched.peak(device, "memory_used_bytes", "bytes") for device in watched.devices()]
     points = [peak.point for peak in peaks if not isinstance(peak, Absent)]
     absent = watched.why_missing("gpu", "memory_used_bytes")

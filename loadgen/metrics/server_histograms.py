@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from loadgen.metrics.definitions import e2e_service, gaps, ttft_service
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.summary import Agreement
-from loadgen.record.telemetry import Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.record.verdict import FLOOR_S, Reason
 from loadgen.stats.estimates import Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import Ranked, each_once
@@ -52,7 +52,7 @@ class LatencyHistogram:
         return Estimate(float(point), float(low), high, 1.0, self.total, "s", "the server's own histogram")
 
 
-def agreement(c: Columns, watched: Watched) -> Agreement:
+def agreement(c: Columns, watched: Telemetry) -> Agreement:
     """By latency the client's median and the server's, and how much more the client has.
 
     TTFT and E2E count from when the request was written, ITL is pooled over tokens. `*_gap_s` is the
@@ -77,7 +77,7 @@ MEANS_S: Final = (
 RATIOS: Final = ("accepted", "acceptance", "accepted_a_step")
 
 
-def _means(watched: Watched) -> dict[str, Figure]:
+def _means(watched: Telemetry) -> dict[str, Figure]:
     """The server's own split of a request's time and of a step's: only what the engine exports."""
     figures: dict[str, Figure] = {}
     for name in (*MEANS_S, *RATIOS):
@@ -147,7 +147,7 @@ def _gap(client: Figure, values: Floats, weights: NDArray[Any], server: LatencyH
     return Estimate(gap_s, None, None, None, client.n, "s", "difference of the means")
 
 
-def _histogram(watched: Watched, name: str) -> LatencyHistogram | Absent:
+def _histogram(watched: Telemetry, name: str) -> LatencyHistogram | Absent:
     grown = watched.grown_together("engine", f"{name}_")
     if isinstance(grown, Absent):
         return grown

@@ -17,7 +17,7 @@ from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
 from loadgen.record.columns import Columns, Floats, Ints
 from loadgen.record.record import Outcome
 from loadgen.record.summary import Burst, Concurrency, Stalls, Throughput
-from loadgen.record.telemetry import Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.distributions import rankdata
 from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
 from loadgen.stats.quantiles import quantile_of
@@ -221,7 +221,7 @@ def concurrency(c: Columns, window: Window | None) -> Concurrency:
     )
 
 
-def server_queue(watched: Watched) -> dict[str, Figure]:
+def server_queue(watched: Telemetry) -> dict[str, Figure]:
     """How many requests ran and waited in the server, by its own gauges while the load ran."""
     at_s, waiting = watched.series("engine", "waiting")
     during = waiting[(at_s >= 0) & (at_s <= watched.length_s)]

@@ -9,7 +9,7 @@ import numpy as np
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.summary import Conservation, LengthFigures, LengthSummary
-from loadgen.record.telemetry import Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, measured
 
 
@@ -49,7 +49,7 @@ def lengths(c: Columns) -> LengthSummary:
     )
 
 
-def conservation(c: Columns, watched: Watched) -> Conservation:
+def conservation(c: Columns, watched: Telemetry) -> Conservation:
     """Tokens as the client received them against the growth of the server's own counters.
 
     Tokens that a server made beyond the asked length count here: it counted them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -27,13 +27,17 @@ _EMPTY = Series(np.empty(0), np.empty(0))
 
 @dataclass(frozen=True, eq=False)
 class Telemetry:
-    """One entry per row, in the order of time; a value that is missing is NaN, a missing note None."""
+    """One entry per row, in the order of time; a value that is missing is NaN, a missing note None.
+
+    `at_ns` counts from the run's start; `length_s` is how long the load ran.
+    """
 
     at_ns: NDArray[np.int64]
     source: NDArray[Any]
     name: NDArray[Any]
     value: Floats
     note: NDArray[Any]
+    length_s: float = 0.0
 
     @classmethod
     def of(cls, table: pa.Table) -> Telemetry:
@@ -52,6 +56,10 @@ class Telemetry:
         """Of a run on which nothing was watched."""
         nothing = np.empty(0, object)
         return cls(np.empty(0, np.int64), nothing, nothing, np.empty(0), nothing)
+
+    def over(self, length_s: float) -> Telemetry:
+        """The same for a load that ran for `length_s`."""
+        return replace(self, length_s=length_s)
 
     def __len__(self) -> int:
         return len(self.at_ns)
@@ -92,22 +100,6 @@ class Telemetry:
             places.setdefault(pair, []).append(k)
         return {pair: np.array(rows) for pair, rows in places.items()}
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Watched:
-    """The watcher's rows, at_ns from the run's start; `length_s` is how long the load ran."""
-
-    rows: Telemetry
-    length_s: float
-
-    def series(self, source: str, name: str) -> Series:
-        """When (s) and what, in the order of time, without what was missing; empty where never seen."""
-        return self.rows.series(source, name)
-
-    def why_missing(self, source: str, name: str) -> str:
-        """Why there is no such value, in the watcher's words."""
-        return self.rows.why_missing(source, name)
-
     def peak(self, source: str, name: str, unit: str) -> Figure:
         """The largest value while the load ran."""
         at_s, values = self.series(source, name)
@@ -133,9 +125,9 @@ class Watched:
 
         They are taken from the same two readings: the last before the load and the last after it.
         """
-        if not len(self.rows):
+        if not len(self):
             return Absent("nothing was watched on this run")
-        counters = {name: self.series(source, name) for name in self.rows.names(source, prefix)}
+        counters = {name: self.series(source, name) for name in self.names(source, prefix)}
         at_s = np.concatenate([times for times, _ in counters.values()]) if counters else np.empty(0)
         before, after = at_s[at_s <= 0], at_s[at_s >= self.length_s]
         if not len(before) or not len(after):
@@ -165,10 +157,6 @@ class Watched:
             return Absent("the control group holds more than the client")
         _, n_cpus = self.series("host", "n_cpus")
         return self._fraction("cgroup", "throttled_s", float(n_cpus[-1]) if len(n_cpus) else 1.0)
-
-    def devices(self) -> list[str]:
-        """The GPUs that were seen: gpu0, gpu1, ..."""
-        return self.rows.devices()
 
     def _fraction(self, source: str, name: str, per_s: float) -> Figure:
         at_s, values = self.series(source, name)

@@ -14,7 +14,6 @@ from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
-from loadgen.record.telemetry import Watched
 from loadgen.stats.estimates import Absent
 from servers.identity import Identity
 from servers.protocol.introspection import value_of
@@ -185,7 +184,7 @@ def _cached_fraction(c: Columns, run: Run) -> float | None:
     if known.any():
         return float(c.cached_tok[known].sum() / prompt_tok(c)[known].sum())
     ends_s = c.closed_s[~np.isnan(c.closed_s)]
-    watched = Watched(run.watched, float(ends_s.max()) if len(ends_s) else 0.0)
+    watched = run.watched.over(float(ends_s.max()) if len(ends_s) else 0.0)
     served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
     if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:
         return None

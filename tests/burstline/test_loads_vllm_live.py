@@ -11,7 +11,6 @@ import pytest
 
 from burstline.cli import main
 from loadgen.record.rundir import Run, open_run
-from loadgen.record.telemetry import Watched
 from loadgen.summarize import summarize_run
 from servers.engines.vllm import PYTHON_VARIABLE, Vllm
 from servers.host import process
@@ -56,7 +55,7 @@ def ran(url: str, folder: Path, out: Path, *load: str) -> Run:
 
 def served_from_cache(run: Run) -> float:
     """The share of prompt tokens that came from vLLM's prefix cache, by its own counters."""
-    watched = Watched(run.watched, float(run.columns.closed_s.max()))
+    watched = run.watched.over(float(run.columns.closed_s.max()))
     hits, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
     return hits.point / asked.point
 

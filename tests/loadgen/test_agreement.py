@@ -8,7 +8,7 @@ import pytest
 from loadgen.metrics.server_histograms import agreement, disagreement
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry, Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Estimate
 from servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok
@@ -18,8 +18,8 @@ SENT_S = 0.001
 """When `ok` sends."""
 
 
-def seen_by_watcher(*rows: Row) -> Watched:
-    return Watched(Telemetry.of(telemetry_table(rows)), 1.0)
+def seen_by_watcher(*rows: Row) -> Telemetry:
+    return Telemetry.of(telemetry_table(rows)).over(1.0)
 
 
 def client(ttft_s: float = 0.2, gap_s: float = 0.03, n: int = 20) -> Columns:
@@ -29,7 +29,7 @@ def client(ttft_s: float = 0.2, gap_s: float = 0.03, n: int = 20) -> Columns:
 
 def server(
     ttft_s: float = 0.2, gap_s: float = 0.03, n: int = 20, before: int = 7, at_ns=(-1, 2 * 10**9)
-) -> Watched:
+) -> Telemetry:
     """What its histograms were before and after the load, `before` requests of 0.9 s among the earlier."""
     seen = {"ttft": [ttft_s] * n, "itl": [gap_s] * 3 * n, "e2e": [ttft_s + 3 * gap_s] * n}
     rows = []

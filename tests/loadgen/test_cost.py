@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 
 from loadgen.metrics.memory import cost
-from loadgen.record.telemetry import Telemetry, Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, measured
 
 
 class Rows(Telemetry):
     """Two GPUs, 300 W and 100 W over the load; more before and after it."""
+
+    length_s = 10.0
 
     def __init__(self) -> None:
         pass
@@ -23,13 +25,13 @@ class Rows(Telemetry):
 
 
 def test_energy_counts_all_gpus_over_the_load_alone():
-    found = cost(measured(200.0, "tok/s", ""), Watched(Rows(), 10.0), usd_per_hour=7.2)
+    found = cost(measured(200.0, "tok/s", ""), Rows(), usd_per_hour=7.2)
     assert found.device_power_w.point == 400.0
     assert found.joules_per_output_tok.point == 2.0
     assert found.usd_per_million_output_tok.point == pytest.approx(10.0)
 
 
 def test_without_a_price_or_a_gpu_nothing_is_made_up():
-    found = cost(measured(200.0, "tok/s", ""), Watched(Telemetry.empty(), 10.0), usd_per_hour=None)
+    found = cost(measured(200.0, "tok/s", ""), Telemetry.empty(), usd_per_hour=None)
     assert not list(found.rows())
-    assert not list(cost(Absent("none"), Watched(Rows(), 10.0), usd_per_hour=1.0).rows())
+    assert not list(cost(Absent("none"), Rows(), usd_per_hour=1.0).rows())

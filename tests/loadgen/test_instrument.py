@@ -5,7 +5,7 @@ import pytest
 from loadgen.metrics.instrument import instrument
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry, Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent
 from servers.host.telemetry import Row
 from tests.loadgen.making import MS, ok
@@ -24,7 +24,7 @@ def stamped(ns_ms, lag_ms):
 
 def test_lateness_counts_from_due_in_an_open_loop_and_from_dispatch_in_a_closed_one():
     record = replace(ok(0, 0.1, []), dispatched_ns=900_000, sent_ns=1_000_000)
-    watched = Watched(Telemetry.empty(), 1.0)
+    watched = Telemetry.empty()
     by_due = instrument(columns(record), (), watched, closed_loop=False)
     by_dispatch = instrument(columns(record), (), watched, closed_loop=True)
     assert by_due.send_lag_p50_s.point == pytest.approx(1e-3)
@@ -34,14 +34,12 @@ def test_lateness_counts_from_due_in_an_open_loop_and_from_dispatch_in_a_closed_
 def test_the_peak_is_the_most_events_within_any_second():
     times_ms = [[0, 700, 1600, 1650, 1690, 2650], [1700]]
     records = [replace(stamped(ms, [0] * len(ms)), index=i) for i, ms in enumerate(times_ms)]
-    found = instrument(columns(*records), (), Watched(Telemetry.empty(), 1.0), closed_loop=False)
+    found = instrument(columns(*records), (), Telemetry.empty(), closed_loop=False)
     assert found.peak_events_per_s.point == 4  # from 1600 ms, or from 1650: 2650 is outside
 
 
 def test_what_nobody_stamped_reported_or_watched_is_absent_with_its_reason():
-    found = instrument(
-        columns(stamped([100], [None])), (), Watched(Telemetry.empty(), 1.0), closed_loop=False
-    )
+    found = instrument(columns(stamped([100], [None])), (), Telemetry.empty(), closed_loop=False)
     for name in ("read_lag_p99_s", "client_cpu_s", "client_peak_bytes", "others_cpu_fraction", "max_pass_s"):
         assert isinstance(found.figure(name), Absent)
         assert found.figure(name).reason
@@ -54,7 +52,7 @@ def quota(*, alone, throttled_s, n_cpus=2.0):
     rows += [Row(at * 1000 * MS, "cgroup", "alone", value) for at, value in alone]
     rows.append(Row(0, "host", "n_cpus", n_cpus))
     rows.sort(key=lambda row: row.at_ns)
-    return Watched(Telemetry.of(telemetry_table(rows)), 10.0).throttled_fraction()
+    return Telemetry.of(telemetry_table(rows)).over(10.0).throttled_fraction()
 
 
 def test_what_a_quota_took_counts_within_the_load_and_by_cpu():
@@ -68,4 +66,4 @@ def test_a_quota_that_others_share_even_for_a_moment_says_nothing_of_the_client(
 
 
 def test_a_client_without_a_quota_was_never_watched_for_one():
-    assert isinstance(Watched(Telemetry.empty(), 10.0).throttled_fraction(), Absent)
+    assert isinstance(Telemetry.empty().throttled_fraction(), Absent)

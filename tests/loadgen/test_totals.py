@@ -18,7 +18,7 @@ from loadgen.metrics.throughput import (
 )
 from loadgen.record.columns import columns_of
 from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry, Watched
+from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Estimate
 from servers.host.telemetry import Row
 from tests.loadgen.making import MS, failed, ok
@@ -123,13 +123,13 @@ def test_a_burst_that_was_cut_off_never_drained():
 def test_the_servers_queue_counts_while_the_load_ran():
     rows = [Row(at * MS, "engine", "waiting", n) for at, n in ((-5, 9.0), (0, 4.0), (500, 2.0), (1500, 9.0))]
     rows.append(Row(100 * MS, "engine", "running", 3.0))
-    found = server_queue(Watched(Telemetry.of(telemetry_table(rows)), 1.0))
+    found = server_queue(Telemetry.of(telemetry_table(rows)).over(1.0))
     assert {name: figure.point for name, figure in found.items()} == {
         "server_running_max": 3,
         "server_waiting_max": 4,
         "server_waiting_mean": 3,
     }
-    unknown = server_queue(Watched(Telemetry.empty(), 1.0))
+    unknown = server_queue(Telemetry.empty())
     assert all(isinstance(figure, Absent) for figure in unknown.values())
 
 

@@ -329,7 +329,7 @@ MUTATIONS = (
     ),
     Mutation(
         "the server's histogram is read once, after the load",
-        telemetry.Watched.grown_together,
+        telemetry.Telemetry.grown_together,
         "float(last[0] - first[0])",
         "float(last[0])",
         LOADGEN
