@@ -19,7 +19,7 @@ from loadgen.metrics.sessions import Turns, session_figures, turns_of
 from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
 from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, ColdStart, Steady, cold_start, steady_part
 from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
-from loadgen.metrics.token_accounting import conservation, counts, lengths
+from loadgen.metrics.token_accounting import cached_by_counters, conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, RunNoise, WarmUpBursts
@@ -128,8 +128,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     steady = steady_part(inside, pattern, concurrency=context.concurrency, duration_s=duration_s)
     window = steady.window if steady else throughput.whole_run(inside)
     c = inside.due_from(window.start_s) if steady and window else inside
-    ends_s = planned.closed_s[~np.isnan(planned.closed_s)]
-    watched = context.telemetry.over(float(ends_s.max()) if len(ends_s) else 0.0)
+    watched = context.telemetry.over(planned.end_s)
     graded = grades(c)
     client = instrument(planned, context.reports, watched, closed_loop=closed)
     opening = context.turns.opens if context.turns else None
@@ -177,7 +176,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         status=context.status,
         server_here=context.server_here,
         expected_cached=context.expected_cached,
-        counted_cached=_counted_cached(watched),
+        counted_cached=cached_by_counters(watched),
         warm_up=context.warm_up,
         cold=cold.left_out() if cold and not cold_counts else None,
         cancel_share=context.cancel_share,
@@ -201,14 +200,6 @@ def _ran_out(c: Columns, duration_s: float) -> Reason | None:
         return None
     text = f"All {len(c):,} planned requests were sent within {last_s:.3g} s of the {duration_s:g} s asked."
     return Reason("ran-out", text, "The figures hold for that time; ask for it with --requests N.")
-
-
-def _counted_cached(watched: Telemetry) -> float | None:
-    """The share of prompt tokens that the server's cache served, by its own counters."""
-    served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
-    if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:
-        return None
-    return served.point / asked.point
 
 
 def _goodput(inside: Columns, c: Columns, steady: Steady | None, context: Context) -> Goodput:

@@ -163,7 +163,7 @@ def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> S
     if not np.ptp(due_s):
         return ScheduleFigures.absent(Absent("all requests were due at once"))
     n, few = len(sent_s), "too few requests to say"
-    end_s = float(np.nan_to_num(c.closed_s, nan=0.0).max())
+    end_s = c.end_s
     over_s = np.where(np.isnan(c.closed_s), np.inf, c.closed_s)[~np.isnan(c.sent_s)]
     starts = c.sent_s[~np.isnan(c.sent_s)]
     spans = (starts.tolist(), over_s.tolist(), float(sent_s[0]), end_s)

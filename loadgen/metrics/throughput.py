@@ -27,6 +27,10 @@ NO_SUCCESS = Absent("no request succeeded", "no-success")
 NO_LENGTH = Absent("the window has no length", "no-window")
 UNCOUNTED = Absent("the server did not count its tokens", "not-counted")
 BINS_A_BLOCK: Final = 8
+UNITS: Final = {
+    **dict.fromkeys(("output_tok_per_s", "input_tok_per_s", "total_tok_per_s"), "tok/s"),
+    "requests_per_s": "1/s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +63,17 @@ def tokens_in(c: Columns, start_s: float, end_s: float) -> float:
 
 def throughputs(c: Columns) -> Throughput:
     """Rates of work over the whole run."""
-    return Throughput(
-        output_tok_per_s=_over_run(c, c.output_tok, "tok/s"),
-        input_tok_per_s=_over_run(c, prompt_tok(c), "tok/s"),
-        total_tok_per_s=_over_run(c, c.output_tok + prompt_tok(c), "tok/s"),
-        requests_per_s=_over_run(c, np.ones(len(c)), "1/s"),
-    )
+    return Throughput(**{name: _over_run(c, amount, UNITS[name]) for name, amount in _amounts(c).items()})
+
+
+def _amounts(c: Columns) -> dict[str, Floats]:
+    """What each request brings to a rate."""
+    return {
+        "output_tok_per_s": c.output_tok,
+        "input_tok_per_s": prompt_tok(c),
+        "total_tok_per_s": c.output_tok + prompt_tok(c),
+        "requests_per_s": np.ones(len(c)),
+    }
 
 
 def good_rates(c: Columns, met: NDArray[np.bool_]) -> tuple[Figure, Figure]:
@@ -94,27 +103,28 @@ def throughputs_in(c: Columns, window: Window, block_s: float, least_block: int 
     `block_s` is the least time over which neighbours are taken to depend on each other; in a closed loop
     `least_block` is the least number of requests.
     """
-    rate = partial(_rate, window, block_s)
     ok, own = c.ok, c.per_event(c.ok)
     output = _binned(window, block_s, c.event_s[own], c.event_n[own])
     given = _binned(window, block_s, c.first_s[ok], prompt_tok(c)[ok])
     counted, given_counted = (not np.isnan(n[ok]).any() for n in (c.output_tok, prompt_tok(c)))
     requests = _binned(window, block_s, c.last_s[ok], np.ones(int(ok.sum())))
-    found = Throughput(
-        output_tok_per_s=rate(output, "tok/s") if counted else UNCOUNTED,
-        input_tok_per_s=rate(given, "tok/s") if given_counted else UNCOUNTED,
-        total_tok_per_s=rate(output + given, "tok/s") if counted and given_counted else UNCOUNTED,
-        requests_per_s=rate(requests, "1/s"),
-    )
-    if least_block is None:
-        return found
-    by_requests = partial(_by_requests, c, ok, window, least_block)
-    return Throughput(
-        output_tok_per_s=by_requests(found.output_tok_per_s, c.output_tok),
-        input_tok_per_s=by_requests(found.input_tok_per_s, prompt_tok(c)),
-        total_tok_per_s=by_requests(found.total_tok_per_s, c.output_tok + prompt_tok(c)),
-        requests_per_s=by_requests(found.requests_per_s, np.ones(len(c))),
-    )
+    binned = {
+        "output_tok_per_s": output if counted else None,
+        "input_tok_per_s": given if given_counted else None,
+        "total_tok_per_s": output + given if counted and given_counted else None,
+        "requests_per_s": requests,
+    }
+    rates = {
+        name: UNCOUNTED if each is None else _rate(window, block_s, each, UNITS[name])
+        for name, each in binned.items()
+    }
+    if least_block is not None:
+        amounts = _amounts(c)
+        rates = {
+            name: _by_requests(c, ok, window, least_block, rate, amounts[name])
+            for name, rate in rates.items()
+        }
+    return Throughput(**rates)
 
 
 def _by_requests(

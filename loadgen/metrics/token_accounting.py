@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.metrics.throughput import prompt_tok
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.summary import Conservation, LengthFigures, LengthSummary
 from loadgen.record.telemetry import Telemetry
 from loadgen.stats.estimates import Absent, Figure, measured
+
+NO_CACHE_COUNT: Final = "the server did not say what its prefix cache served"
 
 
 def counts(c: Columns) -> dict[str, int]:
@@ -26,25 +30,28 @@ def lengths(c: Columns) -> LengthSummary:
     `*_mismatches` are successes for which the server counted other than was planned. `split` says how the
     tokens of single events are known (see `Record.split`): "spread" and "unknown" are not measurements.
     """
-    n_ok = int(c.ok.sum())
     # The length of a chat that only the server can count is planned as 0.
     served = ~np.isnan(c.prompt_tok) & c.ok & (c.planned_prompt_tok > 0)
     counted = ~np.isnan(c.output_tok) & c.ok
     cached = ~np.isnan(c.cached_tok) & c.ok
     failed_tok = float(c.event_n[c.per_event(~c.ok)].sum())
+    other_prompt = c.prompt_tok[served] != c.planned_prompt_tok[served]
+    other_output = c.output_tok[counted] != c.planned_output_tok[counted]
+    gaps = _known(c, "output_gap_tok") != 0
+    absent = "the server did not count" if c.ok.any() else "no request succeeded"
     return LengthSummary(
-        prompt_tok=_asked_served(c.planned_prompt_tok, c.prompt_tok, c.ok),
-        output_tok=_asked_served(c.planned_output_tok, c.output_tok, c.ok),
-        prompt_mismatches=_count(c.prompt_tok[served] != c.planned_prompt_tok[served], "requests", n_ok),
-        output_mismatches=_count(c.output_tok[counted] != c.planned_output_tok[counted], "requests", n_ok),
+        prompt_tok=_planned_and_served(c.planned_prompt_tok, c.prompt_tok, c.ok, absent),
+        output_tok=_planned_and_served(c.planned_output_tok, c.output_tok, c.ok, absent),
+        prompt_mismatches=_reading(other_prompt, np.sum, "requests", absent),
+        output_mismatches=_reading(other_output, np.sum, "requests", absent),
         output_tok_of_failed=measured(failed_tok, "tok", "", int((~c.ok).sum())),
-        cached_tok=_sum(c.cached_tok[cached], "tok", "the server did not say what its prefix cache served"),
-        cached_fraction=_fraction(c, cached),
+        cached_tok=_reading(c.cached_tok[cached], np.sum, "tok", NO_CACHE_COUNT),
+        cached_fraction=_cached_fraction(c, cached),
         finish_reasons=c.tally("finish_reason"),
         prompt_sources=c.tally("prompt_source"),
         output_sources=c.tally("output_source"),
         splits=c.tally("split"),
-        count_gaps=_gaps(c),
+        count_gaps=_reading(gaps, np.sum, "requests", "no reply was counted twice"),
         beyond_tok=_beyond(c),
     )
 
@@ -74,60 +81,48 @@ def conservation(c: Columns, watched: Telemetry) -> Conservation:
 
 
 def _residual(client: Figure, server: Figure) -> Figure:
-    for figure in (client, server):
-        if isinstance(figure, Absent):
-            return figure
-    assert not isinstance(client, Absent)
-    assert not isinstance(server, Absent)
+    if isinstance(client, Absent) or isinstance(server, Absent):
+        return client if isinstance(client, Absent) else server
     residual = 1 - client.point / server.point if server.point else None
     return measured(residual, "1", "the server's counter did not move")
 
 
-def _asked_served(asked: Floats, served: Floats, ok: Any) -> LengthFigures:
-    known = served[ok & ~np.isnan(served)]
-    silent = "the server did not count" if ok.any() else "no request succeeded"
-    return LengthFigures(
-        planned_mean=_stat(asked, np.mean, "nothing was planned"),
-        planned_min=_stat(asked, np.min, "nothing was planned"),
-        planned_max=_stat(asked, np.max, "nothing was planned"),
-        served_mean=_stat(known, np.mean, silent),
-        served_min=_stat(known, np.min, silent),
-        served_max=_stat(known, np.max, silent),
+def cached_by_counters(telemetry: Telemetry) -> float | None:
+    """The share of prompt tokens that the prefix cache served, by the server's counters; None without."""
+    served, total = (
+        telemetry.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens")
     )
+    if isinstance(served, Absent) or isinstance(total, Absent) or not total.point:
+        return None
+    return served.point / total.point
 
 
-def _stat(values: Floats, of: Any, absent: str) -> Figure:
-    return measured(float(of(values)) if len(values) else None, "tok", absent, len(values))
+def _planned_and_served(planned: Floats, served: Floats, ok: NDArray[np.bool_], absent: str) -> LengthFigures:
+    known = served[ok & ~np.isnan(served)]
+    figures = {
+        f"{when}_{name}": _reading(values, of, "tok", why)
+        for when, values, why in (("planned", planned, "nothing was planned"), ("served", known, absent))
+        for name, of in (("mean", np.mean), ("min", np.min), ("max", np.max))
+    }
+    return LengthFigures(**figures)
 
 
-def _sum(values: Floats, unit: str, absent: str) -> Figure:
-    return measured(float(values.sum()) if len(values) else None, unit, absent, len(values))
+def _reading(values: NDArray[Any], of: Callable[..., Any], unit: str, absent: str) -> Figure:
+    return measured(float(of(values)) if len(values) else None, unit, absent, len(values))
 
 
-def _count(flags: Any, unit: str, n_ok: int) -> Figure:
-    absent = "the server did not count" if n_ok else "no request succeeded"
-    return measured(float(flags.sum()) if len(flags) else None, unit, absent, len(flags))
-
-
-def _fraction(c: Columns, known: Any) -> Figure:
+def _cached_fraction(c: Columns, known: NDArray[np.bool_]) -> Figure:
     prompt = prompt_tok(c)[known]
     total = float(prompt.sum())
     share = float(c.cached_tok[known].sum()) / total if total else None
-    return measured(share, "1", "the server did not say what its prefix cache served", len(prompt))
+    return measured(share, "1", NO_CACHE_COUNT, len(prompt))
 
 
 def _beyond(c: Columns) -> Figure:
     """Tokens beyond the planned length, from a server that does not stop there."""
-    column = c.table.column("beyond_tok").to_numpy().astype(np.float64)
-    known = column[~np.isnan(column)]
-    return measured(
-        float(known.sum()) if len(known) else None, "tok", "the server stops as asked", len(known)
-    )
+    return _reading(_known(c, "beyond_tok"), np.sum, "tok", "the server stops as asked")
 
 
-def _gaps(c: Columns) -> Figure:
-    """For how many requests the server's own counts contradict each other."""
-    column = c.table.column("output_gap_tok").to_numpy().astype(np.float64)
-    known = column[~np.isnan(column)]
-    n = float((known != 0).sum()) if len(known) else None
-    return measured(n, "requests", "no reply was counted twice", len(known))
+def _known(c: Columns, name: str) -> Floats:
+    column: Floats = c.table.column(name).to_numpy().astype(np.float64)
+    return column[~np.isnan(column)]

@@ -73,6 +73,11 @@ class Columns:
         return len(self.ok)
 
     @property
+    def end_s(self) -> float:
+        """When the last request was closed; 0 where none was."""
+        return float(np.nan_to_num(self.closed_s).max(initial=0.0))
+
+    @property
     def event_lag_s(self) -> Floats:
         """`event_lag_ns` in seconds; NaN where unknown."""
         return seconds_or_nan(self.event_lag_ns)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from loadgen.metrics.sessions import turns_of
 from loadgen.metrics.throughput import prompt_tok
+from loadgen.metrics.token_accounting import cached_by_counters
 from loadgen.record.columns import Columns, Floats
 from loadgen.record.manifest import Manifest, ServerFacts
 from loadgen.record.record import STOPPED, Outcome
 from loadgen.record.rundir import Run
-from loadgen.stats.estimates import Absent
 from servers.identity import Identity
 from servers.protocol.introspection import value_of
 from servers.settings import EQUAL, canonical
@@ -183,12 +183,7 @@ def _cached_fraction(c: Columns, run: Run) -> float | None:
     known = ~np.isnan(c.cached_tok)
     if known.any():
         return float(c.cached_tok[known].sum() / prompt_tok(c)[known].sum())
-    ends_s = c.closed_s[~np.isnan(c.closed_s)]
-    watched = run.watched.over(float(ends_s.max()) if len(ends_s) else 0.0)
-    served, asked = (watched.grown("engine", name, "tok") for name in ("prefix_hit_tokens", "prompt_tokens"))
-    if isinstance(served, Absent) or isinstance(asked, Absent) or not asked.point:
-        return None
-    return served.point / asked.point
+    return cached_by_counters(run.watched.over(c.end_s))
 
 
 def _mean(values: Floats) -> float | None:
