@@ -49,9 +49,9 @@ class Launch:
     SIGTERM to its end before what is left of its process tree is killed; `after` is a command to run then.
     `leftovers` are globs of what a killed engine leaves in shared memory and the like, where `{id}` stands
     for what the pattern `leftover_id` finds in the log: the engine's own name for itself.
-    `n_cores` keeps all of the server's processes to the first so many cores; None: they may use each.
+    `n_cores` keeps all of the server's processes to the first `n_cores` cores; None: they may use each.
     `scripts` is the folder of the environment's commands, put first on the PATH; None: where `argv[0]` lies.
-    `notes` says, for the user's eyes, what the adapter decided by itself. `served_name` is what the engine
+    `notes` tells the user what the adapter decided by itself. `served_name` is what the engine
     calls the model where it does not take our name for it, `version` that of the installed package, `fixed`
     what the command settles and the server never says of itself. In a container, `image` and `image_digest`
     say which.

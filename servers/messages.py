@@ -118,7 +118,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class ReplyContent:
-    """What a reply said, for a conversation to go on with: token ids where they came back, and the text."""
+    """The text of a reply, for the next turn of a conversation, and its token ids where they came back."""
 
     text: str
     ids: tuple[int, ...] | None = None

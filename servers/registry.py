@@ -1,5 +1,7 @@
 """Every engine Burstline can start, watch and stop: one line each, its module imported on first use.
 
+`engine_at` says which of them answers at a URL, by the pages that it serves.
+
 Engines of other packages are named by the environment, which the processes of a run inherit:
 `BURSTLINE_ENGINES=my_engine,another` imports these modules and takes the `ENGINE` of each.
 """
@@ -8,12 +10,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import suppress
 from typing import Final
 
 from servers.engine import Engine
-from servers.identity import Capabilities
-from servers.messages import Ask, Call, EngineError, HttpReply, Reply, Target
+from servers.identity import Capabilities, Sign
+from servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
 from workloads.request import Request
 
 _BUILT_IN: Final[Mapping[str, str]] = {
@@ -125,6 +129,43 @@ class Registry(MutableMapping[str, Engine]):
 
 
 ENGINES: Final = Registry(_BUILT_IN)
+
+UNKNOWN = "openai"
+"""The registry's name for a server that does not say what it is."""
+MODELS = "/v1/models"
+
+
+def engine_at(get: Get, expected: str | None = None) -> str | None:
+    """The registry's name of what is there; UNKNOWN for a server that does not say, None for no server.
+
+    Only GET requests are sent. A server that refuses them (no key, a load balancer) counts as one that
+    does not say. Where it shows a sign of the `expected` engine, no other is looked for (nor imported).
+    """
+    pages: dict[str, bytes] = {}
+    try:
+        pages[MODELS] = get(MODELS).body
+    except EngineError:
+        return None
+    if expected is not None and expected in ENGINES:
+        with suppress(EngineError):
+            if any(_shows(sign, get, pages) for sign in ENGINES[expected].signs):
+                return expected
+    signs = [(sign, name) for name, engine in ENGINES.items() for sign in engine.signs]
+    # The page that is here already, first.
+    for sign, name in sorted(signs, key=lambda row: row[0].path != MODELS):
+        try:
+            if _shows(sign, get, pages):
+                return name
+        except EngineError:
+            return UNKNOWN
+    return UNKNOWN
+
+
+def _shows(sign: Sign, get: Get, pages: dict[str, bytes]) -> bool:
+    if sign.path not in pages:
+        pages[sign.path] = get(sign.path).body
+    return re.search(sign.pattern, pages[sign.path], re.MULTILINE) is not None
+
 
 ENGINES_VARIABLE = "BURSTLINE_ENGINES"
 

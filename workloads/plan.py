@@ -20,7 +20,7 @@ from workloads.request import GREEDY, Request, RequestKind, Sampling
 PRIMING: Final = "priming"
 """The stage that fills the prefix cache."""
 MOST_IDS: Final = 20_000_000
-"""Up to so many prompt tokens (80 MB) a plan is hashed and kept as the ids themselves; beyond, as what they
+"""Up to this many prompt tokens (80 MB) a plan is hashed and kept as the ids themselves; beyond, as what they
 are drawn from."""
 
 

@@ -1,4 +1,4 @@
-"""Rows of a file, whatever its format, each with its number: what is wrong is told by row, in one line.
+"""Rows of a file, whatever its format, each with its number: an error names its row, in one line.
 
 JSON lines, JSON lists, text, CSV (all also as .gz or .zst), Parquet, and what the `datasets` library loads.
 """

@@ -1,4 +1,4 @@
-"""Prompts as text, for servers that take no token ids: exactly so many tokens by the model's own tokenizer.
+"""Prompts as text, for servers that take no token ids: of an exact length by the model's own tokenizer.
 
 Words that are one token each are strung together and counted; where a tokenizer cannot be hit that way, the
 end of the text is searched until the count is exact. Every prompt begins with words that the salt chose, so

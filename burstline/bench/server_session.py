@@ -16,12 +16,11 @@ from servers.engine import Engine
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
 from servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
-from servers.host.recognise import engine_at
 from servers.identity import Capabilities, Identity
 from servers.launch import Launch, LaunchOptions
 from servers.messages import EngineError, Get, Target, target_at
 from servers.redact import learn, redacted
-from servers.registry import ENGINES, STYLES
+from servers.registry import ENGINES, STYLES, engine_at
 from servers.settings import Setting, Settings, Spelled, spell
 from servers.settings import check as check_settings
 from workloads.options import flag_of

@@ -1,7 +1,7 @@
 """Model folders made on the spot: the shape of a known model, a tokenizer of made-up words, random weights.
 
 Weights do not change how fast a dense model runs, so that every engine can be measured with no download. What
-was made says so in `burstline.json` beside it, and runs repeat it.
+was made says so in a `burstline.json` of its own, and runs repeat it.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from burstline import exit_codes
 from servers.engine import Engine
 from servers.host.ready import getter
-from servers.host.recognise import engine_at
 from servers.messages import EngineError, Target
-from servers.registry import ENGINES
+from servers.registry import ENGINES, engine_at
 from workloads.request import WorkloadError
 
 HOST = "127.0.0.1"

@@ -178,7 +178,7 @@ class Calibration:
     nccl: tuple[LinkFit, ...] = ()
 
     def attention_fits(self, kv_bytes: float) -> tuple[DecodeFit, PrefillFit]:
-        """The fits for a KV cache of so many bytes an element; the generic ones where 8 bits have none."""
+        """The fits for a KV cache of this many bytes an element; the generic ones where 8 bits have none."""
         if kv_bytes >= 2:
             return self.decode, self.prefill
         pooled = generic()

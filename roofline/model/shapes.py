@@ -112,8 +112,8 @@ class Linear:
 class Attention:
     """Multi-head, grouped-query or multi-query attention. `window` is None where every token is seen.
 
-    `chunk`: a token sees those of its own chunk of so many positions (Llama 4). `sinks`: a learned logit for
-    each head (gpt-oss). `gated`: the outputs are multiplied by a gate that the queries' product makes too.
+    `chunk`: a token sees those of its own chunk of this many positions (Llama 4). `sinks`: a learned logit
+    for each head (gpt-oss). `gated`: the outputs are multiplied by a gate, which the queries' product makes.
     """
 
     n_heads: int
@@ -153,8 +153,8 @@ class Attention:
 class Mla:
     """Multi-head latent attention (arXiv 2405.04434 §2.1). `q_rank` is None: queries are not compressed.
 
-    With `index_topk` an indexer of its own heads scores all keys, and attention sees so many of the best
-    (DeepSeek-V3.2); the index keys are cached beside the latent.
+    With `index_topk` an indexer of its own heads scores all keys, and attention sees that many of the best
+    (DeepSeek-V3.2); the index keys are cached with the latent.
     """
 
     n_heads: int

@@ -46,7 +46,7 @@ def ceiling(op: Op, device: Device, working_set_bytes: float | None = None) -> B
 
     `working_set_bytes` is what the step sweeps through again and again (its weights and KV cache): as much of
     it as fits stays in a cache. None: nothing does. Elementwise passes are charged only the cache they write,
-    since a perfect compiler fuses the rest into the products beside them. Experts are charged as if all
+    since a perfect compiler fuses the rest into the neighbouring products. Experts are charged as if all
     tokens chose the same ones: how many a batch is expected to touch is a prediction, not a bound.
     """
     if op.kind == "collective":

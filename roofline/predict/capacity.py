@@ -30,7 +30,7 @@ def room(
     utilisation: float = 0.9,
     reserved_bytes: float = 1.5e9,
 ) -> Room:
-    """The KV cache that is left beside the weights, in whole blocks of 16 tokens; raises where nothing is.
+    """The KV cache that the weights leave room for, in whole blocks of 16 tokens; raises where nothing is.
 
     `utilisation` is the engine's share of the memory (vLLM's gpu_memory_utilization); `reserved_bytes` is a
     guess at activations and CUDA graphs.

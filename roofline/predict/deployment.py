@@ -122,29 +122,29 @@ def latency_s(phases: Mapping[str, PhaseBound], tier: str | None = None) -> floa
 
 
 def host_sentence(calibration: Calibration) -> str:
-    """What predictions add for the serving stack's host."""
+    """How much time predictions add for the serving stack's host, in a sentence."""
     if calibration.host:
         return f"host time: {calibration.host}, {calibration.host.source}"
     return "host time is not included in predictions: it was not measured"
 
 
 def unmeasured(quant: Quant, calibration: Calibration) -> list[str]:
-    """What no table of measured kernels covers of products in `quant`, and what is taken instead."""
-    kernel, said = quant.kernel, []
+    """Which products in `quant` no table of measured kernels covers, and what is taken instead."""
+    kernel, notes = quant.kernel, []
     taken = calibration.measured_kernel(kernel) or "bf16"
     # Vendors state equal peaks for fp16 and bf16; fp8's parameters were tested on fp4.
     if taken != kernel and kernel not in ("fp16", "fp4"):
-        said.append(
+        notes.append(
             f"no table of {kernel} products: predicted with {taken}'s parameters at {kernel}'s peak, untested"
         )
     experts = quant.expert_kernel
     covered = quant.experts_only and calibration.measured_kernel(experts) == experts
     if ELEMENT_BYTES[quant.weights] < ELEMENT_BYTES[quant.activations] and not covered:
-        said.append(
+        notes.append(
             f"no table of products with {quant.weights} weights: predicted as {quant.activations}"
             " with fewer bytes, untested"
         )
-    return said
+    return notes
 
 
 MOST_TOK = 1 << 16

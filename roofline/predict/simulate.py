@@ -43,9 +43,9 @@ Seconds = Callable[[Step], float]
 
 @dataclass(frozen=True, slots=True)
 class FrontEnd:
-    """The process between clients and scheduler, which works beside the devices: it takes `prompt_tok_s` to
-    read each token of a prompt, and `reply_s` to send what a step has given one request, in the order in
-    which they come to it.
+    """The process between clients and scheduler, which works in parallel to the devices: it takes
+    `prompt_tok_s` to read each token of a prompt, and `reply_s` to send what a step has given one request, in
+    the order in which they come to it.
 
     Where more comes than it can send, replies queue: first tokens and next requests come later, and fewer
     requests compute at a time.
@@ -106,7 +106,7 @@ def simulate(
 ) -> Simulation:
     """The run of `requests`, step by step, each step taking `step_time` seconds.
 
-    `concurrency` makes it a closed loop of so many streams: the first so many are sent when due, each other
+    `concurrency` makes it a closed loop of that many streams: the first ones are sent when due, each other
     when one ends, and arrives `turnaround_s` later: above 0 the engine's next step has begun by then. With
     pipeline `stages` a step passes through each for an equal share of its time, and as many steps are in
     flight. `replicas` of the engine take requests in turn, the idlest first. All go through one `front_end`.
@@ -130,7 +130,7 @@ def simulate_disaggregated(
 ) -> Simulation:
     """The same where one pool makes first tokens and another the rest, each (limits, step time, engines).
 
-    `transfer_s` is how long the keys of so many prompt tokens take from one pool to the other; transfers
+    `transfer_s` is how long the keys of that many prompt tokens take from one pool to the other; transfers
     follow one another.
     """
     check(requests, prefill[0])

@@ -198,7 +198,7 @@ def _decode_memory_s(machine: _Machine, device: Device, prompt: Ints, output: In
 
 
 def _cache_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> float:
-    """Every token reads its request's keys, beside the weights' passes of the longest request."""
+    """Every token reads its request's keys, and shares the weights' passes of the longest request."""
     if (output < 2).all():
         return 0.0
     step = _decode(prompt, output)

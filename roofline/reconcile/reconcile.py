@@ -223,7 +223,7 @@ def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float
     yield Bar("launch floors", parts["floors"], "what a launch costs however small the kernel")
     yield Bar("elementwise", parts["elementwise"], "norms, rotary embedding, activations: all could be fused")
     yield Bar("communication", parts["communication"], "collectives above their links' bound")
-    yield Bar("mixed steps", parts["mixed"], "decode attention beside a prefill runs in a slower kernel")
+    yield Bar("mixed steps", parts["mixed"], "decode attention in a prefill's step runs in a slower kernel")
     yield from _host_bars(looked, setup, busy_s - device_s)
     waves_s = bound_s - ideal_s
     rest_s = run.makespan_s - bound_s - sum(parts.values()) - (busy_s - device_s)
@@ -304,7 +304,7 @@ def _explanation(each: Explained) -> str:
 
 
 def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
-    said = []
+    parts = []
     for row in reversed(phases):
         limit, share = next(iter(row.limit_shares.items()))
         largest = sorted(row.ops, key=lambda op: -op.share)[:2]
@@ -312,12 +312,12 @@ def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
         held = ", ".join(f"{op.name} {op.share:.0%}" for op in largest)
         got = f"{use.reachable:.0%} reachable"
         if use.measured is not None:
-            beside = "of a reachable" if use.measured <= use.reachable else "where calibrated kernels give"
-            got = f"{use.measured:.0%} {beside} {use.reachable:.0%}"
-        said.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
+            against = "of a reachable" if use.measured <= use.reachable else "where calibrated kernels give"
+            got = f"{use.measured:.0%} {against} {use.reachable:.0%}"
+        parts.append(f"{row.phase} is {share:.0%} {limit}-bound; {held} of the step; {name} {got}")
     gap = largest_gap(bars)
-    told = "; ".join(said) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
-    return told[0].upper() + told[1:]
+    text = "; ".join(parts) + f". The largest gap is {gap.name}: {gap.seconds:.3g} s."
+    return text[0].upper() + text[1:]
 
 
 def sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:

@@ -53,7 +53,7 @@ class Utilisation:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRow:
-    """All steps of one phase; "prefill" are those that compute any prompt, decodes beside it included.
+    """All steps of one phase; "prefill" are those that compute any prompt, decodes in the same step included.
 
     "decode" are decode-only steps; of "prefill" `n_mixed` also decode.
     `mfu` counts causal FLOPs, `mfu_full` the rectangle, as vLLM's own counter does. `ops` are of the typical

@@ -194,18 +194,18 @@ class Lightllm(Engine):
     def doomed(self, log: str) -> str | None:
         """A start that failed leaves the launcher waiting for a child for ever, without its own end.
 
-        A part that failed is told as `init func NAME : Traceback`; a launcher that failed itself unlinks its
-        shared memory on its way out.
+        A part that failed is logged as `init func NAME : Traceback`; a launcher that failed itself unlinks
+        its shared memory on its way out.
         """
         return self.root_cause(log) or "the launcher gave up" if _GAVE_UP.search(log) else None
 
     def root_cause(self, log: str) -> str | None:
-        """The first exception, else what a sub-process told the launcher before both ended."""
+        """The first exception, else the message of a sub-process to the launcher before both ended."""
         cause = _CAUSE.search(log)
         if cause:
             return cause[0]
-        told = _ONLY_POINTS_AT_THE_CAUSE.search(log)
-        return told[1] if told else None
+        message = _ONLY_POINTS_AT_THE_CAUSE.search(log)
+        return message[1] if message else None
 
 
 def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:

@@ -66,16 +66,16 @@ class Reference(Vllm):
         reply = get("/server_info")
         if reply.status != 200:
             raise EngineError(f"/server_info answered {reply.status}: this is not the reference engine")
-        info, told = orjson.loads(reply.body), super().identify(get, log)
+        info, reported = orjson.loads(reply.body), super().identify(get, log)
         return replace(
-            told,
+            reported,
             dtype=info["dtype"],
             weight_bytes=info["weight_bytes"],
             max_num_seqs=info["max_num_seqs"],
             max_num_batched_tokens=info["max_num_batched_tokens"],
             vocab_size=info["config"]["vocab_size"],
             tensor_parallel_size=1,
-            raw={**told.raw, **info},
+            raw={**reported.raw, **info},
         )
 
     def model_config(self, identity: Identity) -> Mapping[str, object] | None:

@@ -203,9 +203,9 @@ class Sglang(Engine):
         info, model = json_at(get, "/server_info"), json_at(get, "/model_info")
         served = first_model(json_at(get, "/v1/models"))
         metrics = get("/metrics")
-        told = {s.name: s.value for s in samples(metrics.body.decode(errors="replace"), _MEMORY)}
+        measured = {s.name: s.value for s in samples(metrics.body.decode(errors="replace"), _MEMORY)}
         states = info.get("internal_states") or [{}]
-        kv_tok = info.get("max_total_num_tokens") or told.get("sglang:max_total_num_tokens")
+        kv_tok = info.get("max_total_num_tokens") or measured.get("sglang:max_total_num_tokens")
         kv_dtype = logged(log, r"KV Cache is allocated\. dtype: torch\.(\w+)")
         asked_dtype, asked_kv_dtype = (
             _unless_auto(info.get("dtype")),
@@ -223,8 +223,8 @@ class Sglang(Engine):
             kv_cache_dtype=asked_kv_dtype or kv_dtype or asked_dtype,
             kv_tok=int(kv_tok) if kv_tok else None,
             kv_block_tok=info.get("page_size"),
-            kv_bytes=_from_gib(told.get("sglang:kv_cache_memory_usage_gb") or memory.get("kvcache")),
-            weight_bytes=_from_gib(told.get("sglang:weight_memory_usage_gb") or memory.get("weight")),
+            kv_bytes=_from_gib(measured.get("sglang:kv_cache_memory_usage_gb") or memory.get("kvcache")),
+            weight_bytes=_from_gib(measured.get("sglang:weight_memory_usage_gb") or memory.get("weight")),
             max_num_seqs=states[0].get("effective_max_running_requests_per_dp")
             or info.get("max_running_requests"),
             max_num_batched_tokens=chunk if chunk > 0 else info.get("max_prefill_tokens"),

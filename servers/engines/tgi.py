@@ -1,6 +1,6 @@
 """Hugging Face's text-generation-inference (3.3): facts read in its source; its types are huggingface_hub's.
 
-It takes text only, and cannot be told over HTTP to ignore the end of text: a folder of links to the model is
+It takes text only, and has no way over HTTP to ignore the end of text: a folder of links to the model is
 served instead, in which no id that can be sampled ends a text.
 """
 
@@ -116,7 +116,7 @@ class Tgi(Engine):
         if launcher is None and not options.image:
             raise EngineError(f"TGI is not installed: no {LAUNCHER} is found. {self.how_to_get}")
         model, notes = _endless(options)
-        limit, told = _room(options)
+        limit, room_notes = _room(options)
         extra = options.extra_args
         master_port, prometheus_port = free_ports(2, but=options.port)
         socket_path = f"/tmp/tgi-{options.port}"  # noqa: S108
@@ -139,7 +139,7 @@ class Tgi(Engine):
             {"HF_HUB_OFFLINE": "1"} if offline else {},
             ready_timeout_s=1800.0,
             stop_grace_s=100.0,
-            notes=notes + told,
+            notes=notes + room_notes,
             leftovers=(f"{socket_path}-*",),
         )
 
@@ -214,7 +214,7 @@ class Tgi(Engine):
         return decode_reply(reply, _take)
 
     def identify(self, get: Get, log: str) -> Identity:
-        info, said = json_at(get, "/info"), "\n".join(_messages(log))
+        info, lines = json_at(get, "/info"), "\n".join(_messages(log))
         blocks = re.search(r"KV-cache blocks: (\d+), size: (\d+)", log)
         kv_tok = number(logged(log, r"Setting max batch total tokens to (\d+)"))
         return Identity(
@@ -222,26 +222,26 @@ class Tgi(Engine):
             version=info.get("version"),
             model=info.get("model_id"),
             max_model_len=info.get("max_total_tokens"),
-            dtype=_dtype(_argument(said, "dtype")) or info.get("model_dtype"),  # the latter is gone since 3.0
+            dtype=_dtype(_argument(lines, "dtype")) or info.get("model_dtype"),  # absent since 3.0
             kv_tok=kv_tok or (int(blocks[1]) * int(blocks[2]) if blocks else None),
             kv_block_tok=int(blocks[2]) if blocks else None,
             max_input_tok=info.get("max_input_tokens"),
             # /info does not tell the batch limit: max_concurrent_requests is the one of admission.
-            max_num_seqs=number(_argument(said, "max_batch_size")),
+            max_num_seqs=number(_argument(lines, "max_batch_size")),
             admission_limit=info.get("max_concurrent_requests"),
             max_num_batched_tokens=number(
-                _argument(said, "max_batch_prefill_tokens")
-                or logged(said, r"Default `max_batch_prefill_tokens` to (\d+)")
+                _argument(lines, "max_batch_prefill_tokens")
+                or logged(lines, r"Default `max_batch_prefill_tokens` to (\d+)")
             ),
-            quantization=(_argument(said, "quantize") or "none").lower() if said else None,
-            kv_cache_dtype=_dtype(_argument(said, "kv_cache_dtype")) or _dtype(_argument(said, "dtype")),
-            chunked_prefill=_flag(logged(said, r"Using prefill chunking = (\w+)")),
-            attention=logged(said, r"Using [Aa]ttention =? ?([\w-]+)"),
-            gpu_memory_utilization=_fraction(_argument(said, "cuda_memory_fraction")),
-            cuda_graphs=_graphs(logged(said, r"Cuda Graphs are enabled for sizes \[([\d, ]+)\]")),
-            system=logged(said, r"Detected system (\w+)"),
-            prefix_cache=_flag(logged(said, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
-            tensor_parallel_size=number(_argument(said, "num_shard")),
+            quantization=(_argument(lines, "quantize") or "none").lower() if lines else None,
+            kv_cache_dtype=_dtype(_argument(lines, "kv_cache_dtype")) or _dtype(_argument(lines, "dtype")),
+            chunked_prefill=_flag(logged(lines, r"Using prefill chunking = (\w+)")),
+            attention=logged(lines, r"Using [Aa]ttention =? ?([\w-]+)"),
+            gpu_memory_utilization=_fraction(_argument(lines, "cuda_memory_fraction")),
+            cuda_graphs=_graphs(logged(lines, r"Cuda Graphs are enabled for sizes \[([\d, ]+)\]")),
+            system=logged(lines, r"Detected system (\w+)"),
+            prefix_cache=_flag(logged(lines, r"(?:[Uu]sing p|P)refix caching =? ?(\w+)")),
+            tensor_parallel_size=number(_argument(lines, "num_shard")),
             raw={"info": info},
         )
 
@@ -261,10 +261,10 @@ class Tgi(Engine):
 
     def root_cause(self, log: str) -> str | None:
         """The last exception of a shard, else a panic, else the first line that is an error."""
-        said = "\n".join(_messages(log))
-        errors = re.findall(r"^(?!Error: )[\w.]*(?:Error|Exception)\b: .+$", said, re.MULTILINE)
-        panics = re.findall(r"panicked at .+:\n(.+)", said)
-        other = re.findall(r"^(?:error: |Error: |ERROR )\S.*$", said, re.MULTILINE)
+        lines = "\n".join(_messages(log))
+        errors = re.findall(r"^(?!Error: )[\w.]*(?:Error|Exception)\b: .+$", lines, re.MULTILINE)
+        panics = re.findall(r"panicked at .+:\n(.+)", lines)
+        other = re.findall(r"^(?:error: |Error: |ERROR )\S.*$", lines, re.MULTILINE)
         return next((found for kind in (errors[-1:], panics, other) for found in kind), None)
 
 
@@ -319,14 +319,14 @@ def _endless(options: LaunchOptions) -> tuple[str, tuple[str, ...]]:
     if not (folder / "config.json").is_file():
         note = (
             f"TGI cannot ignore the end of text, and {options.model} is no folder that could be changed: "
-            "requests that end early are told as `short`"
+            "requests that end early are reported as `short`"
         )
         return options.model, (note,)
     copy, unused = endless_copy(folder, options.run_dir / "tgi-model")
     note = (
         f"TGI cannot ignore the end of text over HTTP: it serves links to {folder} with eos_token_id "
         f"[{unused}], which is never sampled. Models without flash attention look at the tokenizer instead: "
-        "where they end early, it is told as `short`"
+        "where they end early, it is reported as `short`"
     )
     return str(copy), (note,)
 
@@ -353,18 +353,18 @@ def _room(options: LaunchOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def _messages(log: str) -> list[str]:
     """The messages of a log, line by line, out of its JSON where it is JSON."""
-    messages = []
+    lines = []
     for line in log.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
-            messages.append(line)
+            lines.append(line)
             continue
         fields = row.get("fields", row) if isinstance(row, dict) else {}
         level = "ERROR " if isinstance(row, dict) and row.get("level") == "ERROR" else ""
         text = str(fields.get("message", line))
-        messages += [level + text, *text.splitlines()] if level else text.splitlines()
-    return messages
+        lines += [level + text, *text.splitlines()] if level else text.splitlines()
+    return lines
 
 
 def _graph_sizes(largest: int) -> str:

@@ -93,7 +93,7 @@ def wait_ready(
 
 
 class _Attempt:
-    """Asks for one token again and again, beside the loop that watches the process and its log.
+    """Asks for one token again and again, in parallel to the loop that watches the process and its log.
 
     A hung server may keep one request for minutes, in which its log already says why.
     """
@@ -218,8 +218,8 @@ def _state(engine: Engine, target: Target, get: Get, timeout_s: float) -> str | 
 
 
 def _one_token(engine: Engine, target: Target, timeout_s: float) -> Reply:
-    if (told := engine.ready(target, timeout_s)) is not None:
-        return told
+    if (generated := engine.ready(target, timeout_s)) is not None:
+        return generated
     call = dressed(engine.ready_call(target), target, 0, engine.lora_path)
     raw = send(target, call, timeout_s)
     reply = understood(engine.decode, raw)

@@ -30,7 +30,7 @@ def scrape(
     the load, and some engines count late.
 
     They stand still when they have not moved for `engine.counters_settle_s`; SETTLE_S bounds the wait.
-    Beside the gauges stands `scrape_s`: how long the answer took.
+    `scrape_s` is how long the answer took.
     """
     if engine.metrics_path is None:
         write([missing("engine", f"{engine.title} has no metrics")])

@@ -1,4 +1,4 @@
-"""Telemetry: what was sampled beside a run, as rows in a file that survives its writer."""
+"""Telemetry: values sampled during a run, as rows in a file that survives its writer."""
 
 import errno
 import json
@@ -15,8 +15,8 @@ class Row:
     """One sampled value. `at_ns` is on the monotonic clock, absolute until it is rebased to a run's start.
 
     Names carry their unit; those in `_s` are counters of seconds since the watcher began (CPU time, stolen
-    time, waiting), unless they say otherwise. `value` is None where the source had nothing to say, and
-    `note` tells why.
+    time, waiting), unless they say otherwise. `value` is None where the source gave none, and
+    `note` says why.
     """
 
     at_ns: int
@@ -45,7 +45,7 @@ def as_lines(rows: Iterable[Row]) -> bytes:
 class LineFile:
     """A file of lines that grows, from any thread. Each call is one write: a kill loses no whole line.
 
-    A disk that is full costs the lines of that moment and no other; `failure` is what it said first.
+    A disk that is full costs the lines of that moment and no other; `failure` is the first error.
     """
 
     def __init__(self, path: Path) -> None:

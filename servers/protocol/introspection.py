@@ -1,4 +1,4 @@
-"""What a server tells of itself: JSON at its paths, gauges in Prometheus text, lines of its log."""
+"""Reads what a server reports: JSON at its paths, gauges in Prometheus text, lines of its log."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -85,8 +85,8 @@ def gauges_in(
         values = next((seen[name] for name in own if name in seen), None)
         if values:
             totals[gauge] = sum(values) / (len(values) if gauge in _AVERAGED else 1)
-    told = _histograms(metrics, latencies or {}) | _means(metrics, means or {})
-    return Gauges(**totals, latencies=told or None)
+    measured = _histograms(metrics, latencies or {}) | _means(metrics, means or {})
+    return Gauges(**totals, latencies=measured or None)
 
 
 def _means(metrics: str, names: Mapping[str, Mean]) -> dict[str, float]:
@@ -139,7 +139,7 @@ MOST_OF_A_MESSAGE = 120
 
 
 def log_message(line: str) -> str:
-    """What a line of a log says: the message of a JSON line, else the line without level and time.
+    """The message of a log line: that of a JSON line, else the line without level and time.
 
     Cut at whole words where it is long.
     """
@@ -159,7 +159,7 @@ def log_message(line: str) -> str:
 
 
 def number(text: str | None) -> int | None:
-    """The whole number that a text is, None where it is none."""
+    """The whole number in a text; None for any other text."""
     return int(text) if text and text.isdecimal() else None
 
 
@@ -176,12 +176,12 @@ def logged_bytes(log: str, pattern: str, unit_bytes: int) -> int | None:
 
 
 def opposite(flag: object) -> bool | None:
-    """What a flag that switches something off says of that thing; None where it says nothing."""
+    """Whether a thing is on whose off-switch has this value; None where the value is unknown."""
     return not flag if isinstance(flag, bool) else None
 
 
 def option_of(arguments: Sequence[str], *names: str) -> bool:
-    """Whether the user chose one of these flags: the adapter's own word for it is then left out."""
+    """Whether the user gave one of these flags: the adapter then adds none of its own."""
     return any(argument.partition("=")[0] in names for argument in arguments)
 
 

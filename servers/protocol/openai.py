@@ -69,9 +69,9 @@ def post(target: Target, path: str, fields: Mapping[str, object]) -> Call:
 
 
 def tokenize_call(text: str, target: Target) -> Call:
-    """What asks a server's `/tokenize` for the ids of a text, special ones not added.
+    """The request to a server's `/tokenize` for the ids of a text, special ones not added.
 
-    In the words of vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.
+    As specified by vLLM (vllm/entrypoints/serve/tokenize/protocol.py) and SGLang.
     """
     return post(target, "/tokenize", {"model": target.model, "prompt": text, "add_special_tokens": False})
 
@@ -107,14 +107,14 @@ def reply_content(reply: HttpReply) -> ReplyContent | None:
         if not isinstance(answer, dict) or error_message(answer) is not None:
             return None
         for choice in (answer.get("choices") or ())[:1]:
-            said = choice.get("delta") or choice.get("message") or choice
-            texts.append(said.get("content") or said.get("text") or "")
+            part = choice.get("delta") or choice.get("message") or choice
+            texts.append(part.get("content") or part.get("text") or "")
             ids += choice.get("token_ids") or ()
     return ReplyContent("".join(texts), tuple(ids) or None)
 
 
 def decode_completion(reply: HttpReply) -> Reply:
-    """What the server answered, streamed or plain; never raises.
+    """The decoded reply, streamed or plain; never raises.
 
     An event's `n_tok` is the number of its token ids, else the growth of the usage block where every event
     has one, else None. A reply counts as `terminated` by `[DONE]` or by a finish reason.
@@ -150,7 +150,7 @@ def _take(tally: Tally, answer: Any, end: int) -> Event:
         tally.terminated = True
     kind = _ANSWER if choice.get("text") else _kind(choice, n_tok, reason)
     if n_tok is None:
-        tally.said.append(choice)
+        tally.uncounted.append(choice)
         if kind is Kind.TOOL:
             tally.is_all_text = False  # the server shows no text of a call as it was generated
     return Event(end, kind, n_tok)
@@ -178,7 +178,7 @@ def _read_prompt_ids(tally: Tally, choice: Mapping[str, Any]) -> None:
 
 
 def _kind(choice: Mapping[str, Any], n_tok: int | None, reason: str | None) -> Kind:
-    """What an event without text carries: with text "" tokens only where the server counts them."""
+    """The kind of an event without text: with text "" it has tokens only where the server counts them."""
     delta = choice.get("delta") or choice.get("message") or choice
     if delta.get("content"):
         return Kind.ANSWER

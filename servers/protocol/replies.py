@@ -1,4 +1,4 @@
-"""Replies in the engines' own dialects: the frame around what each of them says in an event.
+"""Decodes replies: the parts that are the same for all engines' dialects.
 
 An adapter gives a function that reads one JSON value into a tally; whole replies, streams, errors, what is
 cut off and what makes no sense are the same for all.
@@ -23,8 +23,8 @@ class Tally:
     """What the events of one reply add up to; `Reply` says what each field means.
 
     `counting` is True where differences of the running total count the tokens of an event, None until known.
-    `said` holds the choices of each event whose tokens the server did not count; `is_all_text` says whether
-    their texts are all that the reply said.
+    `uncounted` holds the choices of each event whose tokens the server did not count; `is_all_text`: their
+    texts are the whole reply.
     """
 
     __slots__ = (
@@ -39,9 +39,9 @@ class Tally:
         "n_prompt",
         "overloaded",
         "overshoots",
-        "said",
         "terminated",
         "times",
+        "uncounted",
     )
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Tally:
         self.overshoots = self.overloaded = False
         self.error: str | None = None
         self.counting: bool | None = None
-        self.said: list[Mapping[str, Any]] = []
+        self.uncounted: list[Mapping[str, Any]] = []
         self.is_all_text = True
         self.times: ServerTimes | None = None
 
@@ -71,20 +71,20 @@ class Tally:
             terminated=self.terminated,
             error=self.error,
             times=self.times,
-            text=None if counted or not self.is_all_text else _text(self.said),
+            text=None if counted or not self.is_all_text else _text(self.uncounted),
             overshoots=self.overshoots,
             overloaded=self.overloaded,
         )
 
 
 def _text(choices: Sequence[Mapping[str, Any]]) -> str | None:
-    """What these choices said, to be tokenized again; None where that was nothing."""
+    """The text of these choices, to be tokenized again; None where there is none."""
     texts = []
     for choice in choices:
-        said = choice.get("delta") or choice.get("message") or choice
-        if isinstance(said, dict):
-            texts.append(said.get("reasoning_content") or said.get("reasoning"))
-            texts.append(said.get("content") or said.get("text"))
+        part = choice.get("delta") or choice.get("message") or choice
+        if isinstance(part, dict):
+            texts.append(part.get("reasoning_content") or part.get("reasoning"))
+            texts.append(part.get("content") or part.get("text"))
     return "".join(text for text in texts if isinstance(text, str)) or None
 
 
@@ -93,7 +93,7 @@ Take = Callable[[Tally, Any, int], Event]
 
 
 def decode_reply(reply: HttpReply, take: Take) -> Reply:
-    """What the server answered, streamed or plain; never raises."""
+    """The decoded reply, streamed or plain; never raises."""
     if reply.status != 200:
         return refusal(reply)
     if not reply.body:
@@ -130,10 +130,10 @@ def _taken(tally: Tally, take: Take, answer: Any, end: int) -> Event:
     try:
         if "error" not in answer or error_message(answer) is None:
             return take(tally, answer, end)
-        said = None
+        problem = None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        said = f"not a reply of this engine: {answer!r:.300}"
-    tally.error = tally.error or error_message(answer) or said
+        problem = f"not a reply of this engine: {answer!r:.300}"
+    tally.error = tally.error or error_message(answer) or problem
     tally.overloaded = tally.overloaded or is_overload(answer)
     return Event(end, Kind.ERROR, None)
 
@@ -164,11 +164,13 @@ def is_overload(answer: object) -> bool:
 def refusal(reply: HttpReply) -> Reply:
     """A reply whose status is not 200, with the server's own words; of a web page its title, if any."""
     answer = loads(reply.body)
-    said = error_message(answer)
-    if said is None and (page := _TITLE.search(reply.body[:4096])):
-        said = f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
-    said = said or reply.body[:300].decode(errors="replace").strip()
-    error = said or f"HTTP {reply.status} without a body"
+    message = error_message(answer)
+    if message is None and (page := _TITLE.search(reply.body[:4096])):
+        message = (
+            f"HTTP {reply.status} and a web page, {' '.join(page[1].decode(errors='replace').split())!r}"
+        )
+    message = message or reply.body[:300].decode(errors="replace").strip()
+    error = message or f"HTTP {reply.status} without a body"
     event = Event(len(reply.body), Kind.ERROR, None)
     return Reply([event], error=error, overloaded=is_overload(answer))
 
@@ -205,7 +207,7 @@ _REASON = re.compile(r"[A-Za-z][\w .:-]{0,63}", re.ASCII)
 
 
 def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
-    """What `decode` makes of a reply, checked. Never raises: a reply that makes no sense has an `error`.
+    """The decoded reply, checked. Never raises: a reply that makes no sense has an `error`.
 
     This is the one way from bytes to a `Reply`. Counts are whole numbers from 0 to `MOST_TOKENS`, the finish
     reason is a word, texts are printable and hold no secret of ours. Where one of them is not so, its field
@@ -221,15 +223,17 @@ def understood(decode: Callable[[HttpReply], Reply], reply: HttpReply) -> Reply:
         if answer.error is None:
             return answer
         return replace(answer, error=words_of_server(str(answer.error)))
-    said = answer.error or "the reply makes no sense: " + ", ".join(f"{name} is {got}" for name, got in wrong)
+    message = answer.error or "the reply makes no sense: " + ", ".join(
+        f"{name} is {got}" for name, got in wrong
+    )
     without: dict[str, Any] = {name: None for name, _ in wrong if name != "n_tok"}
     if any(name == "n_tok" for name, _ in wrong):
         without["events"] = []
-    return replace(answer, **without, error=words_of_server(str(said)))
+    return replace(answer, **without, error=words_of_server(str(message)))
 
 
 def _wrong(reply: Reply) -> Iterator[tuple[str, str]]:
-    """Every field that cannot be what it says, and a glimpse of what it is."""
+    """Every field whose value is impossible, and that value, shortened."""
     for name in ("n_prompt_tok", "n_output_ids", "n_output_usage", "n_cached_tok"):
         n = getattr(reply, name)
         if n is not None and not _is_count(n):

@@ -173,10 +173,10 @@ class Writer:
             self._text += self._decoder.push(token, last=finish_reason is not None)
         if not (self.streams or finish_reason):
             return b""
-        said: dict[str, Any] = {"text": self._text}
+        content: dict[str, Any] = {"text": self._text}
         if self._is_chat:
-            said = {"delta" if self.streams else "message": {"role": "assistant", "content": self._text}}
-        choice: dict[str, Any] = {"index": 0, **said, "finish_reason": finish_reason, **NULLS}
+            content = {"delta" if self.streams else "message": {"role": "assistant", "content": self._text}}
+        choice: dict[str, Any] = {"index": 0, **content, "finish_reason": finish_reason, **NULLS}
         if self._with_ids:
             first = self._n_output == len(self._ids)
             choice |= {"token_ids": self._ids, "prompt_token_ids": self._prompt_ids if first else None}

@@ -98,8 +98,8 @@ class Engine:
         tokens = self._compute(shares)
         end_ns = time.monotonic_ns()
         if self._step_log:
-            beside = {"cpu_ns": cpu_ns, "n_preempted": self.scheduler.n_preemptions - n_preempted}
-            self._step_log.write(self._logged(shares, start_ns, end_ns) | beside)
+            extra = {"cpu_ns": cpu_ns, "n_preempted": self.scheduler.n_preemptions - n_preempted}
+            self._step_log.write(self._logged(shares, start_ns, end_ns) | extra)
         self._n_steps += 1
         return [self._accept(sequence, token, end_ns) for sequence, token in tokens]
 

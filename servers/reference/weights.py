@@ -50,9 +50,9 @@ class ModelConfig:
         """The shape in a parsed `config.json`; raises ModelError for one that cannot be served."""
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}  # transformers 5, and before
         rope_type = rope.get("rope_type") or rope.get("type")
-        said = {**raw, "architecture": (raw.get("architectures") or [None])[0], "rope_type": rope_type}
+        given = {**raw, "architecture": (raw.get("architectures") or [None])[0], "rope_type": rope_type}
         for key, served in SERVED.items():
-            if (found := said.get(key) or served) != served:
+            if (found := given.get(key) or served) != served:
                 raise ModelError(f"{key}={found!r} in config.json: this engine serves {served}, not {found}")
         shape = ABSENT | {key: value for key, value in {**raw, **rope}.items() if value is not None}
         eos = raw.get("eos_token_id", 2)

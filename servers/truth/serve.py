@@ -44,9 +44,9 @@ class TruthServer:
         # Accepted sockets inherit both.
         self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._listener.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        self._bell, self._ring = socket.socketpair()
+        self._stop_receiver, self._stop_sender = socket.socketpair()
         self._epoll.register(self._listener, select.EPOLLIN)
-        self._epoll.register(self._bell, select.EPOLLIN)
+        self._epoll.register(self._stop_receiver, select.EPOLLIN)
         self.port: int = self._listener.getsockname()[1]
         self.url = f"http://{host}:{self.port}"
         self._stopped = False
@@ -54,7 +54,7 @@ class TruthServer:
     def stop(self) -> None:
         """Ends `run`; may be called from any thread."""
         with suppress(OSError):  # it has ended by itself
-            self._ring.send(b"!")
+            self._stop_sender.send(b"!")
 
     def stop_at_end_of(self, fd: int) -> None:
         """Stops when the pipe `fd` ends: with the process that holds its other end, however that dies."""
@@ -74,7 +74,7 @@ class TruthServer:
         finally:
             for connection in list(self._connections.values()):
                 connection.sock.close()
-            for thing in (self._epoll, self._listener, self._bell, self._ring):
+            for thing in (self._epoll, self._listener, self._stop_receiver, self._stop_sender):
                 thing.close()
 
     def _send_due(self) -> None:
@@ -184,7 +184,7 @@ class TruthServer:
                 self._read(connection)
 
     def _wake(self, fd: int) -> None:
-        """Something that is no connection: a newcomer, the bell, or the end of the pipe we live by."""
+        """What is no connection: a new client, a call of `stop`, or the end of the parent's pipe."""
         if fd != self._listener.fileno():
             self._stopped = True
             return

@@ -14,10 +14,9 @@ from servers.engine import Engine
 from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE
 from servers.host import process
 from servers.host.ready import RefusalError, getter, send, wait_ready
-from servers.host.recognise import engine_at
 from servers.launch import Launch
 from servers.messages import EngineError, Target
-from servers.registry import ENGINES
+from servers.registry import ENGINES, engine_at
 from tests.servers import documented as said
 from workloads.request import Request
 

@@ -20,11 +20,10 @@ from loadgen.record.rundir import Run, open_run
 from servers.engines import llamacpp, sglang, vllm
 from servers.host import process
 from servers.host.ready import getter, wait_ready
-from servers.host.recognise import engine_at
 from servers.identity import Identity
 from servers.launch import Launch, LaunchOptions
 from servers.messages import EngineError, HttpReply, Reply, Target
-from servers.registry import ENGINES
+from servers.registry import ENGINES, engine_at
 from workloads.request import Request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -11,11 +11,10 @@ import pytest
 from burstline.bench import vocabulary
 from burstline.bench.server_session import Site
 from servers.host.ready import Startup
-from servers.host.recognise import engine_at
 from servers.identity import Identity
 from servers.messages import Call, EngineError, HttpReply, Target
 from servers.protocol.openai import tokenize_call
-from servers.registry import ENGINES
+from servers.registry import ENGINES, engine_at
 from workloads.request import WorkloadError
 
 SMALLEST_VOCABULARY = 256

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from servers.engines.transformers_serve import PYTHON_VARIABLE, TransformersServe
 from servers.host import process
 from servers.host.ready import getter, wait_ready
-from servers.host.recognise import engine_at
 from servers.launch import LaunchOptions
 from servers.messages import EngineError, HttpReply, Target
+from servers.registry import engine_at
 from tests.servers.tiny_model import make_tiny_model
 from workloads.request import Request
 from workloads.text_prompts import make_texts, words_of
