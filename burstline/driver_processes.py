@@ -8,9 +8,8 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from burstline.interrupt import uninterrupted
-from loadgen.driver.counters import Counters
 from loadgen.driver.drive import ORPHAN_GRACE_S
-from loadgen.driver.job import Job
+from loadgen.driver.job import Counters, Job
 from servers.host.child import Child
 
 

@@ -14,8 +14,7 @@ from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
 from burstline.driver_processes import Driver, local_drivers
 from burstline.interrupt import uninterrupted
-from loadgen.driver.counters import Counters
-from loadgen.driver.job import Done, Go, Job, Ready, Stop
+from loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.drive_report import DriveReport

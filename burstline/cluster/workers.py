@@ -33,8 +33,7 @@ from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, RayOptions, fe
 from burstline.driver_processes import Driver, local_drivers
 from loadgen.driver.canary import canary
 from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
-from loadgen.driver.counters import NAMES, Counters
-from loadgen.driver.job import Done, Go, Job
+from loadgen.driver.job import NAMES, Counters, Done, Go, Job
 from loadgen.record.capture_store import CaptureWriter, read_captures
 from loadgen.record.drive_report import ClockError, ClockMap, DriveReport, Offset
 from servers.host.child import ChildLostError, Failed

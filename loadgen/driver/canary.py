@@ -14,13 +14,9 @@ import time
 from collections.abc import Iterator
 from functools import cached_property
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from loadgen.record.drive_report import CanaryReport
 from servers.host.child import Child
-
-if TYPE_CHECKING:
-    from loadgen.record.capture import Capture
 
 PERIOD_S: Final = 0.02
 """50 events a second, as one stream of an engine; each comes up to half a period early, so that no timer of a
@@ -64,51 +60,6 @@ def canary() -> Iterator[TruthProcess]:
     """A truth process, ended with the context."""
     with Child("loadgen.driver.canary", "the canary") as child:
         yield TruthProcess(child)
-
-
-class CanaryErrors:
-    """The errors of the canary's events, counted part by part of its stream: none of it is kept."""
-
-    def __init__(self) -> None:
-        from loadgen.driver.duration_histogram import (
-            DurationHistogram,  # here: the truth process needs no numpy
-        )
-
-        self._errors, self._beyond, self._cpu_ns = DurationHistogram(), DurationHistogram(), 0
-
-    def add(self, capture: Capture, t0_ns: int) -> None:
-        """Count the events from the run's start on, but for the last one, whose send nothing tells of."""
-        import numpy as np
-
-        from loadgen.record import http1
-        from loadgen.record.record import stamps
-
-        parsed = http1.parse(capture.reads)
-        if parsed is None:
-            return
-        http, arrivals = parsed
-        lines = http.body.split(b"\n\n")[:-1]
-        if not lines:
-            return
-        ends = np.cumsum([len(line) + 2 for line in lines])
-        said = np.array([[int(word) for word in line.split()[1:4]] for line in lines], dtype=np.int64)
-        at_ns, _, bound_ns = (
-            np.array(column, dtype=np.int64)[:-1] for column in stamps(arrivals, ends.tolist())
-        )
-        true_ns, sent_ns = said[:-1, 0] - t0_ns, said[1:, 2] - t0_ns
-        error_ns = np.maximum(true_ns - at_ns, at_ns - sent_ns)
-        beyond_ns = np.maximum(true_ns - at_ns, at_ns - np.maximum(bound_ns, 0) - sent_ns)
-        self._errors.add(error_ns[true_ns >= 0])
-        self._beyond.add(beyond_ns[true_ns >= 0])
-        self._cpu_ns = int(said[-1, 1])
-
-    def report(self) -> CanaryReport:
-        """What was counted, which is nothing in a run that was over at once."""
-        spread, beyond = self._errors.spread(), self._beyond.spread()
-        if spread is None or beyond is None:
-            return CanaryReport(0, 0, 0, 0, 0.0, 0)
-        cpu_s = self._cpu_ns / 1e9
-        return CanaryReport(spread.n, spread.p50_ns, spread.p99_ns, spread.max_ns, cpu_s, beyond.p99_ns)
 
 
 def due_after_s(k: int) -> float:

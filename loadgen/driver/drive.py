@@ -31,11 +31,9 @@ from typing import Final
 import numpy as np
 
 from loadgen.driver import canary
-from loadgen.driver.canary import CanaryErrors
 from loadgen.driver.conversations import PREDECESSOR, Conversations
-from loadgen.driver.counters import Counters
-from loadgen.driver.duration_histogram import DurationHistogram
-from loadgen.driver.job import Done, Go, Job, Ready, Stop
+from loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
+from loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
 from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.drive_report import DriveReport

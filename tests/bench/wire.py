@@ -28,8 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from loadgen.driver import drive
-from loadgen.driver.counters import Counters
-from loadgen.driver.job import Go, Job, Ready
+from loadgen.driver.job import Counters, Go, Job, Ready
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.capture_store import read_captures
 from loadgen.record.drive_report import CanaryReport, DriveReport

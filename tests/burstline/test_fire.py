@@ -14,8 +14,7 @@ import pytest
 
 from burstline.bench import fire
 from burstline.driver_processes import Driver
-from loadgen.driver.counters import Counters
-from loadgen.driver.job import Job, Ready
+from loadgen.driver.job import Counters, Job, Ready
 from loadgen.record.capture_store import read_captures
 from servers.messages import Target
 from workloads.request import Request

@@ -17,8 +17,7 @@ from pathlib import Path
 import psutil
 
 from loadgen.driver import drive
-from loadgen.driver.counters import Counters
-from loadgen.driver.job import Go, Job, Ready
+from loadgen.driver.job import Counters, Go, Job, Ready
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures
 from loadgen.record.decode import decoded_batches

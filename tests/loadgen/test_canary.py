@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, CanaryErrors, canary, due_after_s
+from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, canary, due_after_s
+from loadgen.driver.self_measurement import CanaryErrors
 from loadgen.record.capture import NO_STAMP, Capture, Reads
 from loadgen.record.drive_report import CanaryReport
 from loadgen.record.tables import record_table

@@ -21,8 +21,7 @@ from typing import Any
 import pytest
 
 from loadgen.driver import drive
-from loadgen.driver.counters import Counters
-from loadgen.driver.job import Done, Go, Job, Ready, Stop
+from loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
 from loadgen.record import http1
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import read_captures

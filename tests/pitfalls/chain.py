@@ -20,8 +20,7 @@ import orjson
 import pyarrow as pa
 
 from loadgen.driver import drive
-from loadgen.driver.counters import Counters
-from loadgen.driver.job import Go, Job, Ready
+from loadgen.driver.job import Counters, Go, Job, Ready
 from loadgen.record.capture_store import read_captures
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled

@@ -16,7 +16,7 @@ from types import FunctionType
 
 import pytest
 
-from loadgen.driver import canary, drive
+from loadgen.driver import drive, self_measurement
 from loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
 from loadgen.record import columns, record, telemetry
 from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
@@ -273,14 +273,14 @@ MUTATIONS = (
     ),
     Mutation(
         "the canary's lateness counts from its first event",
-        canary.CanaryErrors.add,
-        "said[1:, 2] - t0_ns",
+        self_measurement.CanaryErrors.add,
+        "sent[1:, 2] - t0_ns",
         "at_ns",
         LOADGEN + "test_canary.test_the_error_is_reported_minus_true_over_the_run",
     ),
     Mutation(
         "the client's own bounds are believed unchecked",
-        canary.CanaryErrors.add,
+        self_measurement.CanaryErrors.add,
         "np.maximum(bound_ns, 0)",
         "10**12",
         LOADGEN + "test_canary.test_what_the_clients_own_bound_does_not_explain_is_beyond_it",

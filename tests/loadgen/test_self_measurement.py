@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadgen.driver.duration_histogram import DurationHistogram
+from loadgen.driver.self_measurement import DurationHistogram
 from loadgen.record.drive_report import DurationSpread
 
 
