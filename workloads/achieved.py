@@ -6,9 +6,7 @@ Times are seconds, ascending, from any origin. None stands wherever there are to
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-
-Times = NDArray[np.float64]
+from numpy.typing import ArrayLike
 
 
 def mean_rate_per_s(at_s: ArrayLike) -> float | None:
@@ -64,20 +62,6 @@ def gap_ks(at_s: ArrayLike, rate_per_s: float, burstiness: float = 1.0) -> float
     law = gammainc(burstiness, gaps * rate_per_s * burstiness)
     steps = np.arange(gaps.size + 1) / gaps.size
     return float(max((steps[1:] - law).max(), (law - steps[:-1]).max()))
-
-
-def in_flight(start_s: Sequence[float], end_s: Sequence[float]) -> tuple[Times, NDArray[np.int64]]:
-    """How many requests were open over time: the instants of change, ascending, and the count from each on.
-
-    `end_s[i]` ends `start_s[i]`; inf where it never ended. A request that ends as another starts never counts
-    together with it.
-    """
-    starts, ends = np.asarray(start_s, dtype=np.float64), np.asarray(end_s, dtype=np.float64)
-    ends = ends[np.isfinite(ends)]
-    instants = np.unique(np.concatenate((starts, ends)))
-    begun = np.searchsorted(np.sort(starts), instants, side="right")
-    ended = np.searchsorted(np.sort(ends), instants, side="right")
-    return instants, begun - ended
 
 
 def mean_in_flight(start_s: Sequence[float], end_s: Sequence[float], low_s: float, high_s: float) -> float:

@@ -112,10 +112,6 @@ class Served:
     event_due_ns: Sequence[int]
     event_ns: Sequence[int]
 
-    def ns_of(self, kind: str) -> int | None:
-        """When the first event of this kind was sent; None where none was."""
-        return next((ns for ns, own in zip(self.event_ns, self.event_kind, strict=True) if own == kind), None)
-
     @property
     def token_ns(self) -> list[int]:
         """When each event with tokens was sent."""

@@ -31,7 +31,7 @@ from tests.loadgen.making import summarized
 from tests.pitfalls.chain import Played, fired, play, requests
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
-from workloads.achieved import in_flight
+from tests.workloads.open_requests import in_flight
 
 S = 1_000_000_000
 

@@ -32,6 +32,10 @@ class Served(exchanges.Served):
     start_ns: int | None = None
     departure_ns: int | None = None
 
+    def ns_of(self, kind: str) -> int | None:
+        """When the first event of this kind was sent; None where none was."""
+        return next((ns for ns, own in zip(self.event_ns, self.event_kind, strict=True) if own == kind), None)
+
 
 class ScriptedServer(TruthServer):
     """Serves the replies of a `ScriptedRouter`."""

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.workloads.open_requests import in_flight
 from workloads.achieved import (
     dispersion,
     gap_cv,
     gap_ks,
-    in_flight,
     mean_in_flight,
     mean_rate_per_s,
     rate_error,
