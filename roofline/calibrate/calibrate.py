@@ -15,6 +15,9 @@ from pathlib import Path
 
 from roofline.calibrate.allocator import keep_freed_memory
 from roofline.calibrate.measurements import calibrate
+from roofline.calibrate.probe_numpy import NumpyProbe
+from roofline.calibrate.probe_remote import RemoteProbe
+from roofline.calibrate.probe_torch import TorchProbe
 from roofline.calibrate.timer import Probe
 from roofline.device.calibration import device_toml
 from roofline.errors import RooflineError
@@ -70,8 +73,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     model = read_config(json.loads(args.config.read_text("utf-8")), args.config.stem)
     if args.torch_python:
-        from roofline.calibrate.probe_remote import RemoteProbe
-
         remote = RemoteProbe(args.torch_python, args.threads, args.dtype)
         device, calibration = calibrate(model, remote, quick=args.quick)
         remote.close()
@@ -85,15 +86,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _probe(device: str, threads: int, vocab: int) -> Probe:
     if device == "cpu":
-        from roofline.calibrate.probe_numpy import NumpyProbe
-
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
         keep_freed_memory()
         return NumpyProbe(threads, vocab)
     try:
-        from roofline.calibrate.probe_torch import TorchProbe
-
         return TorchProbe(device)
     except ImportError as error:
         raise RooflineError(f"measuring {device} needs torch, which is not installed: {error}") from error

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roofline.calibrate.probe_torch import TorchCpuProbe
 from roofline.errors import RooflineError
 
 # Appended, so that the other environment's own packages come first.
@@ -96,8 +97,8 @@ class RemoteProbe:
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
-            _, said = self._child.communicate()
-            last = said.strip().splitlines()[-1:] or ["it ended"]
+            _, errors = self._child.communicate()
+            last = errors.strip().splitlines()[-1:] or ["it ended"]
             raise RooflineError(f"torch cannot be measured by {self._python}: {last[0]}")
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -105,8 +106,6 @@ class RemoteProbe:
 
 def serve(threads: str, dtype: str) -> None:
     """The other side: facts first, then the seconds of each kernel asked for, until the input ends."""
-    from roofline.calibrate.probe_torch import TorchCpuProbe
-
     probe = TorchCpuProbe(int(threads), dtype)
     facts = {"name": probe.name, "memory_bytes": probe.memory_bytes, "element_bytes": probe.element_bytes}
     _say(facts)
