@@ -1,4 +1,4 @@
-"""One driver: a process of its own that prepares requests, waits for the start, fires, and keeps captures.
+"""One driver: a process that prepares requests, waits for the start, fires, and keeps captures.
 
 A child (`servers.host.child`) that `burstline.bench.fire` talks to:
 

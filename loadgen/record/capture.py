@@ -28,10 +28,6 @@ def reply_limit_bytes(n_prompt_tok: int, n_output_tok: int) -> int:
     return min(wanted, MAX_REPLY_BYTES)
 
 
-def _no_ints() -> NDArray[np.int64]:
-    return np.zeros(0, np.int64)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads(Sequence[Read]):
     """The reads of one reply, kept by column: a sequence of `Read` that costs a fifth of their memory.
@@ -45,7 +41,7 @@ class Reads(Sequence[Read]):
     kernel_ns: NDArray[np.int64]
     ends: NDArray[np.int64]
     data: bytes
-    since_ns: NDArray[np.int64] = field(default_factory=_no_ints)
+    since_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
         if len(self.since_ns) != len(self.at_ns):

@@ -190,7 +190,7 @@ def _read_asked(directory: Path) -> tuple[list[Request], array[int]]:
 
 
 GLANCE: Final = 32
-"""A server that counted so many replies, and left none uncounted, counts: the others need no look."""
+"""After this many replies, all of them counted, the server counts: the rest need not be read."""
 
 
 def uncounted(captures: Path, decode: Decode) -> Iterator[tuple[int, str]]:

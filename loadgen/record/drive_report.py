@@ -158,7 +158,6 @@ class NetworkReport:
 
     n: int
     least_rtt_p50_ns: int
-    rtt_p50_ns: int
     rtt_p99_ns: int
     retransmits: int
 

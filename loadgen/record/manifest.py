@@ -17,7 +17,7 @@ from servers.launch import Stage
 from servers.settings import Setting
 
 SCHEMA: Final = 4
-"""Of the folder and every file in it. Older ones load for ever, newer ones are refused."""
+"""Schema of the folder and of every file in it. Any other is refused."""
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 MAX_FAILURES: Final = 0.01

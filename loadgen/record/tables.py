@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -72,13 +71,6 @@ def record_table(records: Sequence[Record]) -> pa.Table:
     return pa.table(
         [pa.array(column, field.type) for column, field in zip(columns, RECORDS, strict=True)], schema=RECORDS
     )
-
-
-def records_of(table: pa.Table) -> Iterator[Record]:
-    """The records back; slow, for looking at a few."""
-    names = [field.name for field in fields(Record)]
-    for row in table.select(names).to_pylist():
-        yield Record(**row)
 
 
 def counts_of(table: pa.Table) -> dict[int, Counts]:

@@ -19,7 +19,6 @@ EARLY_STOPPING_CONFIDENCE = 0.99
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Ints32 = NDArray[np.int32]
 
 ONE_RUN = "1 run: repeat it (--repeats 3) for an interval"
 """The note of a number that rests on one observation of the system, however many requests it had."""

@@ -45,7 +45,7 @@ class ServedSchedule:
     """How the truth server received the load. None where the load's pattern does not define a figure.
 
     `spread_s` is from the first arrival to the last of a burst; `late_*_s` how long after its due time each
-    request had arrived whole; `rate_error`, `gap_cv` beside the plan's own, and `gap_ks`, the distance from
+    request had arrived whole; `rate_error`, `gap_cv` with the plan's own, and `gap_ks`, the distance from
     the asked gamma law, are those of `workloads.achieved`.
     """
 

@@ -29,7 +29,7 @@ NAMES: Final = {
 GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
 _FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
-"""Where nobody sets these, they follow from model, device or load: only what was set is a factor."""
+"""Unless set, these follow from model, device or load: only a set value is a factor."""
 _SETTINGS: Final = tuple(name for name in SETTINGS if name not in _FOLLOWING)
 NOT_STATED: Final = "not stated"
 DEFAULT: Final = "default"
@@ -137,7 +137,7 @@ _SHARED: Final = frozenset(
 _MAY_BE_UNKNOWN: Final = frozenset(
     {*GATED, *map(canonical, _SETTINGS), *_OF_THE_HOST, "server-addresses", "prompts", "warm-up"}
 )
-"""Older runs and some kernels do not tell these: only two known values differ."""
+"""Some engines and kernels do not report these: only two known values differ."""
 
 
 _FLAG: Final = re.compile(r"--?[A-Za-z]")

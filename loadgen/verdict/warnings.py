@@ -34,6 +34,7 @@ def caveats(
     hang up.
     """
     lengths = summary.lengths
+    earlier = None if summary.sessions is None else _point(summary.sessions.earlier_fraction)
     found = (
         _interrupted(status, summary.counts),
         _few(summary.counts),
@@ -43,7 +44,7 @@ def caveats(
         _prompt_lengths(_point(lengths.prompt_mismatches)),
         _guessed_chunks(sum(lengths.splits.get(name, 0) for name in ("spread", "unknown"))),
         _recounted(sum(lengths.output_sources.get(name, 0) for name in RECOUNTS)),
-        _cached(_cached_fraction(summary, counted_cached), expected_cached, _from_earlier_turns(summary)),
+        _cached(_cached_fraction(summary, counted_cached), expected_cached, earlier),
         _unsettled(warm_up),
         cold,
         _conservation(summary.conservation, summary.counts),
@@ -142,11 +143,6 @@ def _cached_fraction(summary: Summary, counted: float | None) -> float | None:
     if isinstance(summary.lengths.cached_fraction, Estimate):
         return summary.lengths.cached_fraction.point
     return counted
-
-
-def _from_earlier_turns(summary: Summary) -> float | None:
-    sessions = summary.sessions
-    return None if sessions is None else _point(sessions.earlier_fraction)
 
 
 def _cached(share: float | None, expected: float | None, earlier: float | None = None) -> Reason | None:

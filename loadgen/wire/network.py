@@ -1,6 +1,6 @@
 """The network to a remote server as the kernel knows it: TCP's round trips, and when sent bytes left.
 
-Asked only beyond the loopback, where there is no network, and only on Linux.
+Used only beyond the loopback, and only on Linux.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Network:
                 exchange.acked = stamp_ns, time.monotonic_ns()
 
     def report(self) -> NetworkReport | None:
-        """What was learnt; None without a connection."""
+        """The round trips and retransmissions of all connections; None without one."""
         if not self._rtt_us:
             return None
-        p50, p99 = (int(np.quantile(self._rtt_us, p) * 1000) for p in (0.5, 0.99))
+        p99_ns = int(np.quantile(self._rtt_us, 0.99) * 1000)
         least_ns = int(np.median(self._least_rtt_us) * 1000)
-        return NetworkReport(len(self._rtt_us), least_ns, p50, p99, self._retransmits)
+        return NetworkReport(len(self._rtt_us), least_ns, p99_ns, self._retransmits)

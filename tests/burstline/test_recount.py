@@ -17,14 +17,14 @@ from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.decode import GLANCE, uncounted
 from loadgen.record.manifest import Manifest
 from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.tables import counts_of, records_of
+from loadgen.record.tables import counts_of
 from servers.host.ready import Startup
 from servers.identity import Identity
 from servers.messages import Target
 from servers.protocol.openai import decode_completion
 from servers.registry import ENGINES
 from tests.burstline.answering import answering
-from tests.loadgen.making import DONE, capture, event, usage, wire
+from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
 from workloads.plan import Plan
 from workloads.request import Request
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import orjson
+import pyarrow as pa
 
 from loadgen.record.capture import Capture
 from loadgen.record.record import Record, record_of
@@ -102,3 +103,10 @@ def failed(index: int, outcome: str = "timeout", planned_output_tok: int = 4) ->
 def summarized(records, context=None) -> dict[str, Any]:
     """The summary as summary.json has it."""
     return summarize(records, context).to_json()
+
+
+def records_of(table: pa.Table) -> Iterator[Record]:
+    """The records back; slow, for looking at a few."""
+    names = [field.name for field in fields(Record)]
+    for row in table.select(names).to_pylist():
+        yield Record(**row)

@@ -10,10 +10,9 @@ import pytest
 from loadgen.record.capture import Capture
 from loadgen.record.capture_store import CaptureWriter, DamagedCapturesError
 from loadgen.record.decode import decode_run
-from loadgen.record.tables import records_of
 from servers.host.child import ChildLostError
 from servers.protocol.openai import decode_completion
-from tests.loadgen.making import DONE, capture, event, usage, wire
+from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
 from workloads.plan import Plan
 from workloads.plan_table import plan_tables
 from workloads.request import Request

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table, records_of, telemetry_table
+from loadgen.record.tables import record_table, telemetry_table
 from servers.host.telemetry import Row
-from tests.loadgen.making import failed, ok
+from tests.loadgen.making import failed, ok, records_of
 
 
 def test_records_come_back_as_they_were():

@@ -26,14 +26,14 @@ from loadgen.record.columns import Columns, columns_of
 from loadgen.record.decode import decoded_batches, with_cancelled
 from loadgen.record.drive_report import DriveReport
 from loadgen.record.record import Record
-from loadgen.record.tables import record_table, records_of
+from loadgen.record.tables import record_table
 from loadgen.summarize import Context
 from servers.engines.truth import Truth
 from servers.host.child import Failed
 from servers.messages import Call, Target
 from servers.protocol.openai import encode_completion
 from servers.registry import ENGINES
-from tests.loadgen.making import summarized
+from tests.loadgen.making import records_of, summarized
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 from tests.truth.serve import Served
