@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +12,6 @@ from typing import TYPE_CHECKING
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
-from burstline.lean import meanwhile
 from servers.host.ready import send
 from servers.identity import Identity
 from workloads.plan import PRIMING, Plan
@@ -165,8 +166,17 @@ def _within(limit_s: float, ask: Callable[[], object], what: str) -> None:
 
     In a thread, for looking up a host's name takes no timeout. One that is late does not hold up the exit.
     """
+    answer: Future[object] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name="with a time limit", daemon=True).start()
     try:
-        meanwhile(ask, daemon=True).result(limit_s)
+        answer.result(limit_s)
     except FutureTimeoutError:
         raise TimeoutError(f"{what}: no answer within {limit_s:g} s") from None
 

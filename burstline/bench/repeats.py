@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from burstline import exit_codes
-from burstline.bench.experiment import run_experiment
 from burstline.bench.load_options import MAX_REPEATS
 from burstline.bench.noise import remember
+from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, Where, serving
 from loadgen.record.rundir import Run, open_run
@@ -62,8 +62,8 @@ def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int
             print(f"Repeat {k + 1} of {n}")
             spec = replace(settings.spec, salt=f"{int(settings.spec.salt, 16) + k:x}")
             # A server of one run is stopped before its report is written.
-            shared = None if restart_after == 1 else server.serving
-            codes.append(run_experiment(replace(settings, spec=spec, serve=shared)))
+            serve = serving if restart_after == 1 else server.serving
+            codes.append(run_once(replace(settings, spec=spec), serve))
             if restart_after is not None and (k + 1) % restart_after == 0:
                 server.close()
     finally:

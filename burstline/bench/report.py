@@ -1,25 +1,23 @@
-"""A run's summary and page from its own files."""
+"""A run's summary, page and headline from its own files."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from burstline.lean import import_lean
+from burstline.machine.efficiency import beside_others, reconciled, suspect
 from loadgen.record.rundir import RunDir, open_run
-
-if TYPE_CHECKING:
-    from loadgen.record.summary import Summary
+from loadgen.record.summary import Summary
+from loadgen.record.tables import keep_pandas_out
+from loadgen.summarize import summarize_run
+from reports.formats.text import text
+from reports.model.comparison import alone, view_of
+from reports.page.digest import headline
+from reports.page.page import render
 
 
 def write_report(run: RunDir) -> Summary:
     """The summary, and the page, from the run's own files; the same files give the same bytes."""
-    import_lean()
-    from burstline.machine.efficiency import beside_others, reconciled, suspect
-    from loadgen.summarize import summarize_run
-    from reports.model.comparison import alone, view_of
-    from reports.page.page import render
-
+    keep_pandas_out()
     opened = open_run(run.path)
     roofline = reconciled(opened)
     summary = summarize_run(opened, not_comparable=suspect(roofline))
@@ -29,3 +27,8 @@ def write_report(run: RunDir) -> Summary:
     page.columns = opened.columns
     run.save_report(render(alone(view_of(page))))
     return summary
+
+
+def headline_of(run: RunDir) -> str:
+    """How it went, in a few lines."""
+    return text(headline(view_of(open_run(run.path))))

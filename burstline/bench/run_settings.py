@@ -5,14 +5,14 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import __version__
 from burstline.bench.load_options import Load
 from burstline.bench.load_spec import LoadSpec
-from burstline.bench.server_session import EarlyAnswer, Serving, Site, Where
+from burstline.bench.server_session import Site, Where
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, Option, ServerFacts
@@ -23,7 +23,7 @@ from servers.redact import without_secrets
 from workloads.plan import Plan
 from workloads.prompts import DrawnRequests
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
     from burstline.cluster.session import RayOptions
 
 
@@ -43,8 +43,6 @@ class Settings:
     max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
-    serve: Serving | None = None
-    early_answer: EarlyAnswer | None = None
 
 
 def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
@@ -55,8 +53,11 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         workload=load.name,
         version=__version__,
         argv=("burstline", *sys.argv[1:]),
+        commit=host_facts.commit(),
         python=platform.python_version(),
+        libraries=host_facts.libraries(),
         host=host_facts.host(),
+        devices=host_facts.devices(),
         title=load.title,
         asked={name: _as_option(value) for name, value in asked.items()},
         concurrency=load.concurrency,
@@ -67,16 +68,6 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         seed=load.seed,
         salt=load.salt,
         repeat=_command_to_repeat(load.salt),
-    )
-
-
-def with_software_and_devices(manifest: Manifest) -> Manifest:
-    """The manifest with what takes a while to find out."""
-    return replace(
-        manifest,
-        commit=host_facts.commit(),
-        libraries=host_facts.libraries(),
-        devices=host_facts.devices(),
     )
 
 
@@ -100,7 +91,7 @@ def server_facts(site: Site, model: str | None) -> ServerFacts:
     """Which server it is, how it was started, and what the user must know of it."""
     made: tuple[str, ...] = ()
     if model and Path(model).is_dir():
-        from burstline.models.model_folder import made_notes
+        from burstline.models.model_folder import made_notes  # here: it imports tokenizers
 
         made = made_notes(Path(model))
     launch = site.launch

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from burstline.lean import meanwhile
 from servers.engine import Engine
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
@@ -302,32 +301,6 @@ def _check_model(model: str) -> None:
 
 
 Serving = Callable[[Engine, Where, Path, Say], AbstractContextManager[Site]]
-
-
-class EarlyAnswer:
-    """A server that runs already, asked from now on who it is and for a token: much is imported meanwhile."""
-
-    def __init__(self, where: Where) -> None:
-        self._where = where
-        self._notes: list[str] = []
-        self._engine = meanwhile(self._recognise, daemon=True)
-        self._site = meanwhile(lambda: _attached(self.engine(), where, self._notes.append), daemon=True)
-
-    def engine(self) -> Engine:
-        return self._engine.result()
-
-    @contextmanager
-    def serving(self, _engine: Engine, _where: Where, _run_dir: Path, say: Say) -> Iterator[Site]:
-        """Stands for `serving`, and waits for the answer."""
-        site = self._site.result()
-        for note in self._notes:
-            say(note)
-        yield site
-
-    def _recognise(self) -> Engine:
-        engine = choose_engine(self._where)
-        check_start(engine, self._where, 0)
-        return engine
 
 
 @contextmanager

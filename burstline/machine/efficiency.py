@@ -1,7 +1,4 @@
-"""How much of its hardware a run used: the summary's `roofline`, and what it says about the run.
-
-What computes it is imported only for runs whose hardware is known.
-"""
+"""How much of its hardware a run used: the summary's `roofline`, and what it says about the run."""
 
 from __future__ import annotations
 
@@ -9,11 +6,13 @@ from dataclasses import replace
 
 from burstline.machine.hints import DEVICE_FILE
 from burstline.machine.host_facts import MOST_OTHERS
+from burstline.machine.roofline_input import LackingError, seen_in, setup_of
 from loadgen.record.rundir import Run
 from loadgen.record.summary import Instrument
 from loadgen.record.verdict import Reason
 from loadgen.stats.figure import Absent
 from roofline.errors import RooflineError
+from roofline.reconcile.reconcile import reconcile
 from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
 
@@ -26,9 +25,6 @@ def reconciled(run: Run) -> Reconciliation | NotReconciled:
         )
     if hardware.absent or hardware.model_config is None or not (run.path / DEVICE_FILE).exists():
         return NotReconciled(hardware.absent or f"{DEVICE_FILE} is gone from the run's folder")
-    from burstline.machine.roofline_input import LackingError, seen_in, setup_of
-    from roofline.reconcile.reconcile import reconcile
-
     try:
         setup, assumed = setup_of(run)
         found = reconcile(seen_in(run, assumed), setup)

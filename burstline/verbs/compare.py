@@ -37,13 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from burstline.lean import import_lean
     from loadgen.record.rundir import open_run
+    from loadgen.record.tables import keep_pandas_out
     from reports.model.contenders import comparison_of
     from reports.page.files import written
     from workloads.request import WorkloadError
 
-    import_lean()
+    keep_pandas_out()
     runs = [open_run(path) for path in args.runs if not (path / "comparison.json").is_file()]
     if len(runs) < 2:
         raise WorkloadError("one run cannot be compared: name two or more")

@@ -44,10 +44,8 @@ def run(args: argparse.Namespace) -> int:
     if args.format or args.to:
         return _in_other_formats(args.run, args.format or WRITTEN, args.to)
     from burstline.bench.report import write_report
-    from burstline.lean import import_lean
     from loadgen.record.rundir import RunDir, open_run
 
-    import_lean()
     run = open_run(args.run, check_records=not args.decode)
     folder = RunDir(run.path)
     if args.decode or not (run.path / "records.parquet").exists():

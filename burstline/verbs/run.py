@@ -73,44 +73,14 @@ def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
     share_replicas(args)
-    _check_load(args)
-    _check_server(args)
-    return _run_experiment(args)
-
-
-def _check_load(args: argparse.Namespace) -> None:
-    """Refuse what is wrong with the load before anything heavy is imported or started."""
-    from burstline.bench.load_spec import check_flags, check_limits
-
-    check_flags(spec_of(args))
-    check_limits(args.max_failures, args.vocab_size, args.tokenizer, args.usd_per_hour)
-
-
-def _check_server(args: argparse.Namespace) -> None:
-    """Refuse what is wrong with the server's flags before anything starts."""
-    from burstline.bench.server_session import check_where, choose_engine
-
-    where = where_of(args)
-    check_where(where)
-    if where.engine is not None:
-        choose_engine(where)
-
-
-def _run_experiment(args: argparse.Namespace) -> int:
-    where, early_answer = where_of(args), None
-    if where.url is not None and args.repeats is None:
-        from burstline.bench.server_session import EarlyAnswer
-
-        early_answer = EarlyAnswer(where)
-    from burstline.lean import import_numpy
-
-    import_numpy()
-    from burstline.bench.experiment import run_experiment
+    _check(args)
+    # Here: what a run imports would delay `--help` and the answer to a wrong flag.
+    from burstline.bench.run import run_once
     from burstline.bench.run_settings import Settings
     from workloads.request import WorkloadError
 
     settings = Settings(
-        where,
+        where_of(args),
         spec_of(args),
         args.tokenizer,
         args.vocab_size,
@@ -122,7 +92,6 @@ def _run_experiment(args: argparse.Namespace) -> int:
         usd_per_hour=args.usd_per_hour,
         ray=_ray_of(args),
         max_failures=args.max_failures,
-        early_answer=early_answer,
     )
     if args.repeats is not None:
         from burstline.bench.repeats import run_repeats
@@ -130,7 +99,20 @@ def _run_experiment(args: argparse.Namespace) -> int:
         return run_repeats(settings, args.repeats, restart_after=args.restart)
     if args.restart is not None:
         raise WorkloadError("--restart restarts the server between repeats: add --repeats N")
-    return run_experiment(settings)
+    return run_once(settings)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Refuse what is wrong with the flags before anything heavy is imported or started."""
+    from burstline.bench.load_spec import check_flags, check_limits
+    from burstline.bench.server_session import check_where, choose_engine
+
+    check_flags(spec_of(args))
+    check_limits(args.max_failures, args.vocab_size, args.tokenizer, args.usd_per_hour)
+    where = where_of(args)
+    check_where(where)
+    if where.engine is not None:
+        choose_engine(where)
 
 
 def _ray_of(args: argparse.Namespace) -> "RayOptions | None":

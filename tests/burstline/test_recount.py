@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from burstline.bench.finish import recount
+from burstline.bench.recount import recount
 from burstline.bench.server_session import Site
 from loadgen.record.capture_store import CaptureWriter
 from loadgen.record.decode import GLANCE, uncounted
@@ -135,9 +135,9 @@ def test_an_interrupt_ends_the_counting_and_not_the_run(
     def interrupted(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("burstline.bench.finish.N_BATCH", 1)
+    monkeypatch.setattr("burstline.bench.recount.N_BATCH", 1)
     answers = iter([lambda: 3, interrupted])
-    monkeypatch.setattr("servers.protocol.openai.count_in", lambda _: next(answers)())
+    monkeypatch.setattr("burstline.bench.recount.count_in", lambda _: next(answers)())
     with tokenizing(len) as (site, _):
         recount(run, site, None, None, lambda words: None, ask=True)
     assert kept(run) == {0: [("tokenize", 3)]}

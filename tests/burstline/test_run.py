@@ -15,7 +15,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
-from burstline.bench import experiment
+from burstline.bench import run as run_module
 from loadgen.driver.canary import canary
 from loadgen.record.rundir import open_run
 from loadgen.record.verdict import State
@@ -242,7 +242,7 @@ def test_every_run_has_a_canary_but_one_that_was_told_not_to(tmp_path, monkeypat
         started.append(True)
         return canary()
 
-    monkeypatch.setattr(experiment, "canary", watched)
+    monkeypatch.setattr(run_module, "canary", watched)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with truth_server(Script(ttft_s=0.4, gaps_s=(0.02,))) as server:
         where = ("--engine", "truth", "--url", server.url, "--requests", "10", "--output-tokens", "10")

@@ -1,10 +1,7 @@
-"""After the load: count tokens that the server did not, decode, summarise, report.
+"""Count the tokens of replies whose server did not, from their text.
 
 The counts are taken while the server is still there and kept with the run, so that everything else can be
 made again from its files.
-
-Where the server counted, child processes decode while the watcher ends, and what summary and page need is
-imported meanwhile.
 """
 
 from __future__ import annotations
@@ -12,40 +9,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from burstline.bench.report import write_report
-from burstline.lean import import_report
-from loadgen.record.decode import decode_run, uncounted
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.manifest import Status
+from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
+from burstline.bench.server_session import Site
+from loadgen.record.decode import uncounted
 from loadgen.record.record import RECOUNTS
 from loadgen.record.rundir import RunDir
 from loadgen.record.tables import COUNTS
-from servers.engine import Engine
 from servers.messages import HttpReply
+from servers.protocol.destination import Destination
+from servers.protocol.openai import count_in, tokenize_call
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from burstline.bench.server_session import Site
-    from loadgen.record.summary import Summary
-
-
-def conclude(run: RunDir, engine: Engine, status: Status, reports: Sequence[DriveReport]) -> Summary:
-    """Give the run its status, then decode the captures and write records, summary and page.
-
-    In this order: how the load ended is known, and all that follows can be made again from the captures.
-    """
-    run.save_manifest(replace(run.manifest, drivers=tuple(reports), status=status))
-    run.save_records(decode_run(run.path, engine.decode))
-    import_report()
-    return write_report(run)
 
 
 ASKING_S = 60.0
@@ -100,13 +81,10 @@ def _server(site: Site, ask: bool) -> Count:
 
     Some requests at a time and so many a second: the server may be somebody else's.
     """
-    import asyncio
+    import asyncio  # these here: a run whose server counts never needs them
 
-    import httpx  # here: a run whose server counts never needs it
+    import httpx
     from asyncio_throttle.throttler import Throttler
-
-    from servers.protocol.destination import Destination
-    from servers.protocol.openai import count_in, tokenize_call
 
     target = site.target
     until_s = time.monotonic() + ASKING_S if ask and site.engine.tokenizes else 0.0
@@ -159,8 +137,6 @@ def _server(site: Site, ask: bool) -> Count:
 
 def _local(site: Site, folder: Path | None, model: str | None, say: Say) -> Count:
     """The tokenizer that is at hand: the one by which prompts were measured, else the folder's or model's."""
-    from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
-
     found: Tokenizer | None = None
     try:
         found = local_tokenizer(folder, model)
