@@ -153,6 +153,8 @@ def drawn(figure: Figure, name: str, panel: Axes, axis: str = "x") -> Drawing:
 
     The same data give the same bytes.
     """
+    for axes in figure.axes:
+        axes.minorticks_off()  # a logarithmic scale brings its own, with labels that lie on ours
     out = io.StringIO()
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
