@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from burstline import exit_codes
-from reports.formats.bound_text import aligned
+from reports.formats.text import columns
 from roofline.device.device import load_device
 from roofline.model.families import bundled_models, load_model
 from roofline.model.ops import Op, ops
@@ -106,7 +106,7 @@ def _bound_table(args: argparse.Namespace, asked: UniformBatch) -> str:
         for op in found:
             cells = [ceiling(op, device).limit for device in devices]
             rows.append([phase, op.name, f"{op.intensity:.1f}", *cells])
-    return aligned(rows, n_words=2)
+    return columns(rows, range(2))
 
 
 def _dram_table(points: Sequence[DramPoint]) -> str:
@@ -123,7 +123,7 @@ def _dram_table(points: Sequence[DramPoint]) -> str:
         ]
         for point in points
     ]
-    return aligned([header, *rows], n_words=1)
+    return columns([header, *rows], range(1))
 
 
 def _generation_table(compared: Sequence[Generation]) -> str:
@@ -136,7 +136,7 @@ def _generation_table(compared: Sequence[Generation]) -> str:
         times = [f"{latency_s(g.phases):.3f}", f"{predicted:.3f}", f"{first / predicted:.2f}×"]
         rows.append([g.device.name, g.quant, *[*phases, "", ""][:4], *times])
     left_out = [f"{g.device.name} {g.quant}: {g.impossible}" for g in compared if not g.phases]
-    return "\n".join([aligned([header, *rows], n_words=2), *left_out])
+    return "\n".join([columns([header, *rows], range(2)), *left_out])
 
 
 def _facts(

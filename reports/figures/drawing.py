@@ -142,6 +142,13 @@ def head(panel: Axes, title: str, *, named: bool = True) -> Legend | None:
         )  # fmt: skip
 
 
+def names_above(panel: Axes) -> None:
+    """The names of the panel's series above it, one below the other: some are long."""
+    above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=6, units="dots")
+    with mpl.rc_context(_STYLE):
+        panel.legend(loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, labelspacing=0.3)
+
+
 def margins(figure: Figure, top: float, bottom: float, left: float = 58, right: float = 16) -> None:
     """The room around the panels in CSS pixels."""
     width, height = figure.get_size_inches() * 72

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
-from matplotlib.transforms import offset_copy
 
 from loadgen.record.columns import Floats, Ints
 from loadgen.stats.quantiles import quantile
 from reports.blocks import Plot, Table, table
-from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, canvas, drawn, margins
+from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, canvas, drawn, margins, names_above
 from reports.number_format import Scale, number, scale_for
 
 MARKED = (0.5, 0.9, 0.99)
@@ -31,7 +30,7 @@ OVERLAID = (
     "faster for some and slower for others. All runs of a contender are drawn as one, a curve ends below the "
     "top where requests failed, and no curve says how much another run would differ."
 )
-LEGEND_LINE = 16
+LEGEND_LINE = 18
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +90,7 @@ def ecdf(name: str, title: str, label: str, curves: Sequence[Curve]) -> Plot | N
         ends += [float(x[0]), float(x[-1])]
     fit_x(panel, np.sort(ends))
     if several:
-        _name(panel)
+        names_above(panel)
     else:
         _mark_quantiles(panel, scale, {p: curves[0].known[p] for p in MARKED if p in curves[0].known})
         _mark_failures(panel, samples[0].n_ok, samples[0].n)
@@ -112,12 +111,6 @@ def _top(sample: _Sample) -> float:
     """How high the axis goes: no room for a tail that has no curve."""
     top = float(nines(1 - 0.4 / max(sample.n, 20)))
     return min(top, 1.25 * float(nines(sample.n_ok / sample.n))) if sample.n_ok < sample.n else top
-
-
-def _name(panel: Axes) -> None:
-    """The names of the curves above the panel, one below the other: some are long."""
-    above = offset_copy(panel.transAxes, fig=panel.get_figure(root=True), y=4, units="dots")
-    panel.legend(loc="lower left", bbox_to_anchor=(0, 1), bbox_transform=above, labelspacing=0.2)
 
 
 def nines(share: Floats | float) -> Floats:

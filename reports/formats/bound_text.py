@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reports.formats.text import columns
+
 
 def told(found: Mapping[str, Any]) -> str:
     """One device's bounds, op by op."""
@@ -67,7 +69,7 @@ def _what_ifs(rows: Sequence[Mapping[str, Any]]) -> str:
     refused = [
         f"{row['change']}: {row['impossible'].partition('. ')[0]}" for row in rows if "impossible" in row
     ]
-    return "\n".join([aligned([header, *lines], n_words=1), *refused])
+    return "\n".join([columns([header, *lines], range(1)), *refused])
 
 
 def _sentence(name: str, phase: Mapping[str, Any]) -> str:
@@ -88,7 +90,7 @@ def _phase_table(phase: Mapping[str, Any]) -> str:
     header = ["op", "M × N × K", "runs", "FLOPs", "bytes", "FLOP/B", "ridge", "bound by", "ideal µs"]
     header += [f"{tier} µs" for tier in tiers] + ["share"]
     rows = [_op_row(op, tiers) for op in phase["ops"] if op["ideal_us"] or any(op["predicted_us"].values())]
-    return aligned([header, *rows], n_words=2)
+    return columns([header, *rows], range(2))
 
 
 def _op_row(op: Mapping[str, Any], tiers: Sequence[str]) -> list[str]:
@@ -151,7 +153,7 @@ def _burst(bursts: Mapping[str, Mapping[str, Any]]) -> str:
         f"A burst of {burst['n_requests']:,} such requests, at most {burst['max_num_seqs']} at once and"
         f" {burst['max_num_batched_tokens']:,} new tokens a step:"
     )
-    return title + "\n\n" + aligned([header, *rows], n_words=2)
+    return title + "\n\n" + columns([header, *rows], range(2))
 
 
 def compared(found: Sequence[Mapping[str, Any]]) -> str:
@@ -184,7 +186,7 @@ def _device_table(possible: Sequence[Mapping[str, Any]]) -> str:
                 f"{one['memory']['largest_batch']:,}",
             ]
         )
-    return aligned([header, *rows], n_words=3) if rows else ""
+    return columns([header, *rows], range(3)) if rows else ""
 
 
 def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
@@ -198,19 +200,7 @@ def _bound_table(possible: Sequence[Mapping[str, Any]], name: str) -> str:
         for ops in zip(*(phase["ops"] for phase in phases), strict=True)
         if ops[0]["kind"] != "elementwise"
     ]
-    return aligned([header, *rows], n_words=1)
-
-
-def aligned(rows: Sequence[Sequence[str]], n_words: int) -> str:
-    """Columns as wide as their widest cell; the first `n_words` to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i < n_words else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+    return columns([header, *rows], range(1))
 
 
 def _quantity(value: float) -> str:

@@ -28,11 +28,12 @@ from reports.page.answer import answer, limit_of
 from reports.page.banner import banner
 from reports.page.side_by_side import findings
 from reports.page.sweep_words import findings_of, remarks
-from reports.sentences import FAILED_BY, STATES
+from reports.sentences import FAILED_BY, SENTENCES, STATES
 from servers.identity import Identity
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"
+ROOT = Path(__file__).parents[2]
 
 
 def at(value_s: float) -> Estimate:
@@ -197,6 +198,14 @@ def table() -> str:
 def test_every_sentence_is_as_it_was_reviewed(monkeypatch, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     assert table() == TABLE.read_text("utf-8")
+
+
+def test_each_sentence_is_said_somewhere_by_its_code() -> None:
+    paths = [path for path in (ROOT / "reports").rglob("*.py") if path.name != "sentences.py"]
+    codes = {
+        code for path in paths for code in re.findall(r"[\"']([a-z0-9.-]+)[\"']", path.read_text("utf-8"))
+    }
+    assert SENTENCES.keys() - codes == set()
 
 
 if __name__ == "__main__":
