@@ -76,7 +76,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class StartStage:
     """One stage of a start, e.g. "loading weights", and when the log first named it, s from the start."""
 
     name: str

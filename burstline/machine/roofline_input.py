@@ -151,7 +151,7 @@ class _Facts:
         return Parallel(tp=tp or 1), Known(devices=False, at_most=None, one_request=joined)
 
 
-def seen_in(run: Run, assumed: list[str]) -> inputs.Run:
+def seen_in(run: Run, assumed: list[str]) -> inputs.MeasuredRun:
     """What was measured; what had to be guessed for it is added to `assumed`."""
     c = run.columns
     n_replies = int(np.count_nonzero(c.n_events))
@@ -169,7 +169,7 @@ def seen_in(run: Run, assumed: list[str]) -> inputs.Run:
     due_s, last_s = (of(reply.sent_s for reply in replies) for of in (min, max))
     makespan_s = max(float(reply.token_s[-1]) for reply in replies) - due_s
     open_loop = run.manifest.concurrency is None
-    return inputs.Run(
+    return inputs.MeasuredRun(
         requests=[
             Asked(reply.sent_s, reply.prompt_tok, len(reply.token_s), reply.cached_tok) for reply in replies
         ],

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from loadgen.record import typed_json
 from loadgen.record.drive_report import DriveReport
 from servers.identity import Capabilities, Identity
-from servers.launch import Stage
+from servers.launch import StartStage
 from servers.settings import Setting
 
 SCHEMA: Final = 4
@@ -98,7 +98,7 @@ class ServerFacts:
     image_digest: str | None = None
     notes: tuple[str, ...] = ()
     ready_s: float | None = None
-    startup_stages: tuple[Stage, ...] = ()
+    startup_stages: tuple[StartStage, ...] = ()
     capabilities: Capabilities | None = None
     settings: tuple[Setting, ...] = ()
     addresses: int | None = None

@@ -19,7 +19,7 @@ from reports.model.comparison import View
 from reports.model.request_sample import Shown
 from reports.number_format import count, counted, number, scale_for
 from reports.page.estimate_tables import LETTERS, glossary_table, title_of
-from servers.launch import Stage
+from servers.launch import StartStage
 
 MEANING = {
     "ok": "all that was asked",
@@ -213,7 +213,7 @@ def _engine_facts(view: View) -> list[Block]:
         titles = ["Setting", "Asked", "Sent", "Used, says the engine"]
         blocks.append(table("Settings of the engine", titles, rows, text=(0, 1, 2, 3)))
     if not server.attached and server.ready_s is not None:
-        stages = (Stage("process start", 0.0), *server.startup_stages)
+        stages = (StartStage("process start", 0.0), *server.startup_stages)
         ends_s = (*(stage.begin_s for stage in stages[1:]), server.ready_s)
         shown = [
             [stage.name, f"{stage.begin_s:.1f}", f"{end_s - stage.begin_s:.1f}"]

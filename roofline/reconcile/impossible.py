@@ -23,7 +23,7 @@ from roofline.model.parallel import Parallel
 from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
 from roofline.model.step import Step
 from roofline.predict.bound import ceiling, ceilings, working_set_bytes
-from roofline.reconcile.inputs import Known, Run, Setup, StepSeen
+from roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 from roofline.reconcile.reconciliation import Explained, Suspicion
 
 Floats = npt.NDArray[np.float64]
@@ -58,7 +58,7 @@ class _Machine:
 Bound = Callable[[_Machine], float]
 
 
-def judged(run: Run, setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
+def judged(run: MeasuredRun, setup: Setup) -> tuple[list[Suspicion], list[Explained]]:
     """What no consistent set-up could reach, and what only an unstated one could."""
     spread = setup.calibration.measured_spread if setup.calibration else None
     tolerance = max(TOLERANCE, spread or 0.0)
@@ -145,7 +145,7 @@ def _joined(device: Device, n: int) -> Device:
     )
 
 
-def _checks(run: Run) -> Iterator[tuple[str, Bound, float]]:
+def _checks(run: MeasuredRun) -> Iterator[tuple[str, Bound, float]]:
     """(what, its bound, the seconds measured)."""
     yield "the whole run", lambda machine: _all_s(machine, run), run.makespan_s
     if run.first_s is not None and run.last_s is not None:
@@ -154,7 +154,7 @@ def _checks(run: Run) -> Iterator[tuple[str, Bound, float]]:
     yield from _step_checks(run)
 
 
-def _amounts(run: Run) -> tuple[Floats, Ints, Ints, Ints]:
+def _amounts(run: MeasuredRun) -> tuple[Floats, Ints, Ints, Ints]:
     """Per request: when it was sent, its prompt, the part of it that was computed, its output."""
     rows = [(r.due_s, r.prompt_tok, r.prompt_tok - r.cached_tok, r.output_tok) for r in run.requests]
     sent, prompt, computed, output = (np.array(column) for column in zip(*rows, strict=True))
@@ -177,7 +177,7 @@ def _decode(prompt: Ints, output: Ints) -> Step:
     return Step(new, prompt[many] + new, new)
 
 
-def _all_s(machine: _Machine, run: Run) -> float:
+def _all_s(machine: _Machine, run: MeasuredRun) -> float:
     if machine.fleet is None:
         return 0.0
     _, prompt, computed, output = _amounts(run)
@@ -214,7 +214,7 @@ def _cache_s(machine: _Machine, device: Device, prompt: Ints, output: Ints) -> f
     return moved / device.bytes_per_s + (int(output.max()) - 1) / machine.tok_a_step * weights_s
 
 
-def _prompt_checks(run: Run, first_s: Floats) -> Iterator[tuple[str, Bound, float]]:
+def _prompt_checks(run: MeasuredRun, first_s: Floats) -> Iterator[tuple[str, Bound, float]]:
     """Prompts sent after one instant and answered before another were computed between the two.
 
     Of several such windows the one that leaves the least time for a token is judged.
@@ -237,7 +237,7 @@ def _prompt_checks(run: Run, first_s: Floats) -> Iterator[tuple[str, Bound, floa
     yield "prefill", bound, seconds
 
 
-def _request_checks(run: Run, first_s: Floats, last_s: Floats) -> Iterator[tuple[str, Bound, float]]:
+def _request_checks(run: MeasuredRun, first_s: Floats, last_s: Floats) -> Iterator[tuple[str, Bound, float]]:
     """The request with the least time for its prompt, and the one with the least for its tokens."""
     sent, prompt, computed, output = _amounts(run)
     quick = int(((first_s - sent) / computed).argmin())
@@ -256,7 +256,7 @@ def _request_checks(run: Run, first_s: Floats, last_s: Floats) -> Iterator[tuple
     yield "a request from end to end", to_last, float(last_s[dense] - sent[dense])
 
 
-def _step_checks(run: Run) -> Iterator[tuple[str, Bound, float]]:
+def _step_checks(run: MeasuredRun) -> Iterator[tuple[str, Bound, float]]:
     """Steps of the engine's own log, by phase. Steps inferred from the stream rest on assumptions."""
     if run.steps is None or not run.logged:
         return

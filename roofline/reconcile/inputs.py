@@ -33,7 +33,7 @@ class StepSeen:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Run:
+class MeasuredRun:
     """What was measured: requests as served, from the first arrival to the last token.
 
     `first_s` and `last_s` are each request's first and last token on the clock of `Asked.due_s`, None where

@@ -1,7 +1,7 @@
 """A run compared with what its device could do: shares of peak, bounds, the gap and where it went.
 
-The layer above fills a `Run` from records, telemetry and the engine's step log. Where there is no log the
-simulator supplies the steps, and only the makespan is measured.
+The layer above fills a `MeasuredRun` from records, telemetry and the engine's step log. Where there is no
+log the simulator supplies the steps, and only the makespan is measured.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from roofline.predict.deployment import host_sentence, unmeasured
 from roofline.predict.predict import Clock, Prediction, host_seconds
 from roofline.predict.simulate import Limits, simulate
 from roofline.reconcile.impossible import judged
-from roofline.reconcile.inputs import Run, Setup, StepSeen
+from roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from roofline.reconcile.reconciliation import (
     WAITING,
     Bar,
@@ -53,7 +53,7 @@ class _Looked:
         return "prefill" if any(phase == "prefill" for phase, _ in self.seen.step.phases()) else "decode"
 
 
-def reconcile(run: Run, setup: Setup) -> Reconciliation:
+def reconcile(run: MeasuredRun, setup: Setup) -> Reconciliation:
     """Everything the report says of the hardware. Raises where a request could never fit the limits."""
     on = setup.deployment
     simulated: list[StepSeen] = []
@@ -91,7 +91,7 @@ class _Recorder:
         return seconds
 
 
-def _without_cache_limit(run: Run) -> Limits:
+def _without_cache_limit(run: MeasuredRun) -> Limits:
     tok = run.limits.block_tok
     blocks = sum(-(-(request.prompt_tok + request.output_tok) // tok) for request in run.requests)
     return replace(run.limits, kv_tok=max(run.limits.kv_tok, blocks * tok))
@@ -207,7 +207,7 @@ def _measured_shares(one: _Looked) -> dict[tuple[str, str], float]:
     return found
 
 
-def _waterfall(run: Run, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Bar]:
+def _waterfall(run: MeasuredRun, setup: Setup, looked: Sequence[_Looked], ideal_s: float) -> Iterator[Bar]:
     parts = dict.fromkeys(("kernels", "floors", "elementwise", "communication", "mixed"), 0.0)
     bound_s = busy_s = device_s = 0.0
     for one in looked:
@@ -281,7 +281,7 @@ def _device_facts(setup: Setup) -> DeviceFacts:
     )
 
 
-def _assumed(run: Run, setup: Setup) -> Iterator[str]:
+def _assumed(run: MeasuredRun, setup: Setup) -> Iterator[str]:
     yield from run.assumed
     if run.steps is None:
         yield "the engine keeps no step log: its steps are simulated"
@@ -320,7 +320,7 @@ def _sentence(phases: Sequence[PhaseRow], bars: Sequence[Bar]) -> str:
     return text[0].upper() + text[1:]
 
 
-def sensitivity(run: Run, setup: Setup, base_s: float) -> Iterator[WhatIf]:
+def sensitivity(run: MeasuredRun, setup: Setup, base_s: float) -> Iterator[WhatIf]:
     """The run simulated again with one thing changed at a time; `base_s` is its makespan as it is."""
     if len(run.requests) > 3000:
         yield WhatIf("any", None, None, "more than 3000 requests are not simulated again")

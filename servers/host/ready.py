@@ -19,7 +19,7 @@ from servers.engine import Engine
 from servers.host.child import how_it_ended
 from servers.host.process import Server
 from servers.identity import Identity
-from servers.launch import Stage
+from servers.launch import StartStage
 from servers.messages import Call, EngineError, Get, HttpReply, Kind, Reply, Target
 from servers.protocol.destination import Destination, dressed
 from servers.protocol.introspection import log_message
@@ -53,7 +53,7 @@ class Startup:
     """How long a start took: until the first token, and when each stage began that the log names."""
 
     ready_s: float
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[StartStage, ...] = ()
 
 
 def wait_ready(
@@ -72,7 +72,7 @@ def wait_ready(
     """
     began = time.monotonic()
     attempt = _Attempt(engine, target, timeout_s)
-    stages: list[Stage] = []
+    stages: list[StartStage] = []
     state = "nothing answers yet"
     while (waited_s := time.monotonic() - began) < timeout_s:
         if server is not None and not server.alive():
@@ -141,13 +141,13 @@ def stage_of(engine: Engine, log: str) -> str | None:
     return None
 
 
-def _note_stage(stages: list[Stage], engine: Engine, log: str, at_s: float) -> None:
+def _note_stage(stages: list[StartStage], engine: Engine, log: str, at_s: float) -> None:
     name = stage_of(engine, log)
     if name is not None and (not stages or stages[-1].name != name):
-        stages.append(Stage(name, at_s))
+        stages.append(StartStage(name, at_s))
 
 
-def _doing(stages: list[Stage], log: str, waited_s: float) -> str:
+def _doing(stages: list[StartStage], log: str, waited_s: float) -> str:
     """The stage and its age, else the last telling message of the log in whole words."""
     if stages:
         return f"{stages[-1].name}, {waited_s - stages[-1].begin_s:.0f} s"
@@ -158,7 +158,12 @@ def _doing(stages: list[Stage], log: str, waited_s: float) -> str:
 
 
 def _why_not_ready(
-    engine: Engine, server: Server | None, target: Target, timeout_s: float, state: str, stages: list[Stage]
+    engine: Engine,
+    server: Server | None,
+    target: Target,
+    timeout_s: float,
+    state: str,
+    stages: list[StartStage],
 ) -> str:
     what = f"{engine.title} at {target.url} is not ready after {timeout_s:g} s"
     if server is None:

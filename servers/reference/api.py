@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from servers.reference.completions import ApiError, Reader, Writer
-from servers.reference.engine import Engine, Output
+from servers.reference.completions import ApiError, BodyReader, Writer
+from servers.reference.engine import InferenceEngine, Output
 from servers.reference.scheduler import Sequence
 from servers.reference.weights import Array
 from workloads.seeds import rng
@@ -27,7 +27,9 @@ PROMETHEUS = {"content-type": CONTENT_TYPE_LATEST}
 class Api:
     """The endpoints; `info` is what `/server_info` shows, `seed` rules requests that bring none."""
 
-    def __init__(self, engine: Engine, reader: Reader, info: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, engine: InferenceEngine, reader: BodyReader, info: Mapping[str, Any], seed: int
+    ) -> None:
         self._engine, self._reader, self._seed, self._n_asked = engine, reader, seed, 0
         card = {"id": reader.served_name, "object": "model", "owned_by": "burstline", "root": info["model"]}
         card["max_model_len"] = reader.max_model_len
@@ -168,7 +170,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 class Metrics(Collector):
     """What the engine counts; `info` has the model's name, and what becomes `vllm:cache_config_info`."""
 
-    def __init__(self, engine: Engine, info: Mapping[str, object]) -> None:
+    def __init__(self, engine: InferenceEngine, info: Mapping[str, object]) -> None:
         self._engine, self._cache = engine, {name: str(info[name]) for name in CACHE}
         self._labels = {"engine": "0", "model_name": str(info["served_model_name"])}
 

@@ -38,7 +38,7 @@ class ApiError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class BodyReader:
     """Reads bodies within a model's limits: what cannot be done is an ApiError, never clamped or ignored."""
 
     served_name: str
@@ -147,7 +147,7 @@ class Writer:
     """The bytes of one answer: an event with every token where it is streamed, else all with the last."""
 
     def __init__(
-        self, body: Mapping[str, Any], sequence: Sequence, reader: Reader, *, is_chat: bool = False
+        self, body: Mapping[str, Any], sequence: Sequence, reader: BodyReader, *, is_chat: bool = False
     ) -> None:
         options = body.get("stream_options") or {}
         if not isinstance(options, dict):

@@ -14,8 +14,8 @@ import numpy as np
 from prometheus_client import Histogram
 
 from servers.reference.kv import KVCache
-from servers.reference.model import GEMMS, Chunk, Model
-from servers.reference.scheduler import Scheduler, Sequence, Share
+from servers.reference.model import GEMMS, Chunk, Transformer
+from servers.reference.scheduler import Scheduler, Sequence, StepShare
 from servers.reference.steplog import StepLog
 from servers.reference.weights import Array
 
@@ -36,11 +36,11 @@ def unit(state: Array) -> Array:
     return state / length if length else state
 
 
-class Engine:
+class InferenceEngine:
     """Serves sequences from its own thread; `submit`, `abort` and `stop` may be called from any other."""
 
     def __init__(
-        self, model: Model, kv: KVCache, scheduler: Scheduler, step_log: StepLog | None = None
+        self, model: Transformer, kv: KVCache, scheduler: Scheduler, step_log: StepLog | None = None
     ) -> None:
         self.model, self.kv, self.scheduler = model, kv, scheduler
         self.failure: str | None = None
@@ -103,7 +103,7 @@ class Engine:
         self._n_steps += 1
         return [self._accept(sequence, token, end_ns) for sequence, token in tokens]
 
-    def _compute(self, shares: Rows[Share]) -> list[tuple[Sequence, Token]]:
+    def _compute(self, shares: Rows[StepShare]) -> list[tuple[Sequence, Token]]:
         """Every sequence whose last token was reached, with the one that follows, or its hidden state."""
         chunks = [Chunk(s.sequence.ids[s.start : s.start + s.n], s.start, s.sequence.table) for s in shares]
         hidden = self.model.forward(chunks, self.kv)
@@ -135,7 +135,7 @@ class Engine:
         self.e2e.observe(age_s)
         return self._end(sequence, "stop" if stopped else "length", token)
 
-    def _logged(self, shares: Rows[Share], start_ns: int, end_ns: int) -> dict[str, object]:
+    def _logged(self, shares: Rows[StepShare], start_ns: int, end_ns: int) -> dict[str, object]:
         spent, pool = self.model.spent_ns, self.scheduler.pool
         n_decode = sum(share.decode for share in shares)
         return {

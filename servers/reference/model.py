@@ -30,7 +30,7 @@ class Chunk:
         return self.start + len(self.ids)
 
 
-class Model:
+class Transformer:
     """The decoder. `spent_ns` adds up the time inside each GEMM, and "attention", until it is cleared."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:

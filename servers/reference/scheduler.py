@@ -43,7 +43,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class StepShare:
     """What one sequence computes in a step: `n` tokens from `start`; `decode` once its prompt is done.
 
     `samples` says that the step reaches the sequence's last token, so that a new one follows.
@@ -80,9 +80,9 @@ class Scheduler:
         self.pool.give_back(sequence.table)
         return True
 
-    def schedule(self) -> list[Share]:
+    def schedule(self) -> list[StepShare]:
         """The next step: running sequences first, oldest first, then as many waiting ones as fit."""
-        shares: list[Share] = []
+        shares: list[StepShare] = []
         budget, n_preempted = self.max_num_batched_tokens, self.n_preemptions
         while budget and len(shares) < len(self.running):
             if not self._has_room(self.running[len(shares)]):
@@ -152,8 +152,8 @@ class Scheduler:
         self.n_preemptions += 1
 
 
-def _share(sequence: Sequence, budget: int) -> Share:
+def _share(sequence: Sequence, budget: int) -> StepShare:
     start, n_ids = sequence.n_computed, len(sequence.ids)
     n = min(n_ids - start, budget)
     decode = start >= sequence.n_prompt and start + 1 == n_ids
-    return Share(sequence, start, n, decode, samples=start + n == n_ids)
+    return StepShare(sequence, start, n, decode, samples=start + n == n_ids)

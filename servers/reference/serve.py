@@ -13,10 +13,10 @@ import uvicorn
 
 from servers.reference import tokenizer
 from servers.reference.api import Api
-from servers.reference.completions import Reader
-from servers.reference.engine import Engine
+from servers.reference.completions import BodyReader
+from servers.reference.engine import InferenceEngine
 from servers.reference.kv import BlockPool, KVCache
-from servers.reference.model import GEMMS, Model
+from servers.reference.model import GEMMS, Transformer
 from servers.reference.scheduler import Scheduler
 from servers.reference.steplog import StepLog
 from servers.reference.weights import ModelConfig, ModelError, assemble, random_source, safetensors_source
@@ -38,7 +38,7 @@ def serve(options: argparse.Namespace, listener: socket.socket) -> None:
     _Server(settings, engine).run(sockets=[listener])
 
 
-def _load(options: argparse.Namespace) -> tuple[Api, Engine]:
+def _load(options: argparse.Namespace) -> tuple[Api, InferenceEngine]:
     folder = Path(options.model) if options.model else None
     config = ModelConfig()
     if folder:
@@ -76,17 +76,17 @@ def _load(options: argparse.Namespace) -> tuple[Api, Engine]:
     log = StepLog(options.step_log, {**info, "gemms": GEMMS}) if options.step_log else None
     pool, budget = BlockPool(n_blocks, caches=options.enable_prefix_caching), options.max_num_batched_tokens
     scheduler = Scheduler(pool, options.block_size, options.max_num_seqs, budget)
-    engine = Engine(Model(config, weights), kv, scheduler, log)
+    engine = InferenceEngine(Transformer(config, weights), kv, scheduler, log)
     template = template_of(folder) if folder else None
     tokens = tokenizer.load(folder, config.vocab_size)
-    reader = Reader(name, max_model_len, config.vocab_size, tokens, template)
+    reader = BodyReader(name, max_model_len, config.vocab_size, tokens, template)
     return Api(engine, reader, info, options.seed), engine
 
 
 class _Server(uvicorn.Server):
     """On a signal it ends open streams before their connections."""
 
-    def __init__(self, settings: uvicorn.Config, engine: Engine) -> None:
+    def __init__(self, settings: uvicorn.Config, engine: InferenceEngine) -> None:
         super().__init__(settings)
         self._engine = engine
 

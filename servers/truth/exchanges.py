@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
-from servers.truth.http_requests import Call
+from servers.truth.http_requests import HttpRequest
 from servers.truth.router import RoutedAnswer
 
 
-class Connection:
+class ClientSocket:
     """One socket: bytes of requests not yet answered, and of replies that the kernel had no room for."""
 
     __slots__ = (
@@ -32,13 +32,13 @@ class Connection:
         self.sock = sock
         self.inbox = bytearray()
         self.outbox = bytearray()
-        self.exchange: Exchange | None = None
+        self.exchange: Serving | None = None
         self.closing = False
         self.kernel_stamps = False
         self.first_byte_ns = self.stamp_ns = self.read_ns = 0
 
 
-class Exchange:
+class Serving:
     """One request and the reply in progress."""
 
     __slots__ = (
@@ -60,8 +60,10 @@ class Exchange:
         "token_ns",
     )
 
-    def __init__(self, connection: Connection, answer: RoutedAnswer, number: int, call: Call) -> None:
-        self.connection: Connection | None = connection
+    def __init__(
+        self, connection: ClientSocket, answer: RoutedAnswer, number: int, call: HttpRequest
+    ) -> None:
+        self.connection: ClientSocket | None = connection
         self.answer = answer
         self.number = number
         index = call.headers.get(b"x-burstline-index", b"")
@@ -123,7 +125,7 @@ class Served:
         return [sent - due for sent, due in zip(self.event_ns, self.event_due_ns, strict=True)]
 
 
-def served(exchange: Exchange) -> Served:
+def served(exchange: Serving) -> Served:
     """The row of one exchange, as far as it went."""
     kinds: list[str] = []
     n_toks, due_ns, sent_ns = array("q"), array("q"), array("q")

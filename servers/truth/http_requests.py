@@ -15,7 +15,7 @@ _SLACK_NS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class HttpRequest:
     """One whole HTTP request. Header names are lower case; `arrival_ns` is when its last byte was there."""
 
     method: str
@@ -25,7 +25,7 @@ class Call:
     arrival_ns: int
 
 
-def take_call(inbox: bytearray, arrival_ns: int) -> Call | None:
+def take_call(inbox: bytearray, arrival_ns: int) -> HttpRequest | None:
     """Takes one whole request off the inbox; None where it is not whole yet, ValueError where it is none."""
     head_end = inbox.find(b"\r\n\r\n")
     if head_end < 0:
@@ -44,7 +44,7 @@ def take_call(inbox: bytearray, arrival_ns: int) -> Call | None:
     if len(inbox) < body_end:
         return None
     method, path, _ = request_line.decode("latin-1").split(" ")
-    call = Call(method, path.partition("?")[0], headers, bytes(inbox[body_begin:body_end]), arrival_ns)
+    call = HttpRequest(method, path.partition("?")[0], headers, bytes(inbox[body_begin:body_end]), arrival_ns)
     del inbox[:body_end]
     return call
 

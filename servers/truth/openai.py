@@ -14,7 +14,7 @@ Prompt = Sequence[int] | str
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Wanted:
     """What a request wants. `details` is the dialect's own extra, here the ids of the tokens."""
 
     dialect: str
@@ -49,17 +49,17 @@ class Dialect:
     `usage` makes the event that counts, None where the dialect has none. `done`: a stream ends with `[DONE]`.
     """
 
-    read: Callable[[Json, str], tuple[Generation, Prompt]]
-    token: Callable[[Generation, Any, Portion], Json]
-    plain: Callable[[Generation, Any, int], Json]
+    read: Callable[[Json, str], tuple[Wanted, Prompt]]
+    token: Callable[[Wanted, Any, Portion], Json]
+    plain: Callable[[Wanted, Any, int], Json]
     error: Callable[[str, int], Json]
-    usage: Callable[[Generation, int], Json] | None = None
+    usage: Callable[[Wanted, int], Json] | None = None
     done: bool = False
 
 
 def generation(
     dialect: str, body: Json, model: str, prompt: Any, n_output: Any, details: Any
-) -> tuple[Generation, Prompt]:
+) -> tuple[Wanted, Prompt]:
     """What a request wants, its values checked, and its prompt.
 
     A prompt has as many tokens as it has ids, or as its text has words.
@@ -72,10 +72,10 @@ def generation(
         raise WorkloadError(f"the output length is {n_output!r}; expected a positive number")
     n_prompt_tok = len(prompt.split() if isinstance(prompt, str) else prompt)
     stream = bool(body.get("stream", False))
-    return Generation(dialect, model, stream, n_prompt_tok, n_output, bool(details)), prompt
+    return Wanted(dialect, model, stream, n_prompt_tok, n_output, bool(details)), prompt
 
 
-def usage_of(wanted: Generation, n_tok: int) -> Json:
+def usage_of(wanted: Wanted, n_tok: int) -> Json:
     return {
         "prompt_tokens": wanted.n_prompt_tok,
         "total_tokens": wanted.n_prompt_tok + n_tok,
@@ -88,17 +88,17 @@ def error(message: str, status: int) -> Json:
     return {"error": {"message": message, "type": "scripted_error", "param": None, "code": status}}
 
 
-def read_completion(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_completion(body: Json, model: str) -> tuple[Wanted, Prompt]:
     n_output, details = body.get("max_tokens", 16), body.get("return_token_ids")
     return generation("completions", body, model, body.get("prompt"), n_output, details)
 
 
-def completion(wanted: Generation, *choices: Json) -> Json:
+def completion(wanted: Wanted, *choices: Json) -> Json:
     names = {"id": "cmpl-truth", "object": "text_completion", "created": 0, "model": wanted.model}
     return {**names, "choices": list(choices)}
 
 
-def completion_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+def completion_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     choice = {
         "index": 0,
         "text": script.text * portion.n,
@@ -111,16 +111,16 @@ def completion_token(wanted: Generation, script: Script, portion: Portion) -> Js
     return completion(wanted, choice)
 
 
-def completion_usage(wanted: Generation, n_tok: int) -> Json:
+def completion_usage(wanted: Wanted, n_tok: int) -> Json:
     return {**completion(wanted), "usage": usage_of(wanted, n_tok)}
 
 
-def completion_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def completion_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     choice = {"index": 0, "text": script.text * n_tok, "logprobs": None, "finish_reason": "length"}
     return {**completion(wanted, choice), "usage": usage_of(wanted, n_tok)}
 
 
-def read_chat(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_chat(body: Json, model: str) -> tuple[Wanted, Prompt]:
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise WorkloadError("no messages; expected a list of role and content")
@@ -129,12 +129,12 @@ def read_chat(body: Json, model: str) -> tuple[Generation, Prompt]:
     return generation("chat", body, model, text, n_output, body.get("return_token_ids"))
 
 
-def chat(wanted: Generation, *choices: Json, kind: str = "chat.completion.chunk") -> Json:
+def chat(wanted: Wanted, *choices: Json, kind: str = "chat.completion.chunk") -> Json:
     names = {"id": "chatcmpl-truth", "object": kind, "created": 0, "model": wanted.model}
     return {**names, "choices": list(choices)}
 
 
-def chat_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+def chat_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     choice: Json = {
         "index": 0,
         "delta": {"content": script.text * portion.n},
@@ -146,11 +146,11 @@ def chat_token(wanted: Generation, script: Script, portion: Portion) -> Json:
     return chat(wanted, choice)
 
 
-def chat_usage(wanted: Generation, n_tok: int) -> Json:
+def chat_usage(wanted: Wanted, n_tok: int) -> Json:
     return {**chat(wanted), "usage": usage_of(wanted, n_tok)}
 
 
-def chat_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def chat_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     message = {"role": "assistant", "content": script.text * n_tok}
     choice = {"index": 0, "message": message, "finish_reason": "length"}
     return {**chat(wanted, choice, kind="chat.completion"), "usage": usage_of(wanted, n_tok)}

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, repeat
 
 import orjson
 
-from servers.truth.openai import DIALECTS, Dialect, Generation, Json, Portion
+from servers.truth.openai import DIALECTS, Dialect, Json, Portion, Wanted
 from servers.truth.script import Script
 
 STAMP = b"%-19d"
@@ -105,13 +105,13 @@ class Replies:
 
     def __init__(self, dialects: Mapping[str, Dialect] = DIALECTS) -> None:
         self._dialects = dialects
-        self._tracks: dict[tuple[Script, Generation], _Track] = {}
+        self._tracks: dict[tuple[Script, Wanted], _Track] = {}
 
     def error(self, dialect: str, status: int, message: str) -> TimedReply:
         """A refusal in the dialect's words."""
         return plain_reply(status, orjson.dumps(self._dialects[dialect].error(message, status)))
 
-    def make(self, script: Script, wanted: Generation) -> TimedReply:
+    def make(self, script: Script, wanted: Wanted) -> TimedReply:
         """The reply to one request under a script."""
         dialect, n_tok = self._dialects[wanted.dialect], script.served_tok(wanted.n_output_tok)
         words = replace(script, headers_s=0.0, ttft_s=0.0, gaps_s=(0.0,))
@@ -142,7 +142,7 @@ class _Track:
     """
 
     script: Script
-    wanted: Generation
+    wanted: Wanted
     dialect: Dialect
     befores: list[int] = field(default_factory=lambda: [0])
     writes: list[Write] = field(default_factory=list)

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import orjson
 
-from servers.truth.http_requests import Call
-from servers.truth.openai import DIALECTS, PATHS, Generation, Prompt
+from servers.truth.http_requests import HttpRequest
+from servers.truth.openai import DIALECTS, PATHS, Prompt, Wanted
 from servers.truth.replies import Replies, TimedReply, plain_reply
 from servers.truth.script import Script, script_from_header
 from workloads.request import WorkloadError
@@ -37,7 +37,7 @@ class RoutedAnswer:
     """The reply to a generation request, and what was asked for; None where that could not be read."""
 
     reply: TimedReply
-    wanted: Generation | None = None
+    wanted: Wanted | None = None
 
 
 KV_TOK: Final = 1_000_000
@@ -45,7 +45,7 @@ AT_MOST_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0
 
 
 @dataclass(slots=True)
-class LatencyHistogram:
+class TruthHistogram:
     """Latencies by bucket, as engines keep them."""
 
     counts: list[int] = field(default_factory=lambda: [0] * len(AT_MOST_S))
@@ -78,8 +78,8 @@ class TruthCounters:
     cached_tok: int = 0
     output_tok: int = 0
     events: int = 0
-    ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
-    e2e: LatencyHistogram = field(default_factory=LatencyHistogram)
+    ttft: TruthHistogram = field(default_factory=TruthHistogram)
+    e2e: TruthHistogram = field(default_factory=TruthHistogram)
 
 
 class Router:
@@ -95,7 +95,7 @@ class Router:
         """Begin the scripts anew; counters go on."""
         self._n_scripts_used = 0
 
-    def answer(self, call: Call) -> RoutedAnswer:
+    def answer(self, call: HttpRequest) -> RoutedAnswer:
         """The reply to a POST to a generating path; a mistake in the request is answered with a 400."""
         self.counters.arrived += 1
         try:
@@ -108,16 +108,17 @@ class Router:
             return RoutedAnswer(self.replies.error("completions", 400, str(error)))
         return self.admit(call, script, wanted, prompt)
 
-    def read(self, path: str, body: Any) -> tuple[Generation, Prompt]:
+    def read(self, path: str, body: Any) -> tuple[Wanted, Prompt]:
         """What a request to `path` wants, and its prompt; KeyError where nothing is served there."""
         return DIALECTS[PATHS[path]].read(body, self.setup.model)
 
-    def admit(self, call: Call, script: Script, wanted: Generation, prompt: Prompt) -> RoutedAnswer:  # noqa: ARG002
+    def admit(self, call: HttpRequest, script: Script, wanted: Wanted, prompt: Prompt) -> RoutedAnswer:
         """The reply to a request that could be read."""
+        del call, prompt
         self.counters.prompt_tok += wanted.n_prompt_tok
         return RoutedAnswer(self.replies.make(script, wanted), wanted)
 
-    def _script(self, call: Call) -> Script:
+    def _script(self, call: HttpRequest) -> Script:
         scripts = self.setup.scripts
         script = scripts[min(self._n_scripts_used, len(scripts) - 1)]
         if own := call.headers.get(b"x-burstline-script"):

@@ -15,8 +15,8 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count
 
 from servers.messages import EngineError
-from servers.truth.exchanges import Connection, Exchange, served, to_jsonl
-from servers.truth.http_requests import SO_TIMESTAMPNS, Call, kernel_ns_of, take_call
+from servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
+from servers.truth.http_requests import SO_TIMESTAMPNS, HttpRequest, kernel_ns_of, take_call
 from servers.truth.replies import STAMP, TimedReply, Write, plain_reply
 from servers.truth.router import Router
 
@@ -34,10 +34,10 @@ class TruthServer:
         if not hasattr(select, "epoll"):
             raise EngineError("the known-truth server needs Linux (epoll); run it in a Linux container")
         self.router = router
-        self.exchanges: list[Exchange] = []
+        self.exchanges: list[Serving] = []
         self._numbers = count()
-        self._heap: list[tuple[int, int, Exchange]] = []
-        self._connections: dict[int, Connection] = {}
+        self._heap: list[tuple[int, int, Serving]] = []
+        self._connections: dict[int, ClientSocket] = {}
         self._epoll = select.epoll()
         self._listener = socket.create_server((host, port), backlog=4096, reuse_port=False)
         self._listener.setblocking(False)
@@ -96,7 +96,7 @@ class TruthServer:
             else:
                 heapreplace(heap, (next_ns, number, exchange))
 
-    def _send_next(self, exchange: Exchange, now_ns: int) -> None:
+    def _send_next(self, exchange: Serving, now_ns: int) -> None:
         write = exchange.answer.reply.writes[len(exchange.stamps_ns)]
         data = self.bytes_of(write, exchange, now_ns)
         exchange.stamps_ns.append(now_ns)
@@ -115,12 +115,12 @@ class TruthServer:
         if data and exchange.connection is not None:
             self._send(exchange.connection, data)
 
-    def bytes_of(self, write: Write, exchange: Exchange, now_ns: int) -> bytes:  # noqa: ARG002
+    def bytes_of(self, write: Write, exchange: Serving, now_ns: int) -> bytes:  # noqa: ARG002
         """The bytes of a write that is sent now."""
         pieces = write.pieces
         return pieces[0] if len(pieces) == 1 else (STAMP % now_ns).join(pieces)
 
-    def _send(self, connection: Connection, data: bytes) -> None:
+    def _send(self, connection: ClientSocket, data: bytes) -> None:
         if connection.outbox:
             connection.outbox += data
             return
@@ -135,7 +135,7 @@ class TruthServer:
             connection.outbox += data[n_sent:]
             self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLOUT)
 
-    def finish(self, exchange: Exchange, connection: Connection) -> None:
+    def finish(self, exchange: Serving, connection: ClientSocket) -> None:
         """The reply is whole; the next request on the connection may follow."""
         exchange.ended, exchange.ended_ns = "done", time.monotonic_ns()
         if exchange.token_ns:
@@ -143,7 +143,7 @@ class TruthServer:
         self.part(connection)
         self._ask(connection)
 
-    def part(self, connection: Connection) -> None:
+    def part(self, connection: ClientSocket) -> None:
         """The connection's exchange is over."""
         if connection.exchange is not None:
             exchange, counters = connection.exchange, self.router.counters
@@ -151,7 +151,7 @@ class TruthServer:
             counters.running -= 1
             counters.kv_tok -= exchange.n_tok + exchange.n_prompt_tok
 
-    def _lose(self, connection: Connection) -> None:
+    def _lose(self, connection: ClientSocket) -> None:
         """The client is gone."""
         exchange = connection.exchange
         if exchange is not None and exchange.ended is None:
@@ -159,12 +159,12 @@ class TruthServer:
         self.part(connection)
         self.close(connection)
 
-    def close_when_sent(self, connection: Connection) -> None:
+    def close_when_sent(self, connection: ClientSocket) -> None:
         connection.closing = True
         if not connection.outbox:
             self.close(connection)
 
-    def close(self, connection: Connection) -> None:
+    def close(self, connection: ClientSocket) -> None:
         if self._connections.pop(connection.sock.fileno(), None) is not None:
             self._epoll.unregister(connection.sock)
             connection.sock.close()
@@ -198,10 +198,10 @@ class TruthServer:
                     f"the known-truth server cannot accept: {error}; raise `ulimit -n`"
                 ) from error
             sock.setblocking(False)
-            self._connections[sock.fileno()] = Connection(sock)
+            self._connections[sock.fileno()] = ClientSocket(sock)
             self._epoll.register(sock, select.EPOLLIN)
 
-    def _flush(self, connection: Connection) -> None:
+    def _flush(self, connection: ClientSocket) -> None:
         try:
             del connection.outbox[: connection.sock.send(connection.outbox)]
         except BlockingIOError:
@@ -214,7 +214,7 @@ class TruthServer:
             if connection.closing:
                 self.close(connection)
 
-    def _read(self, connection: Connection) -> None:
+    def _read(self, connection: ClientSocket) -> None:
         try:
             data, ancillary, _, _ = connection.sock.recvmsg(_READ_BYTES, 64)
         except BlockingIOError:
@@ -233,7 +233,7 @@ class TruthServer:
         connection.inbox += data
         self._ask(connection)
 
-    def _ask(self, connection: Connection) -> None:
+    def _ask(self, connection: ClientSocket) -> None:
         """Starts the reply to the next whole request, unless one is still going on."""
         if connection.exchange is not None or not connection.inbox:
             return
@@ -251,8 +251,8 @@ class TruthServer:
             self._send(connection, _whole(self._page(call.path)))
             self._ask(connection)
 
-    def _perform(self, connection: Connection, call: Call) -> None:
-        exchange = Exchange(connection, self.router.answer(call), next(self._numbers), call)
+    def _perform(self, connection: ClientSocket, call: HttpRequest) -> None:
+        exchange = Serving(connection, self.router.answer(call), next(self._numbers), call)
         self.exchanges.append(exchange)
         connection.exchange = exchange
         self.router.counters.running += 1

@@ -22,7 +22,7 @@ from reports.page.banner import run_banner
 from reports.page.digest import overview
 from reports.page.page import _json_in_html
 from servers.identity import Identity
-from servers.launch import Stage
+from servers.launch import StartStage
 from servers.settings import Setting
 from tests.reports import synthetic
 from tests.reports.pages import answer_of, page_of
@@ -311,7 +311,7 @@ def test_a_burst_that_only_timed_out_does_not_say_that_no_token_came(tmp_path):
     assert note.text == "No request that succeeded has a first token: there is nothing to drain."
 
 
-def started(tmp_path, *stages: Stage) -> Run:
+def started(tmp_path, *stages: StartStage) -> Run:
     """A run with an engine that was started for it."""
     run = synthetic.finished_run(tmp_path, synthetic.records(n=12), watched=False)
     settings = (
@@ -332,7 +332,7 @@ def table_of(html: str, caption: str) -> list[list[str]]:
 
 
 def test_the_settings_and_the_start_of_the_engine_are_tables(tmp_path):
-    run = started(tmp_path, Stage("loading weights", 8.0), Stage("capturing CUDA graphs", 30.5))
+    run = started(tmp_path, StartStage("loading weights", 8.0), StartStage("capturing CUDA graphs", 30.5))
     html = page_of(run)
     assert table_of(html, "Settings of the engine") == [
         ["max num seqs", "256", "--max-num-seqs 256", "256"],

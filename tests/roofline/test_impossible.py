@@ -14,7 +14,7 @@ from roofline.predict.bound import ceilings
 from roofline.predict.predict import Clock, Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
 from roofline.reconcile.impossible import judged
-from roofline.reconcile.inputs import Known, Run, Setup, StepSeen
+from roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 
 H100 = load_device("h100")
 LIMITS = Limits(64, 2048, 400_000)
@@ -37,7 +37,7 @@ def served(on, requests=None, limits=LIMITS, faster=1.0, logged=False):
     result = simulate(requests, limits, timed)
     due = np.array([request.due_s for request in requests])
     first, last = due + result.ttft_s, due + result.e2e_s
-    return Run(requests, result.makespan_s, limits, steps if logged else None, logged, first, last)
+    return MeasuredRun(requests, result.makespan_s, limits, steps if logged else None, logged, first, last)
 
 
 def condemned(run, setup):
@@ -81,7 +81,7 @@ def test_speculative_decoding_explains_several_tokens_in_the_time_of_one_pass():
     request = Asked(0.0, 512, 65)
     prefill_s = served(deployed(), [Asked(0.0, 512, 1)]).makespan_s
     last = np.array([prefill_s + 16 * one_pass_s * 1.05])  # four tokens a step
-    run = Run([request], float(last[0]), LIMITS, None, False, np.array([prefill_s]), last)
+    run = MeasuredRun([request], float(last[0]), LIMITS, None, False, np.array([prefill_s]), last)
     known = Setup(deployed(), None)
     assert "a request from end to end" in condemned(run, known)
     assert not condemned(run, replace(known, draft_tok=3))
@@ -121,7 +121,9 @@ def test_tokens_that_nobody_computed_are_condemned_even_where_nothing_is_stated(
     """One request's answer cannot be spread over more devices than links join."""
     n = 50
     due = np.arange(n) * 0.01
-    run = Run([Asked(at, 512, 64) for at in due.tolist()], 1.0, LIMITS, None, False, due + 1e-4, due + 2e-4)
+    run = MeasuredRun(
+        [Asked(at, 512, 64) for at in due.tolist()], 1.0, LIMITS, None, False, due + 1e-4, due + 2e-4
+    )
     assert {"a first token", "a request from end to end"} <= condemned(run, ASSUMED)
 
 

@@ -16,7 +16,7 @@ from roofline.model.shapes import QUANTS
 from roofline.model.step import Step
 from roofline.predict.predict import Deployment
 from roofline.predict.simulate import Asked, Limits, simulate
-from roofline.reconcile.inputs import Run, Setup, StepSeen
+from roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
 from roofline.reconcile.reconcile import reconcile
 from roofline.reconcile.reconciliation import Reconciliation
 
@@ -37,10 +37,12 @@ def logged(slowdown, setup=SETUP):
         return seconds
 
     result = simulate(REQUESTS, LIMITS, timed)
-    return Run(REQUESTS, result.makespan_s, LIMITS, steps)
+    return MeasuredRun(REQUESTS, result.makespan_s, LIMITS, steps)
 
 
-@pytest.mark.parametrize("run", [logged(1.3), Run(REQUESTS, 9.0, LIMITS)], ids=["logged", "simulated"])
+@pytest.mark.parametrize(
+    "run", [logged(1.3), MeasuredRun(REQUESTS, 9.0, LIMITS)], ids=["logged", "simulated"]
+)
 def test_the_waterfall_ends_at_what_was_measured(run):
     found = reconcile(run, SETUP)
     assert sum(bar.seconds for bar in found.waterfall) == pytest.approx(run.makespan_s)
@@ -97,13 +99,15 @@ def test_a_measured_host_has_a_bar_of_its_own_that_says_what_it_costs():
 
 
 def test_without_a_log_nothing_is_called_measured_and_the_page_is_told():
-    found = reconcile(Run(REQUESTS, 9.0, LIMITS, assumed=("KV dtype",)), SETUP)
+    found = reconcile(MeasuredRun(REQUESTS, 9.0, LIMITS, assumed=("KV dtype",)), SETUP)
     assert all(row.mfu.measured is None and row.mbu.measured is None for row in found.phases)
     assert "KV dtype" in found.assumed
     assert any("step log" in line for line in found.assumed)
 
 
-@pytest.mark.parametrize("run", [logged(0.5), Run(REQUESTS, 0.5, LIMITS)], ids=["logged", "simulated"])
+@pytest.mark.parametrize(
+    "run", [logged(0.5), MeasuredRun(REQUESTS, 0.5, LIMITS)], ids=["logged", "simulated"]
+)
 def test_what_beats_the_ceiling_is_suspect_with_causes_and_never_clamped(run):
     found = reconcile(run, SETUP)
     assert found.suspicions
@@ -120,13 +124,13 @@ def test_a_calibrated_device_is_trusted_to_its_measured_spread():
 
 
 def test_changes_that_help_are_shorter_and_impossible_ones_say_why():
-    found = {row.change: row for row in reconcile(Run(REQUESTS, 9.0, LIMITS), SETUP).sensitivity}
+    found = {row.change: row for row in reconcile(MeasuredRun(REQUESTS, 9.0, LIMITS), SETUP).sensitivity}
     assert found["fp8 KV cache"].ratio < 1
     assert found["fp8 weights"].ratio < 1
     assert found["TP 2"].ratio < 1
     a100 = load_device("a100")
     other = Setup(replace(ON_H100, device=a100), load_calibration(a100))
-    refused = {row.change: row for row in reconcile(Run(REQUESTS, 9.0, LIMITS), other).sensitivity}
+    refused = {row.change: row for row in reconcile(MeasuredRun(REQUESTS, 9.0, LIMITS), other).sensitivity}
     assert refused["fp8 weights"].makespan_s is None
     assert "fp8" in refused["fp8 weights"].why
 
@@ -140,7 +144,7 @@ def test_a_reconciliation_is_plain_enough_for_json_and_says_one_sentence():
 
 
 def test_without_a_calibration_there_are_only_ceilings():
-    found = reconcile(Run(REQUESTS, 9.0, LIMITS), replace(SETUP, calibration=None))
+    found = reconcile(MeasuredRun(REQUESTS, 9.0, LIMITS), replace(SETUP, calibration=None))
     bars = {bar.name: bar.seconds for bar in found.waterfall}
     assert bars["kernel efficiency"] == bars["launch floors"] == 0
     assert bars["host"] == pytest.approx(0, abs=0.01)  # the clock rounds contexts to 16 tokens

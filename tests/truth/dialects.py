@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import servers.truth.openai as product
-from servers.truth.openai import Dialect, Generation, Json, Portion, Prompt, generation
+from servers.truth.openai import Dialect, Json, Portion, Prompt, Wanted, generation
 from tests.truth.script import Script
 from workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)
-class CachedGeneration(Generation):
+class CachedWanted(Wanted):
     """`n_cached_tok` is what the server's prefix cache holds of the prompt."""
 
     n_cached_tok: int | None = None
 
 
-def n_cached_tok_of(wanted: Generation | None) -> int | None:
+def n_cached_tok_of(wanted: Wanted | None) -> int | None:
     return getattr(wanted, "n_cached_tok", None)
 
 
@@ -33,7 +33,7 @@ class ScriptedDialect(Dialect):
     `space`: `data:` is followed by one. `counts_prompt`: every event names the prompt's length.
     """
 
-    role: Callable[[Generation], Json] | None = None
+    role: Callable[[Wanted], Json] | None = None
     space: bool = True
     counts_prompt: bool = False
 
@@ -42,13 +42,13 @@ def finish_reason(script: Script, portion: Portion) -> str | None:
     return script.finish if portion.last else None
 
 
-def read_tgi(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_tgi(body: Json, model: str) -> tuple[Wanted, Prompt]:
     parameters = body.get("parameters") or {}
     n_output = parameters.get("max_new_tokens", 100)
     return generation("tgi", body, model, body.get("inputs"), n_output, parameters.get("details"))
 
 
-def read_lightllm(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_lightllm(body: Json, model: str) -> tuple[Wanted, Prompt]:
     if "parameters" not in body:
         raise WorkloadError("'parameters'")
     return generation(
@@ -56,25 +56,25 @@ def read_lightllm(body: Json, model: str) -> tuple[Generation, Prompt]:
     )
 
 
-def read_sglang(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_sglang(body: Json, model: str) -> tuple[Wanted, Prompt]:
     prompt = body.get("text") if body.get("input_ids") is None else body["input_ids"]
     n_output = (body.get("sampling_params") or {}).get("max_new_tokens", 128)
     return generation("sglang", body, model, prompt, n_output, False)
 
 
-def tgi_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+def tgi_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     token = {"id": portion.before, "text": script.text * portion.n, "logprob": -0.5, "special": False}
     details = tgi_details(wanted, script, portion.after) if portion.last and wanted.details else None
     whole = script.text * portion.after if portion.last else None
     return {"index": portion.after, "token": token, "generated_text": whole, "details": details}
 
 
-def tgi_details(wanted: Generation, script: Script, n_tok: int) -> Json:
+def tgi_details(wanted: Wanted, script: Script, n_tok: int) -> Json:
     details = {"finish_reason": script.finish, "generated_tokens": n_tok, "seed": None}
     return details | {"input_length": wanted.n_prompt_tok}
 
 
-def tgi_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def tgi_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     reply: Json = {"generated_text": script.text * n_tok}
     if wanted.details:
         reply["details"] = tgi_details(wanted, script, n_tok) | {"prefill": [], "tokens": []}
@@ -86,7 +86,7 @@ def tgi_error(message: str, status: int) -> Json:
     return {"error": message, "error_type": kinds.get(status, "generation")}
 
 
-def lightllm_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+def lightllm_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     token = {
         "id": portion.before,
         "text": script.text * portion.n,
@@ -106,7 +106,7 @@ def lightllm_token(wanted: Generation, script: Script, portion: Portion) -> Json
     }
 
 
-def lightllm_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def lightllm_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     return {
         "generated_text": [script.text * n_tok],
         "count_output_tokens": n_tok,
@@ -119,7 +119,7 @@ def lightllm_error(message: str, status: int) -> Json:
     return {"error": {"message": message, "type": "server_error", "param": None, "code": status}}
 
 
-def sglang_token(wanted: Generation, script: Script, portion: Portion) -> Json:
+def sglang_token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     reason = finish_reason(script, portion)
     meta: Json = {
         "id": "truth",
@@ -135,7 +135,7 @@ def sglang_token(wanted: Generation, script: Script, portion: Portion) -> Json:
     }
 
 
-def sglang_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def sglang_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     return sglang_token(wanted, script, Portion(0, n_tok, last=True))
 
 
@@ -143,13 +143,13 @@ def sglang_error(message: str, status: int) -> Json:
     return {"error": {"message": message, "type": "scripted_error", "code": status, "retryable": False}}
 
 
-def _usage(wanted: Generation, n_tok: int) -> Json:
+def _usage(wanted: Wanted, n_tok: int) -> Json:
     cached = n_cached_tok_of(wanted)
     details = None if cached is None else {"cached_tokens": cached}
     return product.usage_of(wanted, n_tok) | {"prompt_tokens_details": details}
 
 
-def _usage_in_event(wanted: Generation, script: Script, portion: Portion) -> Json:
+def _usage_in_event(wanted: Wanted, script: Script, portion: Portion) -> Json:
     if script.usage == "null":
         return {"usage": None}
     if script.usage == "cumulative" or (script.usage in ("last", "lagging") and portion.last):
@@ -159,7 +159,7 @@ def _usage_in_event(wanted: Generation, script: Script, portion: Portion) -> Jso
     return {}
 
 
-def _token(wanted: Generation, script: Script, portion: Portion) -> Json:
+def _token(wanted: Wanted, script: Script, portion: Portion) -> Json:
     payload = product.DIALECTS[wanted.dialect].token(wanted, script, portion)
     choice = payload["choices"][0]
     choice["finish_reason"] = finish_reason(script, portion)
@@ -168,13 +168,13 @@ def _token(wanted: Generation, script: Script, portion: Portion) -> Json:
     return payload | _usage_in_event(wanted, script, portion)
 
 
-def _usage_event(wanted: Generation, n_tok: int) -> Json:
+def _usage_event(wanted: Wanted, n_tok: int) -> Json:
     dialect = product.DIALECTS[wanted.dialect]
     assert dialect.usage is not None
     return dialect.usage(wanted, n_tok) | {"usage": _usage(wanted, n_tok)}
 
 
-def _plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def _plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     payload = product.DIALECTS[wanted.dialect].plain(wanted, script, n_tok)
     choice = payload["choices"][0]
     choice["finish_reason"] = script.finish
@@ -187,33 +187,33 @@ def _plain(wanted: Generation, script: Script, n_tok: int) -> Json:
     return payload | {"usage": None if script.usage == "null" else usage | _usage(wanted, n_tok)}
 
 
-def completion_role(wanted: Generation) -> Json:
+def completion_role(wanted: Wanted) -> Json:
     return product.completion(wanted, {"index": 0, "text": "", "logprobs": None, "finish_reason": None})
 
 
-def chat_role(wanted: Generation) -> Json:
+def chat_role(wanted: Wanted) -> Json:
     delta = {"role": "assistant", "content": ""}
     return product.chat(wanted, {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None})
 
 
-def read_embedding(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_embedding(body: Json, model: str) -> tuple[Wanted, Prompt]:
     return generation("embeddings", body, model, body.get("input"), 1, False)
 
 
-def embedding_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def embedding_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     del script, n_tok
     row = {"object": "embedding", "index": 0, "embedding": [1.0, 0.0]}
     return {"object": "list", "model": wanted.model, "data": [row], "usage": _usage(wanted, 0)}
 
 
-def read_rerank(body: Json, model: str) -> tuple[Generation, Prompt]:
+def read_rerank(body: Json, model: str) -> tuple[Wanted, Prompt]:
     texts = [body.get("query"), *(body.get("documents") or [])]
     if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
         raise WorkloadError("expected a query and documents, all of them texts")
     return generation("rerank", body, model, " ".join(map(str, texts)), 1, False)
 
 
-def rerank_plain(wanted: Generation, script: Script, n_tok: int) -> Json:
+def rerank_plain(wanted: Wanted, script: Script, n_tok: int) -> Json:
     del script, n_tok
     row = {"index": 0, "relevance_score": 1.0}
     return {"id": "rerank-truth", "model": wanted.model, "results": [row], "usage": _usage(wanted, 0)}
@@ -249,7 +249,7 @@ ROUTES: dict[str, dict[str, str]] = {
 """The native paths of each engine."""
 
 
-def read_request(path: str, body: Any, model: str, native: str) -> tuple[Generation, Prompt]:
+def read_request(path: str, body: Any, model: str, native: str) -> tuple[Wanted, Prompt]:
     """What a request to `path` wants, and its prompt; KeyError where no dialect has the path."""
     name = (ALWAYS | ROUTES[native])[path]
     if path == "/generate_stream":

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import orjson
 
-from servers.truth.openai import Generation, Json, Portion
+from servers.truth.openai import Json, Portion, Wanted
 from servers.truth.replies import (
     Mark,
     Replies,
@@ -38,12 +38,12 @@ class ScriptedReplies(Replies):
 
     def __init__(self) -> None:
         super().__init__(DIALECTS)
-        self._shared: dict[tuple[Script, Generation], _Track] = {}
+        self._shared: dict[tuple[Script, Wanted], _Track] = {}
 
     def error(self, dialect: str, status: int, message: str, at_ns: int = 0) -> TimedReply:
         return replace(super().error(dialect, status, message), offsets_ns=(at_ns,))
 
-    def make(self, script: Script, wanted: Generation, pace: Pace | None = None) -> TimedReply:
+    def make(self, script: Script, wanted: Wanted, pace: Pace | None = None) -> TimedReply:
         """The reply to one request under a script; `pace` moves its token events."""
         if script.status != 200:
             return self.error(wanted.dialect, script.status, script.message, to_ns(script.headers_s))
@@ -55,17 +55,17 @@ class ScriptedReplies(Replies):
             writes, offsets_ns = arranged(script, writes, offsets_ns)
         return ScriptedReply(writes, offsets_ns, end=end)
 
-    def refusal_in_stream(self, wanted: Generation, status: int, message: str) -> TimedReply:
+    def refusal_in_stream(self, wanted: Wanted, status: int, message: str) -> TimedReply:
         """A 200 whose stream holds nothing but an error, as TGI refuses."""
         script = Script(ttft_s=0.0, fault="error", message=message, stamp=False)
         writes, _, end = _stream(script, wanted, self._track(script, wanted), None, status)
         return ScriptedReply(writes, [0] * len(writes), end=end)
 
-    def _track(self, script: Script, wanted: Generation) -> "_Track":
+    def _track(self, script: Script, wanted: Wanted) -> "_Track":
         in_every_event = DIALECTS[wanted.dialect].counts_prompt or script.usage in ("cumulative", "lagging")
         shape = replace(wanted, n_output_tok=0)
         if not in_every_event:
-            shape = Generation(wanted.dialect, wanted.model, wanted.stream, 0, 0, wanted.details)
+            shape = Wanted(wanted.dialect, wanted.model, wanted.stream, 0, 0, wanted.details)
         words = _timeless(script)
         return self._shared.setdefault((words, shape), _Track(words, shape))
 
@@ -78,7 +78,7 @@ class _Track:
     """
 
     script: Script
-    wanted: Generation
+    wanted: Wanted
     befores: list[int] = field(default_factory=lambda: [0])
     writes: list[Write] = field(default_factory=list)
 
@@ -120,7 +120,7 @@ def _token_offsets_ns(script: Script, n_events: int) -> list[int]:
 
 
 def _stream(
-    script: Script, wanted: Generation, track: _Track, pace: Pace | None, status: int = 500
+    script: Script, wanted: Wanted, track: _Track, pace: Pace | None, status: int = 500
 ) -> tuple[list[Write], list[int], str]:
     """The writes of a streamed reply, one an event, their offsets, and how it ends."""
     n_tok = script.served_tok(wanted.n_output_tok)
@@ -149,18 +149,18 @@ def _stream(
     return [*writes, NOTHING], [*offsets_ns, end_ns], script.fault
 
 
-def _n_roles(script: Script, wanted: Generation) -> int:
+def _n_roles(script: Script, wanted: Wanted) -> int:
     return int(script.role_s is not None and DIALECTS[wanted.dialect].role is not None)
 
 
-def _role(script: Script, wanted: Generation) -> list[tuple[int, Write]]:
+def _role(script: Script, wanted: Wanted) -> list[tuple[int, Write]]:
     make = DIALECTS[wanted.dialect].role
     if script.role_s is None or make is None:
         return []
     return [(to_ns(script.role_s), _say(script, wanted, make(wanted), 0, Mark("role")))]
 
 
-def _closing(script: Script, wanted: Generation, n_tok: int, seq: int) -> Write:
+def _closing(script: Script, wanted: Wanted, n_tok: int, seq: int) -> Write:
     """The usage event, `[DONE]` and the end of the body, as far as there are any, in one write."""
     usage = DIALECTS[wanted.dialect].usage
     parts = _end(script, wanted)
@@ -169,22 +169,22 @@ def _closing(script: Script, wanted: Generation, n_tok: int, seq: int) -> Write:
     return joined(parts)
 
 
-def _error(script: Script, wanted: Generation, seq: int, status: int) -> Write:
+def _error(script: Script, wanted: Wanted, seq: int, status: int) -> Write:
     payload = DIALECTS[wanted.dialect].error(script.message, status)
     return joined([_say(script, wanted, payload, seq, Mark("error")), *_end(script, wanted)])
 
 
-def _end(script: Script, wanted: Generation) -> list[Write]:
+def _end(script: Script, wanted: Wanted) -> list[Write]:
     dialect = DIALECTS[wanted.dialect]
     done = [data_event(script, b"[DONE]", Mark("done"), space=dialect.space)] if dialect.done else []
     return [*done, end_of_body(script)]
 
 
-def _say(script: Script, wanted: Generation, payload: Json, seq: int, mark: Mark) -> Write:
+def _say(script: Script, wanted: Wanted, payload: Json, seq: int, mark: Mark) -> Write:
     return json_event(script, payload, seq, mark, space=DIALECTS[wanted.dialect].space)
 
 
-def _plain(script: Script, wanted: Generation, track: _Track, pace: Pace | None) -> TimedReply:
+def _plain(script: Script, wanted: Wanted, track: _Track, pace: Pace | None) -> TimedReply:
     """The whole reply at the moment its last token would have been streamed."""
     n_tok = script.served_tok(wanted.n_output_tok)
     track.grow(n_tok)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from servers.truth.http_requests import Call
-from servers.truth.openai import Generation, Prompt
+from servers.truth.http_requests import HttpRequest
+from servers.truth.openai import Prompt, Wanted
 from servers.truth.replies import TimedReply
 from servers.truth.router import RoutedAnswer, Router, TruthCounters
 from servers.truth.router import TruthSetup as ProductSetup
-from tests.truth.dialects import ROUTES, CachedGeneration, read_request
+from tests.truth.dialects import ROUTES, CachedWanted, read_request
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.replies import Pace, ScriptedReplies
 from tests.truth.script import Script
@@ -113,21 +113,21 @@ class ScriptedRouter(Router):
         finally:
             self.counters = at_once
 
-    def read(self, path: str, body: Any) -> tuple[Generation, Prompt]:
+    def read(self, path: str, body: Any) -> tuple[Wanted, Prompt]:
         return read_request(path, body, self.setup.model, self.setup.native)
 
     def base_of_own(self, script: Script) -> Script:
         """A request that brings a script of its own does not get the failures of the next one."""
         return replace(script, role_s=None, status=200, fault=None)
 
-    def admit(self, call: Call, script: Script, wanted: Generation, prompt: Prompt) -> RoutedAnswer:
+    def admit(self, call: HttpRequest, script: Script, wanted: Wanted, prompt: Prompt) -> RoutedAnswer:
         setup = self.setup
         if setup.max_in_flight is not None and self.counters.running >= setup.max_in_flight:
             self.counters.refused += 1
             return RoutedAnswer(self._shed(wanted), wanted)
         pace = None
         if setup.prefix_cache:
-            wanted = CachedGeneration(**asdict(wanted), n_cached_tok=self._cache.look_up(prompt))
+            wanted = CachedWanted(**asdict(wanted), n_cached_tok=self._cache.look_up(prompt))
             self.counters.cached_tok += wanted.n_cached_tok
             pace = _cached_pace(script, wanted)
         self.counters.prompt_tok += wanted.n_prompt_tok
@@ -137,7 +137,7 @@ class ScriptedRouter(Router):
         pace = _spread(start_ns - call.arrival_ns, departure_ns - call.arrival_ns)
         return QueuedAnswer(self.replies.make(script, wanted, pace), wanted, start_ns, departure_ns)
 
-    def _shed(self, wanted: Generation) -> TimedReply:
+    def _shed(self, wanted: Wanted) -> TimedReply:
         message = f"Model is overloaded: {self.setup.max_in_flight} requests are in flight"
         if wanted.dialect == "tgi" and wanted.stream:
             return self.replies.refusal_in_stream(wanted, 429, message)
@@ -161,7 +161,7 @@ def _lightllm_info(setup: TruthSetup) -> dict[str, Any]:
     return {"model_dir": setup.model, "running_max_req_size": slots, "tp": 1, **types}
 
 
-def _cached_pace(script: Script, wanted: CachedGeneration) -> Pace | None:
+def _cached_pace(script: Script, wanted: CachedWanted) -> Pace | None:
     """Prefill takes as much less time as the cache holds of the prompt; the headers' delay stays."""
     if not wanted.n_cached_tok:
         return None

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from servers.truth import exchanges
-from servers.truth.exchanges import Connection, Exchange
+from servers.truth.exchanges import ClientSocket, Serving
 from servers.truth.replies import STAMP, Write
 from servers.truth.serve import TruthServer
 from tests.truth.dialects import n_cached_tok_of
@@ -49,14 +49,14 @@ class ScriptedServer(TruthServer):
     def log(self) -> bytes:
         return exchanges.to_jsonl(map(_served, self.exchanges))
 
-    def bytes_of(self, write: Write, exchange: Exchange, now_ns: int) -> bytes:
+    def bytes_of(self, write: Write, exchange: Serving, now_ns: int) -> bytes:
         if not isinstance(write, CutWrite):
             return super().bytes_of(write, exchange, now_ns)
         if write.fresh:
             self._stamps[exchange.number] = STAMP % now_ns
         return self._stamps[exchange.number].join(write.pieces)[slice(*write.cut)]
 
-    def finish(self, exchange: Exchange, connection: Connection) -> None:
+    def finish(self, exchange: Serving, connection: ClientSocket) -> None:
         end = getattr(exchange.answer.reply, "end", "done")
         if end == "stall":
             return
@@ -80,7 +80,7 @@ class ScriptedServer(TruthServer):
             self.close_when_sent(connection)
 
 
-def _served(exchange: Exchange) -> Served:
+def _served(exchange: Serving) -> Served:
     answer = exchange.answer
     return Served(
         **asdict(exchanges.served(exchange)),

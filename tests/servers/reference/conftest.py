@@ -4,26 +4,28 @@ from collections.abc import Callable
 
 import pytest
 
-from servers.reference.engine import Engine
+from servers.reference.engine import InferenceEngine
 from servers.reference.kv import BlockPool, KVCache
-from servers.reference.model import Model
+from servers.reference.model import Transformer
 from servers.reference.scheduler import Scheduler
 from servers.reference.weights import ModelConfig, assemble, random_source
 
 
 @pytest.fixture(scope="session")
-def model() -> Model:
+def model() -> Transformer:
     config = ModelConfig(
         hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8, vocab_size=300,
         tie_word_embeddings=False,
     )  # fmt: skip
-    return Model(config, assemble(config, random_source(0)))
+    return Transformer(config, assemble(config, random_source(0)))
 
 
 @pytest.fixture
-def make_engine(model: Model) -> Callable[..., Engine]:
-    def make(n_blocks: int = 64, block_size: int = 4, seqs: int = 8, budget: int = 32, **more) -> Engine:
+def make_engine(model: Transformer) -> Callable[..., InferenceEngine]:
+    def make(
+        n_blocks: int = 64, block_size: int = 4, seqs: int = 8, budget: int = 32, **more
+    ) -> InferenceEngine:
         scheduler = Scheduler(BlockPool(n_blocks), block_size, seqs, budget)
-        return Engine(model, KVCache(model.config, n_blocks, block_size), scheduler, **more)
+        return InferenceEngine(model, KVCache(model.config, n_blocks, block_size), scheduler, **more)
 
     return make

@@ -8,8 +8,8 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from servers.reference.engine import Engine
-from servers.reference.model import Model
+from servers.reference.engine import InferenceEngine
+from servers.reference.model import Transformer
 from servers.reference.scheduler import Sequence
 from servers.reference.steplog import StepLog, load_steps
 from workloads.request import Sampling
@@ -18,7 +18,9 @@ from workloads.seeds import rng
 PROMPTS = [[int(i) for i in np.random.default_rng(n).integers(1, 300, n)] for n in (3, 9, 17, 30, 5)]
 
 
-def generate(engine: Engine, n_tok: int = 20, prompts: list[list[int]] = PROMPTS, **more) -> list[list[int]]:
+def generate(
+    engine: InferenceEngine, n_tok: int = 20, prompts: list[list[int]] = PROMPTS, **more
+) -> list[list[int]]:
     sequences = [Sequence(list(p), n_tok, ignore_eos=True, **more) for p in prompts]
     for sequence in sequences:
         engine.scheduler.add(sequence)
@@ -27,7 +29,7 @@ def generate(engine: Engine, n_tok: int = 20, prompts: list[list[int]] = PROMPTS
     return [sequence.ids[sequence.n_prompt :] for sequence in sequences]
 
 
-def test_preemption_changes_no_greedy_token(make_engine: Callable[..., Engine]) -> None:
+def test_preemption_changes_no_greedy_token(make_engine: Callable[..., InferenceEngine]) -> None:
     roomy, tight = make_engine(n_blocks=100), make_engine(n_blocks=16)
     assert generate(roomy) == generate(tight)
     assert roomy.scheduler.n_preemptions == 0
@@ -35,8 +37,8 @@ def test_preemption_changes_no_greedy_token(make_engine: Callable[..., Engine]) 
     assert tight.scheduler.pool.n_free == 16
 
 
-def test_preemption_changes_no_sampled_token(make_engine: Callable[..., Engine]) -> None:
-    def sampled(engine: Engine) -> list[list[int]]:
+def test_preemption_changes_no_sampled_token(make_engine: Callable[..., InferenceEngine]) -> None:
+    def sampled(engine: InferenceEngine) -> list[list[int]]:
         sequences = [
             Sequence(list(p), 20, ignore_eos=True, sampling=Sampling(1.0), rng=rng(i, "request"))
             for i, p in enumerate(PROMPTS)
@@ -52,16 +54,16 @@ def test_preemption_changes_no_sampled_token(make_engine: Callable[..., Engine])
     assert tight.scheduler.n_preemptions > 0
 
 
-def test_a_small_budget_changes_no_greedy_token(make_engine: Callable[..., Engine]) -> None:
+def test_a_small_budget_changes_no_greedy_token(make_engine: Callable[..., InferenceEngine]) -> None:
     assert generate(make_engine(budget=1000)) == generate(make_engine(budget=7, seqs=2))
 
 
 def test_eos_ends_a_sequence_unless_ignored_and_not_before_min_tokens(
-    make_engine: Callable[..., Engine], model: Model
+    make_engine: Callable[..., InferenceEngine], model: Transformer
 ) -> None:
     free = generate(make_engine(), prompts=PROMPTS[:1])[0]
     engine = make_engine()
-    engine.model = Model(replace(model.config, eos_ids=(free[2],)), model.weights)
+    engine.model = Transformer(replace(model.config, eos_ids=(free[2],)), model.weights)
     stopped, patient = Sequence(list(PROMPTS[0]), 20), Sequence(list(PROMPTS[0]), 20, min_tokens=6)
     for sequence in (stopped, patient):
         engine.scheduler.add(sequence)
@@ -72,7 +74,7 @@ def test_eos_ends_a_sequence_unless_ignored_and_not_before_min_tokens(
     assert reasons[0] == "stop"
 
 
-def test_counts_add_up(make_engine: Callable[..., Engine]) -> None:
+def test_counts_add_up(make_engine: Callable[..., InferenceEngine]) -> None:
     engine = make_engine(n_blocks=16)
     generate(engine)
     assert engine.n_tok == {"prompt": sum(map(len, PROMPTS)), "generation": 20 * len(PROMPTS)}
@@ -80,7 +82,7 @@ def test_counts_add_up(make_engine: Callable[..., Engine]) -> None:
 
 
 def test_a_failing_step_ends_every_request_with_error_and_is_told(
-    make_engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
+    make_engine: Callable[..., InferenceEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, delivered = make_engine(), SimpleQueue[list[tuple]]()
     monkeypatch.setattr(engine, "step", lambda: 1 / 0)
@@ -94,7 +96,7 @@ def test_a_failing_step_ends_every_request_with_error_and_is_told(
 
 
 def test_the_step_log_accounts_for_every_token_and_nanosecond(
-    make_engine: Callable[..., Engine], tmp_path: Path
+    make_engine: Callable[..., InferenceEngine], tmp_path: Path
 ) -> None:
     path = tmp_path / "steps.jsonl"
     log = StepLog(path, {"engine": "reference"})
@@ -119,7 +121,7 @@ def test_the_step_log_accounts_for_every_token_and_nanosecond(
 
 
 def test_a_torn_step_log_is_read_up_to_its_last_whole_line(
-    make_engine: Callable[..., Engine], tmp_path: Path
+    make_engine: Callable[..., InferenceEngine], tmp_path: Path
 ) -> None:
     path = tmp_path / "steps.jsonl"
     log = StepLog(path, {})

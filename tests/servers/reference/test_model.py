@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.reference.kv import KVCache
-from servers.reference.model import Chunk, Model
+from servers.reference.model import Chunk, Transformer
 from servers.reference.weights import ModelConfig, ModelError
 
 BLOCK = 4
 PROMPT = np.random.default_rng(0).integers(0, 300, 40)
 
 
-def whole(model: Model, ids: np.ndarray) -> np.ndarray:
+def whole(model: Transformer, ids: np.ndarray) -> np.ndarray:
     kv = KVCache(model.config, 16, BLOCK)
     return model.logits(model.forward([Chunk(ids, 0, range(16))], kv))
 
@@ -24,7 +24,7 @@ def whole(model: Model, ids: np.ndarray) -> np.ndarray:
 @settings(deadline=None, max_examples=25)
 @given(cuts=st.sets(st.integers(1, len(PROMPT) - 1), max_size=6), order=st.permutations(range(10)))
 def test_chunked_prefill_gives_the_logits_of_one_chunk(
-    model: Model, cuts: set[int], order: list[int]
+    model: Transformer, cuts: set[int], order: list[int]
 ) -> None:
     kv, edges = KVCache(model.config, 10, BLOCK), [0, *sorted(cuts), len(PROMPT)]
     parts = [
@@ -36,7 +36,7 @@ def test_chunked_prefill_gives_the_logits_of_one_chunk(
 
 @settings(deadline=None, max_examples=25)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=7))
-def test_a_batch_gives_every_sequence_the_logits_it_has_alone(model: Model, lengths: list[int]) -> None:
+def test_a_batch_gives_every_sequence_the_logits_it_has_alone(model: Transformer, lengths: list[int]) -> None:
     """All prompts but their last tokens, then one step that decodes them all."""
     kv = KVCache(model.config, 8 * len(lengths), BLOCK)
     tables = [range(8 * i, 8 * i + 8) for i in range(len(lengths))]
@@ -50,7 +50,7 @@ def test_a_batch_gives_every_sequence_the_logits_it_has_alone(model: Model, leng
     np.testing.assert_allclose(batched, alone, atol=1e-6)
 
 
-def test_a_prompt_longer_than_a_query_tile_is_causal(model: Model) -> None:
+def test_a_prompt_longer_than_a_query_tile_is_causal(model: Transformer) -> None:
     ids = np.random.default_rng(1).integers(0, 300, 400)
     kv = KVCache(model.config, 100, BLOCK)
     got = model.logits(model.forward([Chunk(ids, 0, range(100))], kv))
@@ -61,7 +61,7 @@ def test_a_prompt_longer_than_a_query_tile_is_causal(model: Model) -> None:
     assert np.abs(after[301:] - got[301:]).max() > 1e-3
 
 
-def test_every_gemm_and_attention_are_timed(model: Model) -> None:
+def test_every_gemm_and_attention_are_timed(model: Transformer) -> None:
     model.clear_clock()
     whole(model, PROMPT)
     assert list(model.spent_ns) == ["qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head", "attention"]

@@ -5,12 +5,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from servers.reference.kv import BlockPool
-from servers.reference.scheduler import Scheduler, Sequence, Share
+from servers.reference.scheduler import Scheduler, Sequence, StepShare
 
 BLOCK = 4
 
 
-def check(scheduler: Scheduler, shares: list[Share]) -> None:
+def check(scheduler: Scheduler, shares: list[StepShare]) -> None:
     """What must hold after every call of schedule()."""
     tables = [sequence.table for sequence in scheduler.running]
     assert all(len(table) == len(set(table)) for table in tables)
@@ -26,7 +26,7 @@ def check(scheduler: Scheduler, shares: list[Share]) -> None:
         assert len(share.sequence.table) * BLOCK >= share.start + share.n
 
 
-def advance(scheduler: Scheduler, shares: list[Share]) -> None:
+def advance(scheduler: Scheduler, shares: list[StepShare]) -> None:
     """Do as the engine does, without a model: computed, one token more, the finished leave."""
     for share in shares:
         scheduler.computed(share.sequence, share.n)

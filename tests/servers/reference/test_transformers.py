@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from servers.reference.kv import KVCache
-from servers.reference.model import Chunk, Model
+from servers.reference.model import Chunk, Transformer
 from servers.reference.weights import ModelConfig, assemble, safetensors_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
@@ -40,7 +40,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ours_config = ModelConfig.from_json(json.loads((folder / "config.json").read_text()))
     source = safetensors_source(folder)
     assert source is not None
-    return theirs, Model(ours_config, assemble(ours_config, source))
+    return theirs, Transformer(ours_config, assemble(ours_config, source))
 
 
 def their_logits(model, ids: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_half_precision_weights_are_widened_exactly(pair, tmp_path: Path, dtype:
     source = safetensors_source(tmp_path)
     assert source is not None
     ids = np.random.default_rng(4).integers(0, 1000, 50)
-    ours = Model(config, assemble(config, source))
+    ours = Transformer(config, assemble(config, source))
     got = ours.logits(ours.forward([Chunk(ids, 0, table(0, 50))], KVCache(config, 8, BLOCK)))
     widened = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     assert np.abs(got - their_logits(widened, ids)).max() < 1e-4
