@@ -112,9 +112,9 @@ def test_a_time_per_token_over_a_long_reply_hardly_feels_its_ends():
     assert graded(error_s=0.009, gap_s=0.4)["tpot"]["p50"].grade == Grade.OK
 
 
-def test_what_an_older_version_did_not_record_is_unknown_and_no_alarm():
-    table = records().drop_columns(["read_error_ns"])
-    found = grades(columns_of(table))
+def test_errors_that_were_not_recorded_are_unknown_and_no_alarm():
+    rows = [replace(ok(k, 0.1, [0.01] * 3), read_error_ns=[-1] * 4) for k in range(N)]
+    found = grades(columns_of(record_table(rows)))
     assert found["itl"]["p50"].read_effect_s is None
     assert found["itl"]["p50"].grade == Grade.OK
 
