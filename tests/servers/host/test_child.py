@@ -16,8 +16,8 @@ OBEDIENT = "tests.servers.host.obedient"
 ROOT = Path(__file__).parents[3]
 
 
-def child(task: str, **more: float) -> Child:
-    started = Child(OBEDIENT, "the child", **more)
+def child(task: str, orphan_grace_s: float = 5.0) -> Child:
+    started = Child(OBEDIENT, "the child", orphan_grace_s=orphan_grace_s)
     started.send(task)
     return started
 
@@ -59,7 +59,7 @@ def test_a_wait_has_a_limit_and_a_deaf_child_is_killed() -> None:
 
 
 def test_a_child_that_was_never_needed_ends_quietly() -> None:
-    with Child(OBEDIENT) as each:
+    with Child(OBEDIENT, orphan_grace_s=5.0) as each:
         pass
     assert each.exit_code == 0
 
