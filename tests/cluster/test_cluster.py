@@ -32,7 +32,7 @@ pytestmark = [
 LATE_MS = 5.0
 N_TOKENS = 32
 RAY = ("--ray", "10.97.0.1:6380")
-QUIET = "-q"
+QUIET = ("-q",)
 
 
 @pytest.fixture(scope="module")
