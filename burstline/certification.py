@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from burstline.bench.fire import OnPids, fire
 from burstline.bench.load_options import Load, checked, job_of
-from burstline.bench.load_spec import LoadSpec
 from burstline.bench.vocabulary import ASSUMED
 from burstline.machine.host_facts import CpuTime
 from loadgen.record.capture_store import read_captures
@@ -34,6 +33,7 @@ from servers.truth.script import Script
 from workloads.lengths import Lengths
 from workloads.plan import Plan, make_plan
 from workloads.seeds import rng
+from workloads.spec import LoadSpec
 
 N_CLIMBS: Final = 3
 
@@ -45,7 +45,7 @@ def certified(drill: Drill) -> Certificate:
         found.columns,
         found.served,
         found.reports,
-        open_loop=drill.load.concurrency is None,
+        open_loop=drill.load.spec.concurrency is None,
         law=drill.law,
         others_cpu_fraction=found.others_cpu_fraction,
     )
@@ -163,9 +163,9 @@ def drill(load: Load, budget_s: float) -> Drill:
     token in 10 ms. What does not fit is cut, and arrivals too slow for it are hastened: made harder, never
     easier.
     """
-    due_s = load.arrivals.due_s(rng(load.seed, "arrivals"))
+    due_s = load.arrivals.due_s(rng(load.spec.seed, "arrivals"))
     n, n_in_flight, n_waves = _extent(load, due_s, budget_s)
-    ceiling_per_s = load.max_rate_per_s
+    ceiling_per_s = load.spec.max_rate
     hastened = max(
         1.0, float(due_s[n - 1]) / budget_s, n / (ceiling_per_s * budget_s) if ceiling_per_s else 0
     )
@@ -175,7 +175,7 @@ def drill(load: Load, budget_s: float) -> Drill:
     asked_tok = load.shape.output_tok
     lengths = Lengths(min(asked_tok.low, n_most_tok), min(asked_tok.high, n_most_tok))
     plan = make_plan(
-        replace(load.shape, output_tok=lengths), (due_s[:n] / hastened).tolist(), ASSUMED, load.seed
+        replace(load.shape, output_tok=lengths), (due_s[:n] / hastened).tolist(), ASSUMED, load.spec.seed
     )
     notes = (
         (n < len(due_s), f"the first {n:,} of {len(due_s):,} requests"),
@@ -185,7 +185,8 @@ def drill(load: Load, budget_s: float) -> Drill:
     script = Script(ttft_s=ttft_s, gaps_s=(gap_s,))
     law = _law(load, hastened)
     ceiling_per_s = ceiling_per_s and ceiling_per_s * hastened
-    load = replace(load, deadline_s=DEADLINE_S, max_rate_per_s=ceiling_per_s, cancel_share=0.0)
+    spec = replace(load.spec, deadline_s=DEADLINE_S, max_rate=ceiling_per_s, cancel_share=None)
+    load = replace(load, spec=spec)
     return Drill(load, plan, (script,), law, tuple(note for so, note in notes if so))
 
 
@@ -204,9 +205,9 @@ def ladder() -> tuple[Drill, tuple[tuple[float, int], ...]]:
 def _extent(load: Load, due_s: np.ndarray, budget_s: float) -> tuple[int, int, int]:
     """How many requests are fired, how many of them are in flight at once, and in how many waves."""
     n = len(due_s)
-    if load.concurrency is not None:
-        n = min(n, max(2 * load.concurrency, N_LEAST))
-        n_in_flight = min(load.concurrency, n)
+    if load.spec.concurrency is not None:
+        n = min(n, max(2 * load.spec.concurrency, N_LEAST))
+        n_in_flight = min(load.spec.concurrency, n)
         return n, n_in_flight, -(-n // n_in_flight)
     n_within = int(np.searchsorted(due_s, budget_s, side="right"))
     n = max(n_within, min(N_LEAST, n))
@@ -216,6 +217,6 @@ def _extent(load: Load, due_s: np.ndarray, budget_s: float) -> tuple[int, int, i
 
 def _law(load: Load, hastened: float) -> tuple[float, float] | None:
     wanted = load.arrivals
-    if wanted.pattern not in ("poisson", "gamma") or wanted.rate_per_s is None or load.concurrency:
+    if wanted.pattern not in ("poisson", "gamma") or wanted.rate_per_s is None or load.spec.concurrency:
         return None
     return wanted.rate_per_s * hastened, wanted.burstiness or 1.0

@@ -48,18 +48,45 @@ GONE: dict[str, str] = {
     "accuracy": "in a clone, `make accuracy` checks the roofline model against measured data",
     "export": "say `burstline report RUN --to DIR --format csv`",
     "show": "say `burstline report RUN --format text`",
+    "--arrival-times": "say --arrival file:FILE",
+    "--burstiness": "say --arrival gamma:SHAPE, e.g. --arrival gamma:0.5",
+    "--cancel-after": "say it after the share, e.g. --cancel-share 20%,after=4..12",
+    "--data-column": "say it after the file, e.g. --data FILE,prompt=question",
     "--data-filter": "keep the rows you want in a file of their own",
     "--data-order": "rows are shuffled by --seed; --arrival replay keeps the file's order",
+    "--data-split": "say it after the name, e.g. --data NAME,split=test",
     "--enforce-eager": "say --cuda-graphs 0",
     "--fan-out": "an agent's branches are not simulated",
+    "--groups": "say them after the prefix, e.g. --shared-prefix 256,groups=4",
     "--no-calibrate": "drop it: a run no longer measures this CPU; `burstline calibrate --device cpu` does",
     "--no-certify": "drop it: a run no longer certifies first; `burstline certify` does",
+    "--prefix-hit": "say --shared-prefix with a share, e.g. --shared-prefix 60%",
+    "--ramp-to": "say --arrival ramp:FIRST..LAST, e.g. --arrival ramp:2..20",
+    "--steps": "say --arrival steps:RxS,..., e.g. --arrival steps:5x30,10x30",
     "--tool-s": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
     "--tool-share": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
+    "--trace-speed": "say it after the file, e.g. --trace FILE,speed=2",
+    "--trace-window": "say it after the file, e.g. --trace FILE,window=600..1200",
     "--url-by": "requests take turns at several URLs, conversations stay at one",
+    "--vllm-python": "say --engine-python PATH",
     "--warmup-handover": "drop it: what counts begins once the load has filled the server",
+    **{
+        f"run {flag}": f"the engine's settings say it; else `burstline report RUN {flag}` states it"
+        for flag in (
+            "--tp",
+            "--pp",
+            "--dp",
+            "--ep",
+            "--quant",
+            "--kv-dtype",
+            "--token-budget",
+            "--draft-tokens",
+            "--expert-share",
+        )
+    },
+    "run --usd-per-hour": "say `burstline report RUN --usd-per-hour USD`",
 }
-"""Verbs and flags that there were, and what to do instead."""
+"""Verbs and flags that there were, those of one verb with its name, and what to do instead."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,8 +139,9 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
     if engine_args is not None:
         parser.set_defaults(engine_args=tuple(engine_args))
     for flag in (word.partition("=")[0] for word in own):
-        if flag in GONE:
-            return _fail(f"{flag} is gone: {GONE[flag]}", exit_codes.USAGE)
+        instead = GONE.get(flag) or GONE.get(f"{name} {flag}")
+        if instead is not None:
+            return _fail(f"{flag} is gone: {instead}", exit_codes.USAGE)
     args = parser.parse_args(own)
     try:
         Path.cwd()

@@ -27,22 +27,20 @@ class Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def add_options(
-    group: argparse._ActionsContainer, kind: type, *names: str, once: bool = False, about: str = ""
-) -> None:
-    """The flags of a dataclass of options: all of them, or these; `about` stands before their help."""
+def add_options(group: argparse._ActionsContainer, kind: type, *names: str, about: str = "") -> None:
+    """The flags of a dataclass of options, all or some of them; `about` stands before their help."""
     for row in options_of(kind).values():
         if not names or row.name in names:
-            group.add_argument(row.flag, **_argument(row, once=once), help=about + row.help)
+            group.add_argument(row.flag, **_argument(row), help=about + row.help)
 
 
-def _argument(row: Option, *, once: bool) -> dict[str, Any]:
+def _argument(row: Option) -> dict[str, Any]:
     if row.is_switch:
         return {"action": "store_true"}
     if row.many:
         return {"action": "append", "default": [], "metavar": row.metavar}
     how: dict[str, Any] = {"default": row.default, "type": _parser_of(row.parse), "metavar": row.metavar}
-    if once:
+    if row.once:
         how["action"] = Once
     if row.choices is not None:
         how["choices"] = row.choices

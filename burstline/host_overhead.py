@@ -19,9 +19,9 @@ import orjson
 
 from burstline.bench.fire import DriverDiedError, fire
 from burstline.bench.load_options import checked, job_of
-from burstline.bench.load_spec import LoadSpec
-from burstline.bench.server_session import Where, serving
+from burstline.bench.server_session import serving
 from burstline.machine.roofline_input import step_of
+from burstline.server_options import ServerOptions
 from loadgen.wire.os_limits import ensure_fd_limit
 from roofline.device.calibration import Calibration, HostFit, device_toml, load_calibration
 from roofline.device.device import Device, load_device
@@ -35,6 +35,7 @@ from servers.reference.steplog import load_steps
 from servers.registry import ENGINES
 from workloads.prompts import vocabulary_from_size
 from workloads.request import WorkloadError
+from workloads.spec import LoadSpec
 
 ENGINE: Final = "reference"
 BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=20.0)
@@ -82,7 +83,7 @@ def _burst_log(folder: Path, config: Mapping[str, Any], threads: int, burst: Loa
     config = {**config, "max_position_embeddings": N_CONTEXT_TOK}
     (model / "config.json").write_bytes(orjson.dumps(config))
     ensure_fd_limit(load.n_at_once)
-    where = Where(engine=ENGINE, model=str(model), engine_args=("--threads", str(threads)))
+    where = ServerOptions(engine=ENGINE, model=str(model), engine_args=("--threads", str(threads)))
     vocabulary = vocabulary_from_size(config["vocab_size"], "the calibrated model")
     plan = load.plan(vocabulary)
     with serving(engine, where, folder, lambda _: None) as site:

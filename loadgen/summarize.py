@@ -22,7 +22,7 @@ from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from loadgen.metrics.token_accounting import cached_by_counters, conservation, counts, lengths
 from loadgen.record.columns import Columns, columns_of
 from loadgen.record.drive_report import DriveReport
-from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, RunNoise, WarmUpBursts
+from loadgen.record.manifest import ArrivalFacts, Manifest, RunNoise, WarmUpBursts
 from loadgen.record.record import NO_FAILURES, Outcome
 from loadgen.record.rundir import Run
 from loadgen.record.summary import CountedWindow, Goodput, MetricFigures, Quantiles, Stationarity, Summary
@@ -41,6 +41,7 @@ from loadgen.verdict.grades import grades, most_moved
 from loadgen.verdict.judge import Evidence, judge
 from loadgen.verdict.warnings import caveats
 from servers.identity import Identity
+from workloads.spec import MAX_FAILURES
 
 HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 """The metrics whose percentiles the client's lateness is compared with."""
@@ -96,7 +97,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         warm_up=manifest.load.warm_up if manifest.load else None,
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
-        cancel_share=_number(manifest, "cancel_share") or 0.0,
+        cancel_share=manifest.hang_ups.share if manifest.hang_ups else 0.0,
         goals=tuple(map(parse_goal, manifest.targets)),
         turns=turns_of(run),
     )

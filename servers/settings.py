@@ -20,7 +20,7 @@ def _setting(
     equal: tuple[Group, str] | None = None,
 ) -> Any:
     """A setting's row; `equal`: engines are only compared where it is equal, under this code and title."""
-    row = option(help, parse=parse, metavar=metavar)
+    row = option(help, parse=parse, metavar=metavar, once=True)
     return field(default=None, metadata={**row.metadata, _EQUAL: equal})
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from workloads.request import WorkloadError
 
@@ -27,7 +28,7 @@ MAX_REQUESTS: Final = 10_000_000
 """What no load of one client can mean: beyond it the plan alone would not fit into memory."""
 
 
-def burst(rate_per_s: float | None, n: int, rng: np.random.Generator) -> Times:
+def burst(rate_per_s: float | None, n: int, rng: np.random.Generator, _: object = None) -> Times:
     """Everything at once; MLPerf calls it Offline."""
     del rate_per_s, rng
     import numpy as np
@@ -35,7 +36,7 @@ def burst(rate_per_s: float | None, n: int, rng: np.random.Generator) -> Times:
     return np.zeros(n)
 
 
-def constant(rate_per_s: float, n: int, rng: np.random.Generator) -> Times:
+def constant(rate_per_s: float, n: int, rng: np.random.Generator, _: object = None) -> Times:
     """One request every 1/rate, the first at 0."""
     del rng
     import numpy as np
@@ -43,14 +44,14 @@ def constant(rate_per_s: float, n: int, rng: np.random.Generator) -> Times:
     return np.arange(n) / rate_per_s
 
 
-def poisson(rate_per_s: float, n: int, rng: np.random.Generator) -> Times:
+def poisson(rate_per_s: float, n: int, rng: np.random.Generator, _: object = None) -> Times:
     """A Poisson process: independent exponential gaps, the first before the first request."""
     import numpy as np
 
     return np.cumsum(rng.exponential(1 / rate_per_s, n))
 
 
-def gamma(rate_per_s: float, n: int, rng: np.random.Generator, *, burstiness: float) -> Times:
+def gamma(rate_per_s: float, n: int, rng: np.random.Generator, burstiness: float) -> Times:
     """Independent gamma gaps of shape `burstiness`: 1 is Poisson, less comes in clumps, more is evener.
 
     The gaps' coefficient of variation is 1/sqrt(burstiness); the same parameter as in `vllm bench serve`.
@@ -60,10 +61,11 @@ def gamma(rate_per_s: float, n: int, rng: np.random.Generator, *, burstiness: fl
     return np.cumsum(rng.gamma(burstiness, 1 / (rate_per_s * burstiness), n))
 
 
-def ramp(rate_per_s: float, n: int, rng: np.random.Generator, *, ramp_to_per_s: float) -> Times:
+def ramp(_: float | None, n: int, rng: np.random.Generator, rates_per_s: tuple[float, float]) -> Times:
     """A Poisson process whose rate goes linearly from one rate to another over n requests, then stays."""
     import numpy as np
 
+    rate_per_s, ramp_to_per_s = rates_per_s
     span_s = 2 * n / (rate_per_s + ramp_to_per_s)
     unit = np.cumsum(rng.standard_exponential(n))
     slope = (ramp_to_per_s - rate_per_s) / span_s
@@ -73,13 +75,10 @@ def ramp(rate_per_s: float, n: int, rng: np.random.Generator, *, ramp_to_per_s: 
     return 2 * inside / (rate_per_s + root) + (unit - inside) / ramp_to_per_s
 
 
-def steps(
-    rate_per_s: float | None, n: int, rng: np.random.Generator, *, steps: Sequence[tuple[float, float]]
-) -> Times:
+def steps(_: float | None, n: int, rng: np.random.Generator, steps: Sequence[tuple[float, float]]) -> Times:
     """A Poisson process whose rate is constant within each step (rate, seconds); the last goes on."""
     import numpy as np
 
-    del rate_per_s
     rates, spans_s = np.array(steps, dtype=float).T
     begins_s = np.concatenate(([0.0], np.cumsum(spans_s)))
     wanted = np.concatenate(([0.0], np.cumsum(rates * spans_s)))
@@ -88,7 +87,7 @@ def steps(
     return np.asarray(np.interp(unit, wanted, begins_s) + beyond / rates[-1])
 
 
-def replay(rate_per_s: float | None, n: int, rng: np.random.Generator, *, times_s: Sequence[float]) -> Times:
+def replay(rate_per_s: float | None, n: int, rng: np.random.Generator, times_s: Sequence[float]) -> Times:
     """The first n of recorded times, from their first; stretched to a mean rate where one is given."""
     import numpy as np
 
@@ -104,63 +103,119 @@ def replay(rate_per_s: float | None, n: int, rng: np.random.Generator, *, times_
     return due_s * float((n - 1) / due_s[-1] / rate_per_s)
 
 
+def _shape(text: str) -> float:
+    (shape,) = _numbers(text)
+    return shape
+
+
+def _rates(text: str) -> tuple[float, float]:
+    first, last = _numbers(*text.split(".."))
+    return first, last
+
+
+def _steps(text: str) -> tuple[tuple[float, float], ...]:
+    pairs = [_numbers(*step.lower().split("x")) for step in text.split(",")]
+    return tuple((rate, span_s) for rate, span_s in pairs)
+
+
+def _numbers(*words: str) -> list[float]:
+    numbers = [float(word) for word in words]
+    if not all(0 < number < math.inf for number in numbers):
+        raise ValueError(words)
+    return numbers
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """One pattern: how its times are made, the parameters it cannot do without and those it also takes."""
+    """One pattern: how its times are made, what `--arrival` says after its name, and what `--rate` is to it.
+
+    `parse` makes its parameter of that text and raises ValueError; `form` is an example.
+    """
 
     due_s: Callable[..., Times]
-    needs: tuple[str, ...] = ()
-    takes: tuple[str, ...] = ()
+    form: str
+    parse: Callable[[str], Any] | None = None
+    rate: Literal["needed", "taken", "ignored"] = "needed"
 
 
 ARRIVALS: dict[str, Pattern] = {
-    "burst": Pattern(burst),
-    "constant": Pattern(constant, needs=("rate_per_s",)),
-    "poisson": Pattern(poisson, needs=("rate_per_s",)),
-    "gamma": Pattern(gamma, needs=("rate_per_s", "burstiness")),
-    "ramp": Pattern(ramp, needs=("rate_per_s", "ramp_to_per_s")),
-    "steps": Pattern(steps, needs=("steps",)),
-    "replay": Pattern(replay, needs=("times_s",), takes=("rate_per_s",)),
+    "burst": Pattern(burst, "burst", rate="ignored"),
+    "constant": Pattern(constant, "constant"),
+    "poisson": Pattern(poisson, "poisson"),
+    "gamma": Pattern(gamma, "gamma:0.5", _shape),
+    "ramp": Pattern(ramp, "ramp:2..20", _rates, rate="ignored"),
+    "steps": Pattern(steps, "steps:5x30,10x30", _steps, rate="ignored"),
+    "replay": Pattern(replay, "file:times.txt", rate="taken"),
 }
 
-FLAGS: dict[str, tuple[str, str]] = {
-    "rate_per_s": ("--rate", "requests per second, e.g. --rate 10"),
-    "burstiness": ("--burstiness", "the gaps' gamma shape, e.g. --burstiness 0.5"),
-    "ramp_to_per_s": ("--ramp-to", "the last rate in requests per second, e.g. --ramp-to 50"),
-    "steps": ("--steps", "rate x seconds pairs, e.g. --steps 5x30,10x30,20x30"),
-    "times_s": ("--arrival-times", "a file with one time in seconds per line"),
-}
-"""Each parameter's flag on the command line and what it wants, for messages."""
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """When requests are due: a pattern and its parameter, as `text` says them.
+
+    The parameter is the gamma law's shape, a ramp's first and last rate, steps of (rate, seconds), or the
+    path of a file of times; a replay without a file takes the times of its data.
+    """
+
+    pattern: str
+    parameter: Any = None
+    text: str = field(default="", compare=False)
+
+    @property
+    def file(self) -> Path | None:
+        """The file that a replay takes its times from."""
+        return Path(self.parameter) if self.pattern == "replay" and self.parameter else None
+
+
+def parse_arrival(text: str) -> Arrival:
+    """`poisson`, `gamma:0.5`, `ramp:2..20`, `steps:5x30,10x30` or `file:times.txt`; else WorkloadError."""
+    name, _, rest = text.partition(":")
+    if name == "file" and rest:
+        return Arrival("replay", rest, text)
+    row = ARRIVALS.get(name)
+    if row is None:
+        raise WorkloadError(f"no arrival pattern {name!r}; there are {', '.join(ARRIVALS)} and file:FILE")
+    try:
+        if row.parse is not None:
+            return Arrival(name, row.parse(rest), text)
+    except ValueError:
+        rest = rest or "nothing"
+    if rest:
+        raise WorkloadError(f"{text!r}: expected e.g. {row.form}; finite, and rates and spans above 0")
+    return Arrival(name, None, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A checked wish: the pattern, how many requests, and the parameters that the pattern takes."""
+    """The arrivals of one load: how many in which pattern, and at which rate or recorded times."""
 
-    pattern: str
+    arrival: Arrival
     n: int
     rate_per_s: float | None = None
-    burstiness: float | None = None
-    ramp_to_per_s: float | None = None
-    steps: Sequence[tuple[float, float]] | None = None
     times_s: Sequence[float] | None = None
+
+    @property
+    def pattern(self) -> str:
+        return self.arrival.pattern
+
+    @property
+    def burstiness(self) -> float | None:
+        """The shape of gamma gaps."""
+        shape: float | None = self.arrival.parameter if self.pattern == "gamma" else None
+        return shape
 
     def due_s(self, rng: np.random.Generator) -> Times:
         """When each request is due: n seconds from the run's start, ascending, none negative."""
-        row = ARRIVALS[self.pattern]
-        own = {name: getattr(self, name) for name in row.needs + row.takes if name != "rate_per_s"}
-        return row.due_s(self.rate_per_s, self.n, rng, **own)
+        parameter = self.arrival.parameter if self.times_s is None else self.times_s
+        return ARRIVALS[self.pattern].due_s(self.rate_per_s, self.n, rng, parameter)
 
 
 def asked(
-    pattern: str,
+    arrival: Arrival,
     *,
     n: int | None = None,
     duration_s: float | None = None,
     rate_per_s: float | None = None,
-    burstiness: float | None = None,
-    ramp_to_per_s: float | None = None,
-    steps: Sequence[tuple[float, float]] | None = None,
     times_s: Sequence[float] | None = None,
 ) -> Arrivals:
     """What the user asked for, checked. Give n, or what it follows from: duration_s and a rate, steps, times.
@@ -168,33 +223,23 @@ def asked(
     Raises WorkloadError with the flag to use where a parameter is missing, ignored by the pattern or out of
     range.
     """
-    if pattern not in ARRIVALS:
-        raise WorkloadError(unknown(pattern))
-    wish = Arrivals(pattern, 0, rate_per_s, burstiness, ramp_to_per_s, steps, times_s)
-    _check_parameters(wish)
+    wish = Arrivals(arrival, 0, rate_per_s, times_s)
+    check_rate(arrival.pattern, rate_per_s)
+    if arrival.pattern == "replay" and not (times_s and all(map(math.isfinite, times_s))):
+        raise WorkloadError(
+            "replay arrivals need finite times in seconds: --arrival file:FILE, one on a line"
+        )
     n_asked = _n_over(wish, duration_s) if n is None else n
     if n_asked > MAX_REQUESTS:
-        raise WorkloadError(f"{pattern}: {n_asked:g} requests; expected at most {MAX_REQUESTS:,}")
+        raise WorkloadError(f"{wish.pattern}: {n_asked:g} requests; expected at most {MAX_REQUESTS:,}")
     n = round(n_asked)
     if n < 1:
-        raise WorkloadError(f"{pattern}: {n} requests; expected at least 1, raise --requests or --duration")
+        raise WorkloadError(
+            f"{wish.pattern}: {n} requests; expected at least 1, raise --requests or --duration-s"
+        )
     if times_s is not None and n > len(times_s):
         raise WorkloadError(f"replay: {n} requests asked, {len(times_s)} times recorded; lower --requests")
     return replace(wish, n=n)
-
-
-def unknown(pattern: str) -> str:
-    """What is wrong with a pattern that is none."""
-    return f"no arrival pattern {pattern!r}; there are {', '.join(ARRIVALS)}"
-
-
-def parse_steps(text: str) -> tuple[tuple[float, float], ...]:
-    """`5x30,10x30` as ((5.0, 30.0), (10.0, 30.0)): rate per second, seconds."""
-    try:
-        pairs = [step.lower().split("x") for step in text.split(",")]
-        return tuple((float(rate), float(span)) for rate, span in pairs)
-    except ValueError:
-        raise WorkloadError(f"--steps {text!r}: expected {FLAGS['steps'][1]}") from None
 
 
 def parse_times(text: str) -> tuple[float, ...]:
@@ -206,42 +251,31 @@ def parse_times(text: str) -> tuple[float, ...]:
                 times_s.append(float(word))
             except ValueError:
                 raise WorkloadError(
-                    f"--arrival-times line {number}: {word!r} is not a time in seconds"
+                    f"--arrival file: line {number}: {word!r} is not a time in seconds"
                 ) from None
     return tuple(times_s)
 
 
-def _check_parameters(wish: Arrivals) -> None:
-    row = ARRIVALS[wish.pattern]
-    for name, (flag, wants) in FLAGS.items():
-        value = getattr(wish, name)
-        if value is None and name in row.needs:
-            raise WorkloadError(f"{wish.pattern} arrivals need {flag}: {wants}")
-        if value is None:
-            continue
-        if name not in row.needs + row.takes:
-            fits = [pattern for pattern, other in ARRIVALS.items() if name in other.needs + other.takes]
-            raise WorkloadError(f"{wish.pattern} arrivals would ignore {flag}; it is for {', '.join(fits)}")
-        low = -math.inf if name == "times_s" else 0.0
-        if not _are_above(low, value):
-            raise WorkloadError(f"{flag} {value}: expected {wants}; finite, and rates and spans above 0")
-
-
-def _are_above(low: float, value: float | Sequence[float] | Sequence[Sequence[float]]) -> bool:
-    """Whether there is a number, and each is finite and above `low`."""
-    if isinstance(value, int | float):
-        return low < value < math.inf
-    return len(value) > 0 and all(_are_above(low, each) for each in value)
+def check_rate(pattern: str, rate: float | None) -> None:
+    """Refuse a rate that is missing, ignored by the pattern or out of range."""
+    row = ARRIVALS[pattern]
+    if rate is None and row.rate == "needed":
+        raise WorkloadError(f"{pattern} arrivals need --rate: requests per second, e.g. --rate 10")
+    if rate is not None and row.rate == "ignored":
+        fits = [name for name, other in ARRIVALS.items() if other.rate != "ignored"]
+        raise WorkloadError(f"{pattern} arrivals would ignore --rate; it is for {', '.join(fits)}")
+    if rate is not None and not 0 < rate < math.inf:
+        raise WorkloadError(f"--rate {rate}: expected requests per second, finite and above 0")
 
 
 def _n_over(wish: Arrivals, duration_s: float | None) -> float:
     if wish.times_s is not None:
         return len(wish.times_s)
-    if wish.steps is not None:
-        return sum(rate * span_s for rate, span_s in wish.steps)
-    if wish.rate_per_s is None or duration_s is None:
+    if wish.pattern == "steps":
+        return float(sum(rate * span_s for rate, span_s in wish.arrival.parameter))
+    rates = wish.arrival.parameter if wish.pattern == "ramp" else (wish.rate_per_s,)
+    if None in rates or duration_s is None:
         raise WorkloadError(f"{wish.pattern}: how many requests? give --requests, or a rate and --duration-s")
     if not 0 < duration_s < math.inf:
         raise WorkloadError(f"--duration-s {duration_s}: expected seconds above 0")
-    last_per_s = wish.rate_per_s if wish.ramp_to_per_s is None else wish.ramp_to_per_s
-    return (wish.rate_per_s + last_per_s) / 2 * duration_s
+    return float(sum(rates) / len(rates) * duration_s)

@@ -2,7 +2,7 @@
 
 A row has a `prompt`, or `messages` of a chat (OpenAI's form, images included, or ShareGPT's `conversations`);
 perhaps a `reply` or `output_tokens`, which say how long the output is, a `timestamp` in seconds, a `session`,
-`documents` for a rerank request. Columns of other names are mapped by `--data-column prompt=question`.
+`documents` for a rerank request. Columns of other names are mapped by `--data FILE,prompt=question`.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _mapped(columns: Sequence[str]) -> dict[str, tuple[str, ...]]:
         name, equals, column = text.partition("=")
         if name not in COLUMNS or not equals or not column:
             raise WorkloadError(
-                f"--data-column {text!r}: expected NAME=COLUMN where NAME is one of {', '.join(COLUMNS)}"
+                f"--data: {text!r}: expected NAME=COLUMN where NAME is one of {', '.join(COLUMNS)}"
             )
         names[name] = (column,)
     return names
@@ -230,7 +230,7 @@ def _item(row: Row, number: int, names: Mapping[str, tuple[str, ...]], where: st
         what = missing[0] if missing else "prompt"
         raise WorkloadError(
             f"{where} has no column {what!r}; it has {', '.join(map(str, row)) or 'none'}: "
-            "name the right one with --data-column prompt=COLUMN"
+            "name the right one: --data FILE,prompt=COLUMN"
         )
     chat = value("messages")
     messages: tuple[Message, ...] = ()

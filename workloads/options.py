@@ -21,7 +21,8 @@ class Option:
     """One option. `parse` makes a value of a word and raises ValueError where it cannot.
 
     `bare` is the value where the flag stands without one. `choices` are all words that it takes; `many`: it
-    may be given several times, and its value is a tuple.
+    may be given several times, and its value is a tuple; `once`: a second one is refused, for it would win
+    without a word.
     """
 
     help: str
@@ -29,6 +30,7 @@ class Option:
     metavar: str | None = None
     choices: tuple[str, ...] | None = None
     many: bool = False
+    once: bool = False
     bare: Any = None
     name: str = ""
     default: Any = None
@@ -58,10 +60,11 @@ def option(
     default: Any = None,
     *,
     parse: Callable[[str], Any] = str,
+    secret: bool = False,
     **rest: Any,
 ) -> Any:
-    """A dataclass's field that is an option."""
-    return field(default=default, metadata={_KEY: Option(help, parse, **rest)})
+    """A dataclass's field that is an option; a `secret` one is left out of its repr."""
+    return field(default=default, repr=not secret, metadata={_KEY: Option(help, parse, **rest)})
 
 
 def options_of(kind: type[Any]) -> Mapping[str, Option]:
@@ -95,7 +98,11 @@ def as_text(value: object) -> str:
     """A value as a word that its option parses."""
     if isinstance(value, bool):
         return "on" if value else "off"
-    return str(value)
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return str(int(value)) if value == value // 1 else str(value)
+    return str(getattr(value, "text", value))
 
 
 def on_or_off(text: str) -> bool:

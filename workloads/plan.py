@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from workloads.lengths import Lengths, draw_both
-from workloads.prefixes import BLOCK_TOK, Sharing, shared_segments
+from workloads.prefixes import BLOCK_TOK, shared_segments
 from workloads.prompts import DrawnRequests, Segments, Vocabulary
 from workloads.request import GREEDY, Request, RequestKind, Sampling
+from workloads.spec import Sharing
 
 PRIMING: Final = "priming"
 """The stage that fills the prefix cache."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from workloads.prompts import OF_GROUP, DrawnRequests, Segments
 from workloads.request import Request, WorkloadError
 from workloads.seeds import rng
+from workloads.spec import Sharing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,24 +21,6 @@ BLOCK_TOK: Final = 16
 """Caches share whole blocks; this is vLLM's and TGI's on a GPU, where the server does not say its own."""
 
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """How prompts begin alike: in `groups`, each with a prefix of its own.
-
-    With `shared_tok` every prompt begins with so many tokens of its group's prefix. With `hit` (0..1) each
-    begins with as many whole cache blocks as it takes for that share of all prompt tokens to be served by a
-    cache that holds the prefixes.
-    """
-
-    groups: int = 1
-    shared_tok: int | None = None
-    hit: float | None = None
-
-    def __str__(self) -> str:
-        what = f"{self.shared_tok} shared tokens" if self.hit is None else f"{self.hit:.0%} of tokens cached"
-        return f"{what}, {self.groups} groups" if self.groups > 1 else what
 
 
 def shared_segments(
@@ -70,8 +52,8 @@ def _blocks_for(hit: float, n_prompt_tok: Ints, block_tok: int) -> Ints:
     most = float((room * block_tok).sum() / n_prompt_tok.sum())
     if hit > most + 0.005:
         raise WorkloadError(
-            f"--prefix-hit {hit:g}: a cache with blocks of {block_tok} tokens serves at most {most:.1%} of "
-            "these prompts, since a block counts whole and the last token is always computed; "
+            f"--shared-prefix {hit * 100:.4g}%: a cache with blocks of {block_tok} tokens serves at most "
+            f"{most:.1%} of these prompts, since a block counts whole and the last token is always computed; "
             "lower it, or ask for longer --prompt-tokens"
         )
     wanted, given = np.cumsum(n_prompt_tok) * hit / block_tok, 0

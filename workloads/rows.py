@@ -212,9 +212,12 @@ def _of_library(source: str, path: Path, what: str, split: str | None) -> Rows:
         raise WorkloadError(f"{what} {source} cannot be loaded: {str(error).splitlines()[0]}") from None
     if isinstance(loaded, Mapping):
         if split is None and len(loaded) > 1:
-            raise WorkloadError(f"{what} {source} has splits {', '.join(loaded)}: name one with --data-split")
+            raise WorkloadError(
+                f"{what} {source} has splits {', '.join(loaded)}: name one, e.g. --data "
+                f"{source},split={next(iter(loaded))}"
+            )
         name = split or next(iter(loaded))
         if name not in loaded:
-            raise WorkloadError(f"--data-split {name}: {source} has {', '.join(loaded)}")
+            raise WorkloadError(f"--data: split={name}: {source} has {', '.join(loaded)}")
         loaded = loaded[name]
     return ((number, row) for number, row in enumerate(loaded, 1))

@@ -78,7 +78,7 @@ class Trace:
         high = high if n is None else min(high, low + n)
         if low >= high:
             raise WorkloadError(
-                f"--trace-window {begin_s:g}..{end_s:g}: the trace has no request there; "
+                f"--trace: window={begin_s:g}..{end_s:g}: the trace has no request there; "
                 f"it lasts {self.at_s[-1]:g} s"
             )
         part = slice(int(low), int(high))

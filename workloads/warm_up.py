@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from workloads.plan import Plan, Stage
 from workloads.prompts import DrawnRequests, Vocabulary
-from workloads.request import Request, RequestKind, WorkloadError
+from workloads.request import Request, RequestKind
 from workloads.seeds import rng
+from workloads.spec import WarmUp
 
 MOST_BURSTS: Final = 6
 """How many small bursts an automatic warm-up sends at most."""
@@ -23,39 +24,6 @@ N_BURST_OUTPUT: Final = 32
 """Output tokens of each at most: enough for every kernel to have run at this batch size."""
 LEAST_PROMPT: Final = 16
 """Tokens that stand for a prompt that only the server can count."""
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """`n` requests, or `seconds` of the load's own arrivals; neither: small bursts until two agree."""
-
-    n: int | None = None
-    seconds: float | None = None
-
-    @property
-    def is_automatic(self) -> bool:
-        return self.n is None and self.seconds is None
-
-
-def parse_warm_up(text: str | None) -> WarmUp | None:
-    """`20` requests, `10s`, `auto`, or none (`0`)."""
-    if text is None or text == "0":
-        return None
-    if text == "auto":
-        return WarmUp()
-    try:
-        if text.endswith("s"):
-            seconds = float(text[:-1])
-            if not 0 < seconds < 86_400:
-                raise ValueError(text)
-            return WarmUp(seconds=seconds)
-        if (n := int(text)) < 1:
-            raise ValueError(text)
-        return WarmUp(n=n)
-    except ValueError:
-        raise WorkloadError(
-            f"--warmup {text}: expected a number of requests such as 20, seconds such as 10s, auto, or 0"
-        ) from None
 
 
 def with_warm_up(plan: Plan, warm_up: WarmUp, vocabulary: Vocabulary) -> Plan:

@@ -35,15 +35,13 @@ TOKENIZER_FILE = "tokenizer.json"
 Say = Callable[[str], None]
 
 
-def plan_for(
-    load: Load, site: Site, tokenizer: Path | None, vocab_size: int | None, model: str | None, say: Say
-) -> tuple[Plan, Vocabulary, float | None]:
+def plan_for(load: Load, site: Site, model: str | None, say: Say) -> tuple[Plan, Vocabulary, float | None]:
     """Every request of the run, the vocabulary that prompts of ids were drawn from, and the share of the
     prompts' tokens that a cache could serve (None where replies decide it)."""
-    takes_ids = site.capabilities.token_id_prompts
+    tokenizer, takes_ids = load.spec.tokenizer, site.capabilities.token_id_prompts
     if load.has_sessions and not site.engine.returns_ids:
         takes_ids = False  # a conversation of ids goes on with the ids of the reply
-    vocabulary = vocabulary_for(tokenizer, vocab_size, model, site) if takes_ids else ASSUMED
+    vocabulary = vocabulary_for(tokenizer, load.spec.vocab_size, model, site) if takes_ids else ASSUMED
     counter = tokenizer_for(tokenizer, model, site) if load.work.needs_text or not takes_ids else None
     words = None if takes_ids or counter is None else words_of(counter)
     n_extra_tok = 0 if words is None else _extra_tokens(site, words, say)
@@ -54,7 +52,7 @@ def plan_for(
     for reason, n in plan.dropped.items():
         say(f"{n:,} rows left out: {reason}")
     if words is not None:
-        plan = as_text(plan, words, load.salt, n_extra_tok)
+        plan = as_text(plan, words, load.spec.salt, n_extra_tok)
     if load.has_sessions and site.engine.speaks == "chat":
         plan = as_chat(plan)
     _check_taken(plan, site)  # as it is sent: engines that take text only have no words for ids
@@ -83,7 +81,7 @@ def _expected_cached(plan: Plan, load: Load, identity: Identity, counter: Tokeni
         return 0.0
     primed = next((stage.requests for stage in plan.stages if stage.name == PRIMING), ())
     block_tok = identity.kv_block_tok or BLOCK_TOK
-    return expected_hit_fraction(plan.requests, load.salt, block_tok, primed, counter)
+    return expected_hit_fraction(plan.requests, load.spec.salt, block_tok, primed, counter)
 
 
 def _materials(

@@ -17,7 +17,8 @@ from burstline.bench.load_options import MAX_REPEATS
 from burstline.bench.noise import remember
 from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
-from burstline.bench.server_session import Say, Site, Where, serving
+from burstline.bench.server_session import Say, Site, serving
+from burstline.server_options import ServerOptions
 from loadgen.record.rundir import Run, open_run
 from loadgen.record.verdict import State
 from servers.engine import Engine
@@ -32,7 +33,7 @@ class SharedServer:
     _site: Site | None = None
 
     @contextmanager
-    def serving(self, engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[Site]:
+    def serving(self, engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> Iterator[Site]:
         if self._site is None:
             self._site = self._stack.enter_context(serving(engine, where, run_dir, say))
         yield self._site

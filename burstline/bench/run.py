@@ -18,7 +18,6 @@ import pyarrow as pa
 from burstline import exit_codes
 from burstline.bench.fire import DriveOutcome, DriverDiedError, Drivers, VitalSigns, fire
 from burstline.bench.load_options import Load, checked, job_of
-from burstline.bench.load_spec import check_limits
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
 from burstline.bench.recount import recount
@@ -55,7 +54,7 @@ from servers.messages import EngineError
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
-from workloads.warm_up import WarmUp
+from workloads.spec import WarmUp, check_goals
 
 if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
     from burstline.cluster.session import RayOptions
@@ -103,7 +102,7 @@ def run_once(settings: Settings, serve: Serving = serving) -> int:
                 with _drivers(settings.ray, site, progress) as drivers:
                     fired = fire_watched(run, ready, drivers, watcher, truth, progress)
                 whole = fired.status == "complete"
-                recount(run, ready.site, settings.tokenizer, where.model, progress.phase, ask=whole)
+                recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
             _keep_steps(run, site.launch, fired.t0_ns)
         with finishing(_report_first):
             progress.phase("Decoding what was captured, and writing the report")
@@ -115,11 +114,11 @@ def run_once(settings: Settings, serve: Serving = serving) -> int:
 def check(settings: Settings) -> tuple[Load, Engine]:
     """The load and the engine; refuses what cannot be, before anything starts."""
     load = checked(settings.spec)
-    check_limits(settings.max_failures, settings.vocab_size, settings.tokenizer, settings.usd_per_hour)
-    if settings.targets:
+    check_goals(settings.goals)
+    if settings.goals.slo:
         from loadgen.metrics.slo import parse_goal  # here: statistics, which only the report needs else
 
-        for target in settings.targets:
+        for target in settings.goals.slo:
             parse_goal(target)
     if settings.hints.device or settings.hints.model_config:
         from burstline.machine.hardware import check_hints
@@ -131,7 +130,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     check_start(engine, settings.where, load.longest_tok or 0)
     if settings.spec.warmup is None and settings.where.url is None and not engine.brings_model:
         # Fresh starts differ by what they compile for the first shapes.
-        load = replace(load, warm_up=WarmUp())
+        load = replace(load, spec=replace(load.spec, warmup=WarmUp()))
     return load, engine
 
 
@@ -160,7 +159,7 @@ class ReadyLoad:
 def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say) -> ReadyLoad:
     """Plan the requests for this server, and note both in the manifest."""
     model = settings.where.model
-    plan, vocabulary, cached = plan_for(load, site, settings.tokenizer, settings.vocab_size, model, say)
+    plan, vocabulary, cached = plan_for(load, site, model, say)
     expected = site.engine.before_load(site.identity, load.n_at_once, plan.longest_output_tok)
     for note in expected:
         say(note)

@@ -5,23 +5,24 @@ from __future__ import annotations
 import platform
 import shlex
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from burstline import __version__
 from burstline.bench.load_options import Load
-from burstline.bench.load_spec import LoadSpec
-from burstline.bench.server_session import Site, Where
+from burstline.bench.server_session import Site
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
-from loadgen.record.manifest import MAX_FAILURES, ArrivalFacts, Manifest, Option, ServerFacts
+from burstline.server_options import ServerOptions
+from loadgen.record.manifest import ArrivalFacts, Manifest, ServerFacts
 from servers.engine import Engine
 from servers.messages import EngineError
 from servers.protocol.destination import Destination
 from servers.redact import without_secrets
 from workloads.plan import Plan
 from workloads.prompts import DrawnRequests
+from workloads.spec import Goals, LoadSpec
 
 if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
     from burstline.cluster.session import RayOptions
@@ -31,23 +32,18 @@ if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
 class Settings:
     """Everything that a person may say about a run."""
 
-    where: Where = field(default_factory=Where)
+    where: ServerOptions = field(default_factory=ServerOptions)
     spec: LoadSpec = field(default_factory=LoadSpec)
-    tokenizer: Path | None = None
-    vocab_size: int | None = None
+    goals: Goals = field(default_factory=Goals)
     out: Path = Path("runs")
     quiet: bool = False
     canary: bool = True
-    targets: tuple[str, ...] = ()
-    usd_per_hour: float | None = None
-    max_failures: float = MAX_FAILURES
     hints: Hints = field(default_factory=Hints)
     ray: RayOptions | None = None
 
 
 def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
     """The manifest of a run that begins."""
-    asked = asdict(settings.spec)
     return Manifest(
         engine=engine.name,
         workload=load.name,
@@ -59,23 +55,15 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         host=host_facts.host(),
         devices=host_facts.devices(),
         title=load.title,
-        asked={name: _as_option(value) for name, value in asked.items()},
-        concurrency=load.concurrency,
+        asked=load.spec.facts(),
+        concurrency=load.spec.concurrency,
         arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
-        targets=settings.targets,
-        usd_per_hour=settings.usd_per_hour,
-        max_failures=settings.max_failures,
-        seed=load.seed,
-        salt=load.salt,
-        repeat=_command_to_repeat(load.salt),
+        targets=settings.goals.slo,
+        max_failures=settings.goals.max_failures,
+        seed=load.spec.seed,
+        salt=load.spec.salt,
+        repeat=_command_to_repeat(load.spec.salt),
     )
-
-
-def _as_option(value: object) -> Option:
-    """A flag's value as the manifest keeps it: a path or several values as text."""
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or None
-    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _command_to_repeat(salt: str) -> str:

@@ -7,10 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from burstline.server_options import START, ServerOptions
 from servers.engine import Engine
 from servers.host.container import engine_pid, find_runtime, launch_in_container
 from servers.host.process import Server, free_port, require_free_port, start
@@ -54,44 +55,17 @@ class Site:
     settings: tuple[Setting, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """The server's flags: which engine, at which URL or started how.
-
-    `container` is the image to start it in, "" for the engine's own, None to start it without.
-    `n_concurrent` is how many requests there will be at once, `n_request_tok` the tokens of the longest.
-    """
-
-    engine: str | None = None
-    url: str | None = None
-    model: str | None = None
-    python: str | None = None
-    port: int | None = None
-    api_key: str | None = None
-    engine_args: tuple[str, ...] = ()
-    container: str | None = None
-    n_concurrent: int | None = None
-    n_request_tok: int | None = None
-    settings: Settings = field(default_factory=Settings)
-    replicas: tuple[str, ...] = ()
-    endpoint: str | None = None
-    extra_body: str | None = None
-    headers: tuple[str, ...] = field(default=(), repr=False)
-    loras: tuple[str, ...] = ()
-    ca_bundle: str | None = None
-    insecure: bool = False
-
-    def dressed(self, target: Target) -> Target:
-        """The target with what the user adds to each request; WorkloadError where that makes no sense."""
-        return replace(
-            target,
-            extra_body=self.extra_body,
-            headers=tuple(map(_header, self.headers)),
-            loras=self.loras,
-            replicas=tuple(target_at(url).url for url in self.replicas),
-            ca_bundle=self.ca_bundle,
-            insecure=self.insecure,
-        )
+def dressed(target: Target, where: ServerOptions) -> Target:
+    """The target with what the user adds to each request; WorkloadError where that makes no sense."""
+    return replace(
+        target,
+        extra_body=where.extra_body,
+        headers=tuple(map(_header, where.header)),
+        loras=where.lora,
+        replicas=tuple(target_at(url).url for url in where.urls[1:]),
+        ca_bundle=where.ca_bundle,
+        insecure=where.insecure,
+    )
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -102,7 +76,7 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _check_requests(where: Where) -> None:
+def _check_requests(where: ServerOptions) -> None:
     """Extra fields, headers and certificates are the user's errors, reported before anything is started."""
     if where.extra_body is not None:
         try:
@@ -119,16 +93,16 @@ def _check_requests(where: Where) -> None:
     if (where.insecure or where.ca_bundle is not None) and not tls:
         flag = "--insecure" if where.insecure else "--ca-bundle"
         raise WorkloadError(f"{flag} would be ignored: it is for a --url that begins with https")
-    for header in where.headers:
+    for header in where.header:
         _header(header)
-    for url in where.replicas:
+    for url in where.urls:
         try:
             target_at(url)
         except ValueError as error:
             raise WorkloadError(f"--url {redacted(url)}: {error}") from None
 
 
-def choose_engine(where: Where) -> Engine:
+def choose_engine(where: ServerOptions) -> Engine:
     """The engine that is meant, asked through the endpoint that was named."""
     engine = _engine_of(where)
     wanted = where.endpoint
@@ -139,7 +113,7 @@ def choose_engine(where: Where) -> Engine:
     return ENGINES[f"{engine.name}+{wanted}"]
 
 
-def _engine_of(where: Where) -> Engine:
+def _engine_of(where: ServerOptions) -> Engine:
     """The engine named; else what answers at the URL; else vLLM where it is installed and a model named."""
     if where.engine is not None:
         if where.engine not in ENGINES:
@@ -148,19 +122,15 @@ def _engine_of(where: Where) -> Engine:
         return ENGINES[where.engine]
     if where.url is not None:
         return ENGINES[engine_at(_asking(where)[1]) or "openai"]
-    if where.model is not None and ENGINES["vllm"].installed(where.python) is not None:
+    if where.model is not None and ENGINES["vllm"].installed(where.engine_python) is not None:
         return ENGINES["vllm"]
     return ENGINES["reference"]
 
 
-def check_where(where: Where) -> None:
+def check_where(where: ServerOptions) -> None:
     """A bad URL, port or model is the user's error, reported before anything is started."""
     _check_requests(where)
     if where.url is not None:
-        try:
-            target_at(where.url)
-        except ValueError as error:
-            raise WorkloadError(f"--url {redacted(where.url)}: {error}") from None
         _check_nothing_is_ignored(where)
         return
     check_settings(where.settings)
@@ -182,15 +152,10 @@ def needs_model(engine: Engine) -> bool:
     return not engine.brings_model and not engine.attach_only
 
 
-def _check_nothing_is_ignored(where: Where) -> None:
+def _check_nothing_is_ignored(where: ServerOptions) -> None:
     """A server that runs already has its settings: flags that would start one are refused."""
-    starts = {
-        "--port": where.port,
-        "--engine-python": where.python,
-        "--container": where.container,
-        **{flag_of(name): value for name, value in where.settings.asked.items()},
-    }
-    given = [flag for flag, value in starts.items() if value is not None]
+    given = [flag_of(name) for name in START if getattr(where, name) is not None]
+    given += [flag_of(name) for name in where.settings.asked]
     given += [" ".join(("--", *where.engine_args))] if where.engine_args else []
     if given:
         raise WorkloadError(
@@ -199,14 +164,14 @@ def _check_nothing_is_ignored(where: Where) -> None:
         )
 
 
-def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
+def check_start(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
     """What can be known to fail before anything is started: no installation, no weights, too long requests.
 
     `longest_tok` is the longest prompt and output together.
     """
-    if where.loras and engine.lora_path is None:
+    if where.lora and engine.lora_path is None:
         raise WorkloadError(
-            f"--lora {','.join(where.loras)}: a request to {engine.title} cannot name an adapter; leave it "
+            f"--lora {','.join(where.lora)}: a request to {engine.title} cannot name an adapter; leave it "
             "out, or pass a field of the engine's own with --extra-body"
         )
     if where.url is not None:
@@ -216,7 +181,7 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
         return
     if engine.attach_only:
         raise WorkloadError(f"--engine {engine.name} needs --url URL: it is driven where it already runs")
-    if where.container is None and engine.installed(where.python) is None:
+    if where.container is None and engine.installed(where.engine_python) is None:
         raise EngineError(f"{engine.title} is not installed. {engine.how_to_get}")
     spelled(engine, where)
     folder = Path(where.model or "")
@@ -238,7 +203,7 @@ def check_start(engine: Engine, where: Where, longest_tok: int) -> None:
         )
 
 
-def _check_who_answers(engine: Engine, where: Where) -> None:
+def _check_who_answers(engine: Engine, where: ServerOptions) -> None:
     """What answers at the URL is the engine that was named; nothing may answer yet: it may be starting."""
     target, get = _asking(where)
     meant = engine.name.partition("+")[0]
@@ -253,7 +218,7 @@ def _check_who_answers(engine: Engine, where: Where) -> None:
         )
 
 
-def check_length(engine: Engine, where: Where, longest_tok: int) -> None:
+def check_length(engine: Engine, where: ServerOptions, longest_tok: int) -> None:
     """The server at the URL takes prompts and outputs of `longest_tok` together, as far as it says."""
     if not longest_tok:
         return
@@ -269,10 +234,9 @@ def check_length(engine: Engine, where: Where, longest_tok: int) -> None:
         )
 
 
-def _asking(where: Where) -> tuple[Target, Get]:
+def _asking(where: ServerOptions) -> tuple[Target, Get]:
     """The URL's server, and how to ask it by GET."""
-    assert where.url is not None
-    target = where.dressed(target_at(where.url, where.model or "", where.api_key))
+    target = dressed(target_at(where.urls[0], where.model or "", where.api_key), where)
     return target, getter(target, timeout_s=5.0, within_s=ATTACH_TIMEOUT_S)
 
 
@@ -286,7 +250,7 @@ def context_limit(folder: Path) -> int | None:
     return limit if isinstance(limit, int) and not config.get("rope_scaling") else None
 
 
-def spelled(engine: Engine, where: Where) -> Spelled:
+def spelled(engine: Engine, where: ServerOptions) -> Spelled:
     """The settings in the engine's words; WorkloadError for what it cannot do."""
     return spell(engine.title, engine.settings, where.settings, where.engine_args)
 
@@ -300,11 +264,11 @@ def _check_model(model: str) -> None:
         raise WorkloadError(f"--model {model} {what}; expected a Hugging Face model folder, or a name")
 
 
-Serving = Callable[[Engine, Where, Path, Say], AbstractContextManager[Site]]
+Serving = Callable[[Engine, ServerOptions, Path, Say], AbstractContextManager[Site]]
 
 
 @contextmanager
-def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[Site]:
+def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> Iterator[Site]:
     """A server that is ready; one that we started is ended, with all its descendants, on the way out."""
     if where.url is not None:
         yield _attached(engine, where, say)
@@ -316,7 +280,7 @@ def serving(engine: Engine, where: Where, run_dir: Path, say: Say) -> Iterator[S
         kept = f"the server runs on {launch.n_cores} of this machine's cores: one is left to the client"
         launch = replace(launch, notes=(*launch.notes, kept))
     served_name = launch.served_name or _our_name(engine, where)
-    target = where.dressed(Target(f"http://{HOST}:{port}", served_name))
+    target = dressed(Target(f"http://{HOST}:{port}", served_name), where)
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
@@ -360,7 +324,7 @@ def _slow_stop_told(engine: Engine, server: Server, say: Say) -> Iterator[None]:
             slow.cancel()
 
 
-def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) -> Launch:
+def _launch(engine: Engine, where: ServerOptions, port: int, run_dir: Path, say: Say) -> Launch:
     words = spelled(engine, where)
     options = LaunchOptions(
         where.model or "",
@@ -368,7 +332,7 @@ def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) ->
         port,
         _our_name(engine, where),
         run_dir,
-        where.python,
+        where.engine_python,
         (*words.arguments, *where.engine_args),
         where.n_concurrent,
         where.n_request_tok,
@@ -379,7 +343,7 @@ def _launch(engine: Engine, where: Where, port: int, run_dir: Path, say: Say) ->
     return launch_in_container(engine, options, where.container, say, find_runtime(), words.environment)
 
 
-def _our_name(engine: Engine, where: Where) -> str:
+def _our_name(engine: Engine, where: ServerOptions) -> str:
     return Path(where.model or "").name or engine.name
 
 
@@ -388,9 +352,8 @@ def _engine_pid(launch: Launch) -> int | None:
     return engine_pid(find_runtime(), launch.after[-1]) if launch.image else None
 
 
-def _attached(engine: Engine, where: Where, say: Say) -> Site:
-    assert where.url is not None
-    target = where.dressed(target_at(where.url, where.model or "", where.api_key))
+def _attached(engine: Engine, where: ServerOptions, say: Say) -> Site:
+    target = dressed(target_at(where.urls[0], where.model or "", where.api_key), where)
     try:
         if not target.model:
             identity = identified(engine, getter(target, within_s=ATTACH_TIMEOUT_S), "")

@@ -1,16 +1,12 @@
-"""What a person says about the hardware, beside what is found out, and the flags to say it by.
-
-Imports nothing: every run holds it.
-"""
+"""What a user says about the hardware that cannot be found out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    import argparse
+from workloads.options import given, option, options_of
 
 DEVICE_FILE: Final = "device.toml"
 """In a run's folder: the device that it is compared with."""
@@ -29,15 +25,17 @@ class Stated:
     experts that a batch touches, as a share of what uniform routing would touch.
     """
 
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    ep: int | None = None
-    quant: str | None = None
-    kv_dtype: str | None = None
-    token_budget: int | None = None
-    draft_tokens: int | None = None
-    expert_share: float | None = None
+    tp: int | None = option("tensor-parallel ranks of the server", parse=int, metavar="N")
+    pp: int | None = option("pipeline-parallel ranks of the server", parse=int, metavar="N")
+    dp: int | None = option("data-parallel ranks of the server", parse=int, metavar="N")
+    ep: int | None = option("expert-parallel ranks of the server", parse=int, metavar="N")
+    quant: str | None = option("how its weights are stored: bf16, fp8, awq, nvfp4, ...", metavar="NAME")
+    kv_dtype: str | None = option("of its KV cache: bf16, fp16, fp8, fp4", metavar="DTYPE")
+    token_budget: int | None = option("new tokens that it computes in a step", parse=int, metavar="N")
+    draft_tokens: int | None = option("speculative decoding; 0: none", parse=int, metavar="N")
+    expert_share: float | None = option(
+        "experts a batch touches, of uniform routing's (1)", parse=float, metavar="X"
+    )
 
     @property
     def ranks(self) -> bool:
@@ -45,11 +43,11 @@ class Stated:
         return any(n is not None for n in (self.tp, self.pp, self.dp, self.ep))
 
     def to_json(self) -> dict[str, Any]:
-        return {slot.name: value for slot in fields(self) if (value := getattr(self, slot.name)) is not None}
+        return {row.name: value for row, value in given(self)}
 
     @classmethod
     def from_json(cls, node: Mapping[str, Any]) -> Stated:
-        return cls(**{slot.name: node[slot.name] for slot in fields(cls) if slot.name in node})
+        return cls(**{name: node[name] for name in options_of(cls) if name in node})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,53 +56,8 @@ class Hints:
     was calibrated. `model_config` is a bundled model's name, or a folder or file with a config.json.
     """
 
-    device: str | None = None
-    model_config: str | None = None
+    device: str | None = option(
+        "what it runs on: a device's name, a device file, or cpu", metavar="NAME|FILE"
+    )
+    model_config: str | None = option("a bundled model, or where config.json is", metavar="NAME|PATH")
     stated: Stated = field(default_factory=Stated)
-
-
-def add_hints(group: argparse._ActionsContainer) -> None:
-    """What the roofline needs to know and cannot read from the server."""
-    group.add_argument(
-        "--device", metavar="NAME|FILE", help="what it runs on: a device's name, a device file, or cpu"
-    )
-    group.add_argument("--model-config", metavar="NAME|PATH", help="a bundled model, or where config.json is")
-    for ranks, meaning in (("tp", "tensor"), ("pp", "pipeline"), ("dp", "data"), ("ep", "expert")):
-        group.add_argument(
-            f"--{ranks}", type=int, metavar="N", help=f"{meaning}-parallel ranks of the server"
-        )
-    group.add_argument(
-        "--quant", metavar="NAME", help="how its weights are stored: bf16, fp8, awq, nvfp4, ..."
-    )
-    group.add_argument("--kv-dtype", metavar="DTYPE", help="of its KV cache: bf16, fp16, fp8, fp4")
-    group.add_argument("--token-budget", type=int, metavar="N", help="new tokens that it computes in a step")
-    group.add_argument("--draft-tokens", type=int, metavar="N", help="speculative decoding; 0: none")
-    group.add_argument(
-        "--expert-share", type=float, metavar="X", help="experts a batch touches, of uniform routing's (1)"
-    )
-
-
-def hints_of(args: argparse.Namespace) -> Hints:
-    """What these flags say."""
-    stated = Stated(
-        args.tp,
-        args.pp,
-        args.dp,
-        args.ep,
-        args.quant,
-        args.kv_dtype,
-        args.token_budget,
-        args.draft_tokens,
-        args.expert_share,
-    )
-    return Hints(args.device, args.model_config, stated)
-
-
-def add_cost(group: argparse._ActionsContainer) -> None:
-    """What the hardware costs."""
-    group.add_argument(
-        "--usd-per-hour",
-        type=float,
-        metavar="USD",
-        help="what the server's hardware costs: the report then shows the cost of a million output tokens",
-    )

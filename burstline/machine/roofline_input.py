@@ -126,14 +126,17 @@ class _Facts:
         stated, identity = self.stated, self.run.manifest.identity
         if stated.ranks:
             return Parallel(stated.tp or 1, stated.pp or 1, stated.ep or 1, stated.dp or 1), Known()
-        tp = identity.tensor_parallel_size if identity else None
+        tp, pp, dp = (
+            getattr(identity, f"{kind}_parallel_size", None) for kind in ("tensor", "pipeline", "data")
+        )
         server = self.run.manifest.server
         started = server is not None and not server.attached
         if self.self_describing or (started and device.arch == "measured"):
             return Parallel(), Known()
         other_ranks = ("pipeline", "data-parallel", "data_parallel", "-dp", "--dp", "-pp", "--pp")
-        if tp is not None and self._started_without(*other_ranks):
-            return Parallel(tp=tp), Known()
+        stated_all = pp is not None and dp is not None and not (identity and identity.expert_parallel)
+        if tp is not None and (stated_all or self._started_without(*other_ranks)):
+            return Parallel(tp=tp, pp=pp or 1, dp=dp or 1), Known()
         self.assumed.append(
             "parallelism is not stated: one device"
             if tp is None

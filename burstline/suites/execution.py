@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final
 import orjson
 
 from burstline import exit_codes
-from burstline.engine_flags import API_KEY_VARIABLE
 from burstline.interrupt import terminable
+from burstline.server_options import API_KEY_VARIABLE
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run

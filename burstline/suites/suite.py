@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import hashlib
 import itertools
@@ -10,22 +9,23 @@ import json
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import MAX_REPEATS, checked
-from burstline.engine_flags import add_engine, add_settings
-from burstline.load_flags import add_arrivals, add_load, add_sources, add_targets, spec_of
 from burstline.models.random_weights import DTYPES, FORMATS
+from burstline.server_options import ServerOptions
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import TomlTable
 from loadgen.metrics.slo import parse_goal
 from servers.redact import without_secrets
 from servers.registry import ENGINES
-from workloads.options import as_text
+from servers.settings import SETTINGS, Settings
+from workloads.options import options_of, words_of
 from workloads.request import WorkloadError
+from workloads.spec import Goals, LoadSpec, check_goals
 
 SCHEMA: Final = 1
 
@@ -34,44 +34,46 @@ SCHEMA: Final = 1
 class Contender:
     """An engine as the suite starts or reaches it. `api_key_env` names a variable, never holds a key.
 
-    `settings` are flags by setting, `own` the names of those that a model's settings do not replace.
+    `settings_of_all` are those of the suite: the engine's own, in `server`, and a model's count before them.
     """
 
     name: str
-    asked: tuple[str, ...]
-    settings: Mapping[str, tuple[str, ...]]
-    own: frozenset[str]
-    args: tuple[str, ...]
+    server: ServerOptions
+    settings_of_all: Settings
     api_key_env: str | None
 
-    def flags(self, of_model: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-        """Its flags: a model's settings replace those of the suite, not the engine's own."""
-        settings = {**self.settings} | {key: words for key, words in of_model.items() if key not in self.own}
-        return (*self.asked, *itertools.chain.from_iterable(settings.values()))
+    def at(self, model: Model) -> ServerOptions:
+        """The server of a run with this model; one that runs already has its own settings."""
+        own = self.server.settings
+        if self.server.url is None:
+            own = own.over(model.settings.over(self.settings_of_all))
+        return replace(self.server, model=model.path, settings=own)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
     """A model folder or name; `like` says after which model the folder is made where it is missing.
 
-    `formats` are those of the weights it is made with, `dtype` is theirs. `settings` are flags by setting.
+    `formats` are those of the weights it is made with, `dtype` is theirs.
     """
 
-    name: str
-    path: str | None
-    like: str | None
-    formats: tuple[str, ...]
-    dtype: str | None
-    flags: tuple[str, ...]
-    settings: Mapping[str, tuple[str, ...]]
+    name: str = ""
+    path: str | None = None
+    like: str | None = None
+    formats: tuple[str, ...] = ()
+    dtype: str | None = None
+    tokenizer: Path | None = None
+    vocab_size: int | None = None
+    settings: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A load: the flags of `burstline run`; those of one sweep share `of`, their name in the file."""
+    """A load and what it must reach; those of one sweep share `of`, their name in the file."""
 
     name: str
-    flags: tuple[str, ...]
+    spec: LoadSpec
+    goals: Goals
     of: str
 
 
@@ -118,9 +120,11 @@ class Slot:
 
     def argv(self, out: Path) -> tuple[str, ...]:
         """What `burstline` is called with for this run."""
-        model = () if self.model.path is None else ("--model", self.model.path)
-        flags = (*self.engine.flags(self.model.settings), *model, *self.model.flags, *self.workload.flags)
-        args = ("--", *self.engine.args) if self.engine.args else ()
+        server, load = self.engine.at(self.model), self.workload
+        spec = replace(load.spec, tokenizer=self.model.tokenizer, vocab_size=self.model.vocab_size)
+        parts: tuple[object, ...] = (server, server.settings, spec, load.goals)
+        flags = itertools.chain.from_iterable(map(words_of, parts))
+        args = ("--", *server.engine_args) if server.engine_args else ()
         return ("run", *flags, "--out", str(out), *args)
 
 
@@ -163,8 +167,7 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         description=top.get("description", str, ""),
         repeats=top.get("repeats", int, 1),
         engines=tuple(_engine(table, settings) for table in top.tables("engine", required=True)),
-        models=tuple(_model(table) for table in top.tables("model"))
-        or (Model("", None, None, (), None, (), {}),),
+        models=tuple(_model(table) for table in top.tables("model")) or (Model(),),
         workloads=tuple(
             _workload(one, of=table.need("name", str))
             for table in top.tables("workload", required=True)
@@ -193,34 +196,24 @@ def _slug(name: str, table: TomlTable) -> str:
     return name
 
 
-def _settings(top: TomlTable) -> TomlTable:
-    """The settings of all engines that the suite starts, in the command's own spelling."""
+def _settings(top: TomlTable) -> Settings:
+    """The settings of all engines that the suite starts."""
     raw = top.raw.get("settings", {})
     if not isinstance(raw, dict):
         raise WorkloadError(f"{top.where}: settings must be written as [settings]")
-    settings = TomlTable(raw, f"{top.where}, [settings]")
-    settings.only(*_flags_of(add_settings))
-    return settings
+    table = TomlTable(raw, f"{top.where}, [settings]")
+    table.only(*SETTINGS)
+    return Settings(**table.options(Settings))
 
 
-def _setting_flags(table: TomlTable, *but: str) -> dict[str, tuple[str, ...]]:
-    """The settings of a table as flags, by setting."""
-    known = {key: action for key, action in _flags_of(add_settings).items() if key not in but}
-    return {key: _as_flags(table, {key: action}) for key, action in known.items() if key in table.raw}
-
-
-def _engine(given: TomlTable, settings: TomlTable) -> Contender:
-    """An engine with its own keys over the settings of all; a server that runs already has its own."""
-    raw = {("engine_python" if key == "vllm_python" else key): value for key, value in given.raw.items()}
-    table = TomlTable(raw, given.where)
-    flags = _flags_of(add_engine)
-    del flags["model"]
+def _engine(table: TomlTable, of_all: Settings) -> Contender:
     if "api_key" in table.raw:
         raise WorkloadError(
             f"{table.where}: a key does not belong in a file: put it in an environment variable and name "
             'that, e.g. api_key_env = "OPENAI_API_KEY"'
         )
-    table.only("name", "args", "api_key_env", *flags)
+    keys = [name for name in options_of(ServerOptions) if name != "model"]
+    table.only("name", "args", "api_key_env", *keys, *SETTINGS)
     engine = table.get("engine", str, None)
     name = _slug(table.get("name", str, engine) or table.need("engine", str), table)
     if engine is not None and engine not in ENGINES:
@@ -230,18 +223,14 @@ def _engine(given: TomlTable, settings: TomlTable) -> Contender:
     args = tuple(table.get("args", list, []))
     if without_secrets(list(args)) != list(args):
         raise WorkloadError(f"{table.where}: args hold a secret; name a variable with api_key_env instead")
-    known = _flags_of(add_settings)
-    asked = _as_flags(table, {key: action for key, action in flags.items() if key not in known})
-    own, of_all = _setting_flags(table), {} if "url" in raw else _setting_flags(settings)
-    fixed = frozenset(known if "url" in raw else own)
-    return Contender(name, asked, of_all | own, fixed, args, table.get("api_key_env", str, None))
+    own = Settings(**table.options(Settings))
+    server = ServerOptions(**table.options(ServerOptions, but=("model",)), settings=own, engine_args=args)
+    return Contender(name, server, of_all, table.get("api_key_env", str, None))
 
 
 def _model(table: TomlTable) -> Model:
-    load = _flags_of(add_load)
-    flags = {key: load[key] for key in ("tokenizer", "vocab_size")}
-    settings = [key for key in _flags_of(add_settings) if key != "dtype"]  # here it is the weights' own
-    table.only("name", "path", "like", "weights", "format", "dtype", *flags, *settings)
+    settings = [key for key in SETTINGS if key != "dtype"]  # here it is the weights' own
+    table.only("name", "path", "like", "weights", "format", "dtype", *OF_THE_MODEL, *settings)
     default = "safetensors" if table.get("weights", bool, False) else "none"
     wanted = _one_of(table, "format", (*FORMATS, "both")) or default
     return Model(
@@ -250,8 +239,8 @@ def _model(table: TomlTable) -> Model:
         like=table.get("like", str, None),
         formats=tuple(kind for kind in FORMATS if wanted in (kind, "both")),
         dtype=_one_of(table, "dtype", DTYPES),
-        flags=_as_flags(table, flags),
-        settings=_setting_flags(table, "dtype"),
+        settings=Settings(**table.options(Settings, but=("dtype",))),
+        **{key: value for key, value in table.options(LoadSpec).items() if key in OF_THE_MODEL},
     )
 
 
@@ -262,59 +251,23 @@ def _one_of(table: TomlTable, key: str, choices: Sequence[str]) -> str | None:
     return value
 
 
+OF_THE_MODEL: Final = ("tokenizer", "vocab_size")
+"""Options of a load that follow from the model."""
+
+
 def _workload(table: TomlTable, of: str) -> Workload:
-    adds = (add_load, add_sources, add_arrivals, add_targets)
-    flags = {key: action for add in adds for key, action in _flags_of(add).items()}
-    # The tokenizer is the model's affair, and a salt used twice would let a prefix cache serve the repeat.
-    for key in ("tokenizer", "vocab_size", "salt"):
-        del flags[key]
-    table.only("name", *flags)
-    workload = Workload(_slug(table.need("name", str), table), _as_flags(table, flags), of)
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    for add in adds:
-        add(parser.add_argument_group())
+    # A salt used twice would let a prefix cache serve the repeat.
+    keys = [name for name in options_of(LoadSpec) if name not in (*OF_THE_MODEL, "salt")]
+    table.only("name", *keys, *options_of(Goals))
+    spec, goals = LoadSpec(**table.options(LoadSpec)), Goals(**table.options(Goals))
     try:
-        asked = parser.parse_args(workload.flags)
-        checked(spec_of(asked))
-        for target in asked.slo:
+        checked(spec)
+        check_goals(goals)
+        for target in goals.slo:
             parse_goal(target)
-    except (argparse.ArgumentError, WorkloadError) as error:
+    except WorkloadError as error:
         raise WorkloadError(f"{table.where}: {error}") from None
-    return workload
-
-
-def _flags_of(add: Any) -> dict[str, argparse.Action]:
-    """What a group of the command's flags takes, by key: a flag's name with underscores."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add(parser.add_argument_group())
-    return {action.dest: action for action in parser._actions}
-
-
-def _as_flags(table: TomlTable, known: Mapping[str, argparse.Action]) -> tuple[str, ...]:
-    """The table's keys as the command's flags, in the order in which the command lists them."""
-    flags: list[str] = []
-    for key, action in known.items():
-        if key not in table.raw:
-            continue
-        flag = action.option_strings[-1]
-        may_stand_alone = action.nargs == 0 or (action.nargs == "?" and isinstance(table.raw[key], bool))
-        if may_stand_alone:
-            flags += [flag] if table.get(key, bool, False) else []
-            continue
-        if action.metavar == "on|off" and isinstance(table.raw[key], bool):
-            flags += [flag, as_text(table.raw[key])]
-            continue
-        if isinstance(action.default, list):  # may be given several times
-            flags += [word for value in table.get(key, list, []) for word in (flag, value)]
-            continue
-        kind = action.type if action.type in (int, float) else str
-        value = table.raw[key]
-        if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
-            value = str(value)  # prompt_tokens = 512 is as good as "512", cancel_share = 0.2 as "20%"
-        else:
-            value = table.get(key, kind, None)
-        flags += [flag, str(value)]
-    return tuple(flags)
+    return Workload(_slug(table.need("name", str), table), spec, goals, of)
 
 
 def make_where_missing(model: Model) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from workloads.options import Option, as_text, on_or_off, options_of
 from workloads.request import WorkloadError
 
 
@@ -35,6 +36,31 @@ class TomlTable:
             found = f"{type(value).__name__} {value!r}"
             raise WorkloadError(f"{self.where}: {key} must be {_NAMES[kind]}, not {found}")
         return value
+
+    def options(self, kind: type[Any], but: Collection[str] = ()) -> dict[str, Any]:
+        """The options of a dataclass that the table has, by name."""
+        rows = (row for name, row in options_of(kind).items() if name in self.raw and name not in but)
+        return {row.name: self._option(row) for row in rows}
+
+    def _option(self, row: Option) -> Any:
+        value = self.raw[row.name]
+        if row.many:
+            return tuple(self.get(row.name, list, []))
+        if row.bare is not None and isinstance(value, bool):
+            return row.bare if value else row.default
+        if row.parse in (int, float, bool):
+            return self.get(row.name, row.parse, None)
+        is_number = isinstance(value, int | float) and (not isinstance(value, bool) or row.parse is on_or_off)
+        text = as_text(value) if is_number else self.get(row.name, str, None)
+        try:
+            found = row.parse(text)
+        except ValueError as error:
+            raise WorkloadError(f"{self.where}: {row.name}: {error}") from None
+        if row.choices is not None and found not in row.choices:
+            raise WorkloadError(
+                f"{self.where}: {row.name} {found!r}; expected one of {', '.join(row.choices)}"
+            )
+        return found
 
     def need(self, key: str, kind: type) -> Any:
         if key not in self.raw:

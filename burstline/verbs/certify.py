@@ -3,18 +3,17 @@
 import argparse
 from collections.abc import Iterator
 
-from burstline.load_flags import add_arrivals, add_load, add_sources, spec_of
+from burstline.flags import add_options, read_options
 from loadgen.record.typed_json import to_json
 from loadgen.verdict.certificate import TOLERATED, Certificate, EventRateLimit, MetricError, ServedSchedule
+from workloads.spec import LoadSpec
 
 LONG_S = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "burstline certify [the flags of the load, as for run] [--json]"
-    add_load(parser.add_argument_group("the load"))
-    add_sources(parser.add_argument_group("where requests come from"))
-    add_arrivals(parser.add_argument_group("when requests are due"))
+    add_options(parser.add_argument_group("the load"), LoadSpec)
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 
@@ -26,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from burstline.certification import certified, climbed, drill
     from burstline.stdout import json_text
 
-    load = checked(spec_of(args))
+    load = checked(read_options(LoadSpec, args))
     planned = drill(load, LONG_S)
     found = replace(certified(planned), limit=climbed())
     if args.json:

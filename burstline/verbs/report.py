@@ -1,13 +1,15 @@
 """`burstline report`: a run's summary and page, made again from its files; or the run in another format."""
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from burstline import exit_codes
-from burstline.machine.hints import add_cost, add_hints, hints_of
+from burstline.flags import add_options, read_options
+from burstline.machine.hints import Hints, Stated
 from burstline.stdout import json_text
 from workloads.request import WorkloadError
 
@@ -32,8 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "SVG and PNG (all of them, with --to alone); may be given several times",
     )
     parser.add_argument("--to", type=Path, metavar="DIR", help="where files of other formats go")
-    add_hints(parser)
-    add_cost(parser)
+    add_options(parser, Hints)
+    add_options(parser, Stated)
+    parser.add_argument(
+        "--usd-per-hour",
+        type=float,
+        metavar="USD",
+        help="what the server's hardware costs: the page then shows the cost of a million output tokens",
+    )
     parser.add_argument(
         "--force", action="store_true", help="replace the device that the run was compared with by another"
     )
@@ -52,8 +60,10 @@ def run(args: argparse.Namespace) -> int:
         folder.save_records(_decoded(run))
         folder.finish("complete" if run.status == "complete" else "interrupted")
     if args.usd_per_hour is not None:
+        if not 0 < args.usd_per_hour < math.inf:
+            raise WorkloadError(f"--usd-per-hour {args.usd_per_hour:g}: expected US dollars above 0")
         folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
-    hints = hints_of(args)
+    hints = read_options(Hints, args, stated=read_options(Stated, args))
     if hints.device or hints.model_config or hints.stated.to_json():
         from burstline.machine.hardware import check_hints, note_hardware
 

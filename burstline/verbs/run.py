@@ -1,12 +1,15 @@
 """`burstline run`: the flags of a run and what they mean."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from burstline.engine_flags import add_engine, share_replicas, where_of
-from burstline.load_flags import add_arrivals, add_load, add_sources, add_targets, spec_of
-from burstline.machine.hints import add_cost, add_hints, hints_of
+from burstline.flags import add_options, read_options
+from burstline.machine.hints import Hints
+from burstline.server_options import ServerOptions, add_settings, server_of
+from workloads.request import WorkloadError
+from workloads.spec import Goals, LoadSpec, check_goals, check_spec
 
 if TYPE_CHECKING:
     from burstline.cluster.session import RayOptions
@@ -19,13 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("suite", nargs="?", type=Path, metavar="SUITE.toml", help="a whole suite (suites/)")
     parser.add_argument("--dry-run", action="store_true", help="a suite's commands, in order, and no more")
-    add_engine(parser.add_argument_group("what is measured"))
-    add_load(parser.add_argument_group("the load"))
-    add_sources(parser.add_argument_group("where requests come from"))
-    add_arrivals(parser.add_argument_group("when requests are due"))
-    add_targets(parser.add_argument_group("what it must reach"))
-    add_cost(parser.add_argument_group("what it costs"))
-    add_hints(parser.add_argument_group("the hardware (roofline)"))
+    server = parser.add_argument_group("what is measured")
+    add_options(server, ServerOptions)
+    add_settings(server)
+    add_options(parser.add_argument_group("the load"), LoadSpec)
+    add_options(parser.add_argument_group("what it must reach"), Goals)
+    add_options(parser.add_argument_group("the hardware (roofline)"), Hints)
     add_cluster(parser.add_argument_group("from many machines"))
     again = parser.add_argument_group("how often")
     again.add_argument(
@@ -72,26 +74,23 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.suite is not None or args.dry_run:
         return _run_suite(args)
-    share_replicas(args)
-    _check(args)
+    where = server_of(args)
+    spec = _shared(read_options(LoadSpec, args).salted(), len(where.urls))
+    goals = read_options(Goals, args)
+    _check(spec, goals, where)
     # Here: what a run imports would delay `--help` and the answer to a wrong flag.
     from burstline.bench.run import run_once
     from burstline.bench.run_settings import Settings
-    from workloads.request import WorkloadError
 
     settings = Settings(
-        where_of(args),
-        spec_of(args),
-        args.tokenizer,
-        args.vocab_size,
+        where,
+        spec,
+        goals,
         args.out,
         args.quiet,
         canary=not args.no_canary,
-        hints=hints_of(args),
-        targets=tuple(args.slo),
-        usd_per_hour=args.usd_per_hour,
-        ray=_ray_of(args),
-        max_failures=args.max_failures,
+        hints=read_options(Hints, args),
+        ray=_ray_of(args, spec),
     )
     if args.repeats is not None:
         from burstline.bench.repeats import run_repeats
@@ -102,22 +101,32 @@ def run(args: argparse.Namespace) -> int:
     return run_once(settings)
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check(spec: LoadSpec, goals: Goals, where: ServerOptions) -> None:
     """Refuse what is wrong with the flags before anything heavy is imported or started."""
-    from burstline.bench.load_spec import check_flags, check_limits
+    check_spec(spec)
+    check_goals(goals)
     from burstline.bench.server_session import check_where, choose_engine
 
-    check_flags(spec_of(args))
-    check_limits(args.max_failures, args.vocab_size, args.tokenizer, args.usd_per_hour)
-    where = where_of(args)
     check_where(where)
     if where.engine is not None:
         choose_engine(where)
 
 
-def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
-    from workloads.request import WorkloadError
+def _shared(spec: LoadSpec, n_urls: int) -> LoadSpec:
+    """With as many workers as there are URLs, or a multiple: each worker drives one of them."""
+    if n_urls < 2:
+        return spec
+    if spec.workers == 1:
+        return replace(spec, workers=n_urls)
+    if spec.workers == "auto" or spec.workers % n_urls:
+        raise WorkloadError(
+            f"--workers {spec.workers} cannot share {n_urls} URLs evenly: each worker drives one; give a "
+            f"multiple of {n_urls}"
+        )
+    return spec
 
+
+def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> "RayOptions | None":
     if args.platform is not None:
         raise WorkloadError("--platform picks the runs of a suite: name its file, e.g. suites/laptop.toml")
     if args.ray is None:
@@ -130,10 +139,10 @@ def _ray_of(args: argparse.Namespace) -> "RayOptions | None":
         raise WorkloadError(
             f"--ray {args.ray}: expected HOST:PORT; put the suite first: run {args.ray} --ray"
         )
-    if args.workers == "auto":
+    if spec.workers == "auto":
         raise WorkloadError("--ray needs a number of --workers, e.g. one for each node")
     resources = parse_resources(args.worker_resources) if args.worker_resources else {}
-    return RayOptions(args.ray, args.workers, not args.no_canary, resources)
+    return RayOptions(args.ray, spec.workers, not args.no_canary, resources)
 
 
 OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")
@@ -141,7 +150,6 @@ OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")
 
 def _run_suite(args: argparse.Namespace) -> int:
     from burstline.suites.execution import run_suite
-    from workloads.request import WorkloadError
 
     if args.suite is None:
         raise WorkloadError("--dry-run shows what a suite would run: name its file, e.g. suites/laptop.toml")

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from burstline.engine_flags import add_settings, add_start, where_of
+from burstline.flags import add_options
+from burstline.server_options import START, ServerOptions, add_settings, server_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -12,8 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "burstline serve ENGINE [--model NAME_OR_DIR] [--port N] [--container [IMAGE]] [-- ENGINE ARGS...]"
     )
     parser.add_argument("engine", help="reference, vllm, truth, ...")
-    parser.add_argument("--model", metavar="NAME_OR_DIR", help="a model folder, or a name the engine knows")
-    add_start(parser)
+    add_options(parser, ServerOptions, "model", *START)
     add_settings(parser)
     parser.set_defaults(engine_args=())
 
@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     from burstline.interrupt import terminable
     from servers.messages import EngineError
 
-    where = where_of(args)
+    where = server_of(args)
     check_where(where)
     engine = choose_engine(where)
     check_start(engine, where, longest_tok=0)

@@ -15,13 +15,12 @@ from loadgen.record.drive_report import DriveReport
 from servers.identity import Capabilities, Identity
 from servers.launch import StartStage
 from servers.settings import Setting
+from workloads.spec import MAX_FAILURES, HangUps
 
 SCHEMA: Final = 4
 """Schema of the folder and of every file in it. Any other is refused."""
 
 LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-MAX_FAILURES: Final = 0.01
-"""The share of requests that may fail where the user states no other."""
 
 Status = Literal["running", "complete", "interrupted", "failed"]
 Option = str | int | float | bool | None
@@ -244,6 +243,12 @@ class Manifest:
     noise: Mapping[str, RunNoise] = field(default_factory=dict)
     usd_per_hour: float | None = field(default=None, metadata=OPTIONAL)
     unknown: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hang_ups(self) -> HangUps | None:
+        """Which clients were to hang up, and after how many tokens."""
+        asked = self.asked.get("cancel_share")
+        return HangUps.parse(str(asked)) if asked else None
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = typed_json.plain(self)

@@ -160,10 +160,8 @@ def quantization_of(
 
 def _abandoned(manifest: Manifest) -> str:
     """Which share of its requests the load abandons, and after how many tokens."""
-    share, after = (manifest.asked.get(name) for name in ("cancel_share", "cancel_after"))
-    if not isinstance(share, float) or not share:
-        return "none"
-    return f"{share:.1%} after {after} tokens" if after else f"{share:.1%}"
+    hang_ups = manifest.hang_ups
+    return "none" if hang_ups is None else f"{hang_ups.share:.1%} after {hang_ups.after} tokens"
 
 
 def _sampling(requests: Sequence[Request]) -> str:

@@ -84,7 +84,9 @@ def _not_abandoned(counts: Mapping[str, int], share: float, status: str) -> Reas
     if status != "complete" or n >= share * (counts["ok"] + n) / 2:
         return None
     text = f"{n:,} clients hung up, though a share of {share:.0%} of {counts['planned']:,} was to."
-    return Reason("not-abandoned", text, "Replies shorter than --cancel-after end first: give fewer tokens.")
+    return Reason(
+        "not-abandoned", text, "Shorter replies end before that: give fewer tokens, --cancel-share P,after=N."
+    )
 
 
 def _abandoned(summary: Summary) -> Reason | None:

@@ -83,10 +83,10 @@ def judged(run: MeasuredRun, setup: Setup) -> tuple[list[Suspicion], list[Explai
 
 
 _EXPLANATIONS = {
-    "devices": "more devices than assumed (state them with --tp, --pp, --dp)",
-    "weights": "fewer bits than assumed (state them with --quant)",
-    "kv": "a KV cache of fewer bits than assumed (state it with --kv-dtype)",
-    "speculation": "speculative decoding (state it with --draft-tokens, 0 for none)",
+    "devices": "more devices than assumed (state them: `burstline report RUN --tp N`, --pp, --dp)",
+    "weights": "fewer bits than assumed (state them: `burstline report RUN --quant NAME`)",
+    "kv": "a KV cache of fewer bits than assumed (state it: `burstline report RUN --kv-dtype DTYPE`)",
+    "speculation": "speculative decoding (state it: `burstline report RUN --draft-tokens N`, 0 for none)",
 }
 
 

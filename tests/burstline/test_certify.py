@@ -10,7 +10,6 @@ import pytest
 
 from burstline import certification, cli
 from burstline.bench.load_options import Load, checked
-from burstline.bench.load_spec import LoadSpec
 from burstline.certification import (
     EVENTS_PER_S,
     Drill,
@@ -23,6 +22,8 @@ from burstline.verbs.certify import told
 from loadgen.record.typed_json import from_json
 from loadgen.record.verdict import tolerance_s
 from loadgen.verdict.certificate import Certificate, EventRateLimit, MetricError, ServedSchedule
+from workloads.arrivals import parse_arrival
+from workloads.spec import LoadSpec
 
 CLEAN = Certificate(
     errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},
@@ -46,8 +47,8 @@ def lasts_s(planned: Drill) -> float:
     """The least time that the drill takes: waves one after the other, or the last arrival's reply."""
     script, plan = planned.scripts[0], planned.plan
     reply_s = script.ttft_s + max(r.n_output_tok for r in plan.requests) * script.gaps_s[0]
-    if planned.load.concurrency:
-        return -(-len(plan.requests) // planned.load.concurrency) * reply_s
+    if planned.load.spec.concurrency:
+        return -(-len(plan.requests) // planned.load.spec.concurrency) * reply_s
     return plan.due_ns[-1] / 1e9 + reply_s
 
 
@@ -58,8 +59,8 @@ def lasts_s(planned: Drill) -> float:
         LoadSpec(requests=1),
         LoadSpec(requests=5000, output_tokens="2000"),
         LoadSpec(rate=10, duration_s=600),
-        LoadSpec(arrival="poisson", rate=0.1, requests=100),
-        LoadSpec(arrival="ramp", rate=1, ramp_to=500, duration_s=60),
+        LoadSpec(arrival=parse_arrival("poisson"), rate=0.1, requests=100),
+        LoadSpec(arrival=parse_arrival("ramp:1..500"), duration_s=60),
         LoadSpec(concurrency=1, requests=500, output_tokens="256"),
         LoadSpec(concurrency=1000, requests=100_000, output_tokens="16"),
     ],
@@ -81,15 +82,18 @@ def test_the_classic_burst_is_drilled_whole_at_a_gpus_pace() -> None:
 
 def test_neither_a_slow_ceiling_nor_a_short_deadline_stands_in_a_drills_way() -> None:
     planned = drill(checked(LoadSpec(requests=500, concurrency=4, max_rate=0.5, deadline_s=0.01)), 2.0)
-    assert planned.load.max_rate_per_s == pytest.approx(16)
-    assert planned.load.deadline_s > 5
+    assert planned.load.spec.max_rate == pytest.approx(16)
+    assert planned.load.spec.deadline_s > 5
     assert any("times as fast" in note for note in planned.notes)
 
 
 def test_what_is_cut_or_hastened_is_said() -> None:
-    notes = drill(checked(LoadSpec(arrival="poisson", rate=1, requests=500, output_tokens="4096")), 2.0).notes
+    poisson = LoadSpec(arrival=parse_arrival("poisson"), rate=1, requests=500)
+    notes = drill(
+        checked(LoadSpec(arrival=parse_arrival("poisson"), rate=1, requests=500, output_tokens="4096")), 2.0
+    ).notes
     assert [note.partition(" ")[0] for note in notes] == ["the", "arrivals", "180"]
-    law = drill(checked(LoadSpec(arrival="poisson", rate=1, requests=500)), 2.0).law
+    law = drill(checked(poisson), 2.0).law
     assert law is not None
     assert law[0] > 5
 

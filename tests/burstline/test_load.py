@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 from burstline.bench.load_options import checked
-from burstline.bench.load_spec import LoadSpec
 from burstline.bench.vocabulary import ASSUMED
-from burstline.load_flags import add_arrivals, add_load, add_sources, spec_of
+from burstline.flags import add_options, read_options
+from burstline.suites.toml_table import TomlTable
 from servers.identity import Identity
+from workloads.arrivals import parse_arrival
+from workloads.options import words_of
 from workloads.request import WorkloadError
 from workloads.seeds import rng
+from workloads.spec import DataSource, Goals, HangUps, LoadSpec, Sharing, TraceSource, WarmUp
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 
@@ -57,7 +60,7 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
             LoadSpec(requests=9, duration_s=3, rate=3),
             "--requests says how much comes: --duration-s would be ignored",
         ),
-        (LoadSpec(steps="5x3", arrival="steps", duration_s=3), "--steps says how much comes"),
+        (LoadSpec(arrival=parse_arrival("steps:5x3"), duration_s=3), "--arrival says how much comes"),
         (LoadSpec(sessions=5, rate=3, duration_s=3), "--sessions says how much comes"),
         (LoadSpec(concurrency=2, duration_s=0), "--duration-s 0: expected seconds above 0"),
         (LoadSpec(concurrency=2, workers=3), "--concurrency 2: expected at least 3"),
@@ -69,7 +72,7 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         ),
         (LoadSpec(prompt_tokens="zipf:1.1,1..9999999999"), "--prompt-tokens zipf"),
         (LoadSpec(rate=1000, duration_s=1e9), "constant: 1e[+]12 requests; expected at most 10,000,000"),
-        (LoadSpec(arrival="steps", steps="1e9x1e9"), "steps: 1e[+]18 requests"),
+        (LoadSpec(arrival=parse_arrival("steps:1e9x1e9")), "steps: 1e[+]18 requests"),
         (LoadSpec(prompt_tokens="none"), "--prompt-tokens none"),
         (LoadSpec(output_tokens="0"), "--output-tokens 0"),
         (LoadSpec(deadline_s=0), "--deadline-s 0"),
@@ -78,9 +81,8 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(concurrency=0), "--concurrency 0"),
         (LoadSpec(max_rate=5), "--concurrency"),
         (LoadSpec(concurrency=4, max_rate=0), "--max-rate 0"),
-        (LoadSpec(concurrency=4, arrival="poisson"), "--arrival poisson"),
-        (LoadSpec(arrival="sometimes"), "burst, constant"),
-        (LoadSpec(arrival="poisson"), "--rate"),
+        (LoadSpec(concurrency=4, arrival=parse_arrival("poisson")), "--arrival poisson"),
+        (LoadSpec(arrival=parse_arrival("poisson")), "--rate"),
     ],
 )
 def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
@@ -113,11 +115,9 @@ def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(spec, n_wor
 
 def test_workers_are_a_number_or_auto():
     parser = argparse.ArgumentParser(exit_on_error=False)
-    add_load(parser)
-    add_sources(parser)
-    add_arrivals(parser)
+    add_options(parser, LoadSpec)
     given = [["--workers", "auto"], ["--workers", "4"], []]
-    assert [spec_of(parser.parse_args(argv)).workers for argv in given] == ["auto", 4, 1]
+    assert [read_options(LoadSpec, parser.parse_args(argv)).workers for argv in given] == ["auto", 4, 1]
     with pytest.raises(argparse.ArgumentError):
         parser.parse_args(["--workers", "many"])
 
@@ -132,16 +132,12 @@ def test_a_request_beyond_the_models_limit_says_the_limit():
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        (LoadSpec(trace_speed=2.0), "--trace-speed needs --trace"),
-        (LoadSpec(data_split="train"), "--data-split needs --data"),
-        (LoadSpec(trace="x", rate=3.0), "--rate would be ignored"),
-        (LoadSpec(data="x", prompt_tokens="9"), "--prompt-tokens would be ignored"),
-        (LoadSpec(groups=3), "--groups needs --shared-prefix"),
-        (LoadSpec(shared_prefix=3, prefix_hit=0.5), "give one"),
-        (LoadSpec(prefix_hit=1.5), "--prefix-hit 1.5"),
+        (LoadSpec(trace=TraceSource("x"), rate=3.0), "--trace sets --rate; drop one"),
+        (LoadSpec(data=DataSource("x"), prompt_tokens="9"), "--data sets --prompt-tokens; drop one"),
+        (LoadSpec(sessions=3, shared_prefix=Sharing(shared_tok=9)), "--sessions sets --shared-prefix"),
         (LoadSpec(think_s="2"), "--sessions"),
-        (LoadSpec(data="no/such.jsonl"), "no such file"),
-        (LoadSpec(trace="no/such.jsonl"), "no such file"),
+        (LoadSpec(data=DataSource("no/such.jsonl")), "no such file"),
+        (LoadSpec(trace=TraceSource("no/such.jsonl")), "no such file"),
     ],
 )
 def test_no_flag_of_a_source_is_ignored(spec, words):
@@ -150,14 +146,14 @@ def test_no_flag_of_a_source_is_ignored(spec, words):
 
 
 def test_a_trace_brings_its_own_times_and_a_window_counts_from_its_begin():
-    load = checked(LoadSpec(trace=str(DATA / "trace.jsonl"), trace_window="0.5..1.5", trace_speed=2.0))
+    load = checked(LoadSpec(trace=TraceSource(str(DATA / "trace.jsonl"), 2.0, 0.5, 1.5)))
     due_s = load.arrivals.due_s(rng(0, "arrivals"))
     assert 0 <= due_s[0] < due_s[-1] < 0.5
     assert load.title.endswith("Burstline trace at 2 times its speed, at recorded times")
 
 
 def test_rows_with_timestamps_are_due_at_them():
-    load = checked(LoadSpec(data=str(DATA / "prompts.jsonl"), arrival="replay"))
+    load = checked(LoadSpec(data=DataSource(str(DATA / "prompts.jsonl")), arrival=parse_arrival("replay")))
     due_s = load.arrivals.due_s(rng(0, "arrivals"))
     assert due_s[:3].tolist() == pytest.approx([0, 0.04, 0.08])
 
@@ -165,4 +161,57 @@ def test_rows_with_timestamps_are_due_at_them():
 def test_times_beyond_what_a_clock_counts_are_refused(tmp_path: Path) -> None:
     (tmp_path / "times.txt").write_text("0\n1e11\n")
     with pytest.raises(WorkloadError, match=r"due after 1e\+11 s; expected at most 1e\+09: are the recorded"):
-        checked(LoadSpec(arrival="replay", arrival_times=tmp_path / "times.txt"))
+        checked(LoadSpec(arrival=parse_arrival(f"file:{tmp_path / 'times.txt'}")))
+
+
+SPECS = (
+    LoadSpec(requests=9, rate=2.5, arrival=parse_arrival("gamma:0.5"), warmup=WarmUp(seconds=1.5)),
+    LoadSpec(arrival=parse_arrival("steps:5x30,10x30"), cancel_share=HangUps(0.2, "normal:8,2")),
+    LoadSpec(shared_prefix=Sharing(4, hit=0.6), tokenizer=Path("tok"), workers="auto", deadline_s=1e-3),
+    LoadSpec(shared_prefix=Sharing(1, 256), warmup=WarmUp(n=3), salt="5eed", seed=7),
+    LoadSpec(trace=TraceSource("a,b.csv", 2.0, 0.5, 9.0), max_rate=0.1),
+    LoadSpec(data=DataSource("q.csv", ("prompt=question", "reply=answer"), "test"), warmup=WarmUp()),
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_load_is_the_same_as_flags_as_a_suites_table_and_as_typed(spec: LoadSpec) -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, LoadSpec)
+    assert read_options(LoadSpec, parser.parse_args(words_of(spec))) == spec
+    table = {name: value for name, value in spec.facts().items() if value not in (None, "")}
+    assert LoadSpec(**TomlTable(table, "s.toml").options(LoadSpec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (parse_arrival, "sometimes"),
+        (parse_arrival, "gamma"),
+        (parse_arrival, "gamma:0"),
+        (parse_arrival, "ramp:2..inf"),
+        (parse_arrival, "steps:5 by 30"),
+        (parse_arrival, "steps:1x0"),
+        (parse_arrival, "poisson:8"),
+        (Sharing.parse, "101%"),
+        (Sharing.parse, "0"),
+        (Sharing.parse, "9,groups=0"),
+        (HangUps.parse, "2"),
+        (HangUps.parse, "0.2,at=3"),
+        (TraceSource.parse, "t,speed=0"),
+        (TraceSource.parse, "t,window=9..3"),
+        (TraceSource.parse, "t,pace=2"),
+        (WarmUp.parse, "-1"),
+        (WarmUp.parse, "0s"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_an_example(parse, text):
+    with pytest.raises(WorkloadError, match=r"expected|there are burst"):
+        parse(text)
+
+
+def test_goals_are_options_too():
+    parser = argparse.ArgumentParser()
+    add_options(parser, Goals)
+    goals = Goals(("ttft.p99<=2s", "itl.p99<=1s"), 0.05)
+    assert read_options(Goals, parser.parse_args(words_of(goals))) == goals

@@ -29,10 +29,10 @@ def folder(tmp_path_factory) -> str:
 @pytest.mark.parametrize(
     ("flags", "n"),
     [
-        (("--trace", str(DATA / "mooncake.jsonl"), "--trace-speed", "8"), 60),
+        (("--trace", f"{DATA / 'mooncake.jsonl'},speed=8"), 60),
         (("--data", str(DATA / "prompts.jsonl"), "--arrival", "replay"), 40),
         (("--data", str(DATA / "sharegpt.json"), "--requests", "20"), 20),
-        (("--requests", "40", "--shared-prefix", "32", "--groups", "2", "--prompt-tokens", "64"), 40),
+        (("--requests", "40", "--shared-prefix", "32,groups=2", "--prompt-tokens", "64"), 40),
         (("--requests", "40", "--prompt-tokens", "normal:90,30", "--output-tokens", "zipf:1,2..9"), 40),
     ],
 )
@@ -53,11 +53,11 @@ def test_the_server_counts_what_was_planned_in_every_row(flags, n, folder, tmp_p
 @pytest.mark.parametrize("hit", [0.0, 0.3, 0.6, 0.9])
 def test_the_embedded_engines_cache_serves_the_planned_share_within_a_point(hit, tmp_path):
     load = ("--engine", "reference", "--requests", "60", "--prompt-tokens", "400", "--output-tokens", "2")
-    code, output = finished(tmp_path / "runs", *load, "--concurrency", "4", "--prefix-hit", str(hit))
+    code, output = finished(tmp_path / "runs", *load, "--concurrency", "4", "--shared-prefix", f"{hit:.0%}")
     assert code in (0, 4), output
     summary = json.loads((the_run(tmp_path / "runs") / "summary.json").read_text())
     served = summary["lengths"]["cached_fraction"]["point"]
-    print(f"\n--prefix-hit {hit}: served {served:.4f}")
+    print(f"\n--shared-prefix {hit:.0%}: served {served:.4f}")
     assert served == pytest.approx(hit, abs=0.01)
     assert not [w for w in summary["verdict"]["warnings"] if w["code"].startswith("prefix-")]
 

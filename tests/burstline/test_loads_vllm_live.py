@@ -67,7 +67,7 @@ def test_vllm_counts_what_was_planned_in_every_row(name, url, folder, tmp_path):
     if name in made_files.DATA:
         load = ("--data", made_files.DATA[name](tmp_path, N_ROWS), "--output-tokens", "3")
     else:
-        load = ("--trace", made_files.TRACES[name](tmp_path, N_ROWS), "--trace-speed", "4")
+        load = ("--trace", f"{made_files.TRACES[name](tmp_path, N_ROWS)},speed=4")
     records = ran(url, folder, tmp_path / "runs", *load).records
     assert len(records) == N_ROWS
     assert (records["outcome"] == "ok").all()
@@ -78,9 +78,11 @@ def test_vllm_counts_what_was_planned_in_every_row(name, url, folder, tmp_path):
 @pytest.mark.parametrize("hit", [0.0, 0.3, 0.6, 0.9])
 def test_vllms_cache_serves_the_planned_share_within_a_point(hit, url, folder, tmp_path):
     load = ["--requests", "60", "--prompt-tokens", "1900", "--output-tokens", "2", "--concurrency", "4"]
-    run = ran(url, folder, tmp_path / "runs", *load, "--prefix-hit", str(hit), "--seed", str(round(10 * hit)))
+    run = ran(
+        url, folder, tmp_path / "runs", *load, "--shared-prefix", f"{hit:.0%}", "--seed", str(round(10 * hit))
+    )
     planned, served = run.manifest.load.expected_cached_fraction or 0.0, served_from_cache(run)
-    print(f"\n--prefix-hit {hit}: planned {planned:.4f}, served {served:.4f}")
+    print(f"\n--shared-prefix {hit:.0%}: planned {planned:.4f}, served {served:.4f}")
     assert planned == pytest.approx(hit, abs=0.01)
     assert served == pytest.approx(hit, abs=0.01)
     codes = {warning.code for warning in summarize_run(run).verdict.warnings}
@@ -89,7 +91,7 @@ def test_vllms_cache_serves_the_planned_share_within_a_point(hit, url, folder, t
 
 def test_a_mooncake_traces_hits_at_vllm_are_those_of_an_infinite_cache(url, folder, tmp_path):
     trace = made_files.mooncake(tmp_path, N_MOONCAKE, gap_s=0.1)
-    load = ("--trace", trace, "--trace-speed", "2", "--seed", "77", "--salt", "30")
+    load = ("--trace", f"{trace},speed=2", "--seed", "77", "--salt", "30")
     run = ran(url, folder, tmp_path / "runs", *load)
     planned, served = run.manifest.load.expected_cached_fraction, served_from_cache(run)
     print(f"\n{N_MOONCAKE} requests of a Mooncake trace: planned {planned:.4f}, served {served:.4f}")

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 
 from burstline.bench import plan_for_server
 from burstline.bench.load_options import Load, checked
-from burstline.bench.load_spec import LoadSpec
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
 from servers.host.ready import Startup
@@ -20,6 +19,7 @@ from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
 from workloads.plan import Plan
 from workloads.request import WorkloadError
+from workloads.spec import LoadSpec
 from workloads.text_prompts import words_of
 
 ENGINE = ENGINES["transformers"]
@@ -51,8 +51,10 @@ def counting(count: object) -> Iterator[Site]:
         yield Site(ENGINE, target, Identity("transformers"), None, None, Startup(0.0), ENGINE.capabilities)
 
 
-def load() -> Load:
-    return checked(LoadSpec(requests=5, prompt_tokens="30..90", output_tokens="4", salt="5eed"))
+def load(tokenizer: Path | None = None) -> Load:
+    return checked(
+        LoadSpec(requests=5, prompt_tokens="30..90", output_tokens="4", salt="5eed", tokenizer=tokenizer)
+    )
 
 
 def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
@@ -61,7 +63,7 @@ def test_a_server_that_takes_text_only_gets_text_of_the_planned_lengths(
     words = words_of(tokenizer)
     said: list[str] = []
     with counting(lambda text: len(tokenizer.encode(text).ids)) as site:
-        plan, _, _ = plan_for(load(), site, None, None, str(folder), said.append)
+        plan, _, _ = plan_for(load(), site, str(folder), said.append)
     assert all(request.prompt_ids is None for request in plan.requests)
     assert words.count(texts_of(plan)) == [request.n_prompt_tok for request in plan.requests]
     assert said == []
@@ -76,21 +78,21 @@ def test_what_the_server_adds_to_every_prompt_is_found_out_and_left_out(
 ) -> None:
     words = words_of(tokenizer)
     with counting(lambda text: len(tokenizer.encode(text).ids) + 11) as site:
-        plan, _, _ = plan_for(load(), site, folder, None, None, lambda words: None)
+        plan, _, _ = plan_for(load(folder), site, None, lambda words: None)
     assert words.count(texts_of(plan)) == [request.n_prompt_tok - 11 for request in plan.requests]
 
 
 def test_a_server_that_does_not_count_is_trusted_and_the_user_is_told(folder: Path) -> None:
     said: list[str] = []
     with counting(None) as site:
-        plan_for(load(), site, folder, None, None, said.append)
+        plan_for(load(folder), site, None, said.append)
     assert "does not report prompt lengths" in said[0]
 
 
 def test_a_tokenizer_that_is_not_the_servers_is_found_out(folder: Path) -> None:
     wrong = pytest.raises(WorkloadError, match="that is not its tokenizer; give --tokenizer DIR")
     with counting(len) as site, wrong:
-        plan_for(load(), site, folder, None, None, lambda words: None)
+        plan_for(load(folder), site, None, lambda words: None)
 
 
 def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_without_a_tokenizer_the_user_is_asked_for_one(tmp_path: Path) -> None:
         counting(len) as site,
         pytest.raises(WorkloadError, match=r"give --tokenizer DIR .*no tokenizer\.json"),
     ):
-        plan_for(load(), site, tmp_path, None, None, lambda words: None)
+        plan_for(load(tmp_path), site, None, lambda words: None)
 
 
 def test_a_hub_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,8 +124,17 @@ def test_the_chat_endpoint_takes_sampling_and_extra_fields(server: Server, tmp_p
 
 def test_a_server_frees_the_kv_cache_of_clients_that_hang_up(server: Server, tmp_path: Path) -> None:
     n = 3 * N
-    words = ("--requests", str(n), "--concurrency", "6", "--output-tokens", "900", "--cancel-share", "50%")
-    summary = run(tmp_path / "runs", "--url", server.url, *words, "--cancel-after", "4").summary
+    words = (
+        "--requests",
+        str(n),
+        "--concurrency",
+        "6",
+        "--output-tokens",
+        "900",
+        "--cancel-share",
+        "50%,after=4",
+    )
+    summary = run(tmp_path / "runs", "--url", server.url, *words).summary
     assert summary is not None
     memory, tokens = summary.memory, summary.conservation
     print(summary.counts, memory.kv_peak_fraction, memory.kv_after_fraction, memory.running_after, tokens)

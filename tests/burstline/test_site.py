@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from burstline.bench.server_session import Where, choose_engine, serving
+from burstline.bench.server_session import choose_engine, serving
+from burstline.server_options import ServerOptions
 from servers.messages import EngineError
 from tests.burstline.answering import answering
 
@@ -30,7 +31,7 @@ def desk() -> Iterator[tuple[str, list[str]]]:
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
 def test_a_url_with_v1_is_asked_for_the_same_as_one_without(desk, tmp_path, end):
     url, paths = desk
-    where = Where(url=f"{url}{end}")
+    where = ServerOptions(url=f"{url}{end}")
     engine = choose_engine(where)
     assert engine.name == "vllm"
     refused = pytest.raises(EngineError, match=r"refuses a request for one token \(HTTP 400\): no such luck$")

@@ -11,7 +11,8 @@ from tests.burstline.test_run import finished, the_run
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan
 from workloads.prompts import vocabulary_from_size
-from workloads.warm_up import WarmUp, with_warm_up
+from workloads.spec import WarmUp
+from workloads.warm_up import with_warm_up
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 
@@ -73,7 +74,7 @@ def cold_run(folder, *flags: str, server=SCRIPTS):
 
 @pytest.mark.slow
 def test_with_a_warm_up_p99_is_the_servers_steady_value(tmp_path):
-    path, _ = cold_run(tmp_path, "--arrival", "steps", "--steps", "200x3.5", "--warmup", "10")
+    path, _ = cold_run(tmp_path, "--arrival", "steps:200x3.5", "--warmup", "10")
     summary = json.loads((path / "summary.json").read_text())
     assert summary["counts"]["planned"] == 700
     assert summary["metrics"]["ttft"]["p99"]["point"] == pytest.approx(STEADY_S, rel=0.05)
@@ -87,7 +88,7 @@ def test_with_a_warm_up_p99_is_the_servers_steady_value(tmp_path):
 
 @pytest.mark.slow
 def test_without_a_warm_up_the_run_is_cold_and_says_by_how_much(tmp_path):
-    path, output = cold_run(tmp_path, "--arrival", "steps", "--steps", "200x3.5")
+    path, output = cold_run(tmp_path, "--arrival", "steps:200x3.5")
     summary = json.loads((path / "summary.json").read_text())
     assert summary["metrics"]["ttft"]["p99"]["point"] > 1
     cold = next(reason for reason in summary["verdict"]["reasons"] if reason["code"] == "cold")

@@ -18,6 +18,7 @@ from burstline.suites.suite import load_suite, parse_suite, schedule
 from loadgen.record.summary import Summary
 from roofline.model.families import bundled_models
 from tests.burstline.waiting import wait_until
+from workloads.options import words_of
 from workloads.request import WorkloadError
 
 ROOT = Path(__file__).parents[2]
@@ -74,31 +75,31 @@ def test_a_suite_says_how_requests_are_asked_and_which_clients_hang_up():
     load = {
         "name": "w",
         "temperature": 0.7,
-        "cancel_share": 0.2,
-        "cancel_after": "4..8",
+        "cancel_share": "20%,after=4..8",
         "max_failures": 0.05,
     }
     (slot,) = schedule(suite(engine=[engine], workload=[load]))
     argv = " ".join(slot.argv(Path("out")))
     for words in (
         "--url http://a:1,http://b:1", "--endpoint chat", "--header X-Team: blue",
-        '--extra-body {"min_p": 0.1}', "--lora one,two", "--temperature 0.7", "--cancel-share 0.2",
-        "--cancel-after 4..8", "--max-failures 0.05",
+        '--extra-body {"min_p": 0.1}', "--lora one,two", "--temperature 0.7",
+        "--cancel-share 0.2,after=4..8", "--max-failures 0.05",
     ):  # fmt: skip
         assert words in argv
-    with pytest.raises(WorkloadError, match="--cancel-share 2: expected a share"):
+    with pytest.raises(WorkloadError, match="cancel_share: '2': expected a share"):
         suite(workload=[load | {"cancel_share": 2.0}])
 
 
 def test_a_run_is_a_command_that_a_person_could_type():
-    engine = {"engine": "vllm", "vllm_python": "/v/python", "port": 8001, "args": ["--enforce-eager"]}
+    engine = {"engine": "vllm", "engine_python": "/v/python", "port": 8001, "args": ["--enforce-eager"]}
     model = {"name": "m", "path": "models/m", "vocab_size": 32000}
     load = {"name": "w", "requests": 9, "prompt_tokens": "256..768", "rate": 2, "arrival": "poisson"}
     (slot,) = schedule(suite(engine=[engine], model=[model], workload=[load]))
     assert slot.id == "001-vllm-m-w"
     assert slot.argv(Path("out")) == (
-        *("run", "--engine", "vllm", "--port", "8001", "--engine-python", "/v/python"),
-        *("--model", "models/m", "--vocab-size", "32000", "--requests", "9", "--prompt-tokens", "256..768"),
+        *("run", "--engine", "vllm", "--model", "models/m", "--port", "8001"),
+        *("--engine-python", "/v/python"),
+        *("--requests", "9", "--prompt-tokens", "256..768", "--vocab-size", "32000"),
         *("--arrival", "poisson", "--rate", "2", "--out", "out", "--", "--enforce-eager"),
     )
 
@@ -109,7 +110,7 @@ def test_a_run_is_a_command_that_a_person_could_type():
 )
 def test_an_engine_may_be_started_in_its_own_container_or_in_a_named_one(said, flags):
     (slot,) = schedule(suite(engine=[{"engine": "vllm", "container": said}]))
-    assert slot.engine.flags({}) == ("--engine", "vllm", *flags)
+    assert words_of(slot.engine.at(slot.model)) == ("--engine", "vllm", *flags)
 
 
 def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
@@ -123,10 +124,9 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
     assert [slot.cell for slot in slots] == [
         "users-concurrency1", "users-concurrency8", "rates-rate0.5", "rates-rate2",
     ]  # fmt: skip
-    assert slots[1].workload.flags == (
-        *("--requests", "160", "--concurrency", "8", "--slo", "ttft.p99<=2s", "--slo", "itl.p99<=1s"),
-    )
-    assert slots[2].workload.flags == ("--requests", "9", "--rate", "0.5")
+    assert words_of(slots[1].workload.spec) == ("--requests", "160", "--concurrency", "8")
+    assert slots[1].workload.goals.slo == ("ttft.p99<=2s", "itl.p99<=1s")
+    assert words_of(slots[2].workload.spec) == ("--requests", "9", "--rate", "0.5")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         ({"workload": [{**WORKLOAD, "salt": "5eed"}]}, "unknown key 'salt'"),
         ({"workload": [{**WORKLOAD, "arrival": "gama"}]}, "gama"),
         ({"workload": [{**WORKLOAD, "requests": 0}]}, "[[workload]] 1: --requests 0: expected at least 1"),
-        ({"workload": [{**WORKLOAD, "workers": "many"}]}, "1: argument --workers: expected a number"),
+        ({"workload": [{**WORKLOAD, "workers": "many"}]}, "1: workers: expected a number"),
         ({"workload": [{**WORKLOAD, "slo": ["ttft.p99=2s"]}]}, "[[workload]] 1: --slo 'ttft.p99=2s'"),
         ({"workload": [{**WORKLOAD, "slo": "ttft.p99<=2s"}]}, "slo must be a list of strings"),
         ({"workload": [{**WORKLOAD, "rate": []}]}, "rate has 0 values"),
@@ -185,7 +185,7 @@ def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
     assert devices == {("llama-2-7b", "1"), ("llama-2-13b", "1"), ("llama-2-70b", "8")}
     assert {model.like for model in paper.models} < set(bundled_models())
     (burst,) = paper.workloads
-    assert burst.flags[:4] == ("--requests", "1000", "--prompt-tokens", "512")
+    assert (burst.spec.requests, burst.spec.prompt_tokens) == (1000, "512")
 
 
 def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
@@ -504,11 +504,13 @@ def test_the_settings_of_all_engines_are_their_flags_and_an_engine_may_have_its_
         {"engine": "openai", "url": "http://h:1"},
     ]
     raw = {"max_num_seqs": 256, "dtype": "float16", "prefix_cache": False, "gpu_memory_utilization": 0.9}
-    vllm, tgi, openai = suite(engine=engines, settings=raw).engines
+    slots = schedule(suite(engine=engines, settings=raw))
+    servers = [slot.engine.at(slot.model) for slot in slots]
+    vllm, tgi, openai = ((*words_of(server), *words_of(server.settings)) for server in servers)
     same = ("--dtype", "float16", "--prefix-cache", "off", "--gpu-memory-utilization", "0.9")
-    assert vllm.flags({}) == ("--engine", "vllm", "--max-num-seqs", "256", *same)
-    assert tgi.flags({}) == ("--engine", "tgi", "--max-num-seqs", "64", *same)
-    assert openai.flags({}) == ("--engine", "openai", "--url", "http://h:1")
+    assert vllm == ("--engine", "vllm", "--max-num-seqs", "256", *same)
+    assert tgi == ("--engine", "tgi", "--max-num-seqs", "64", *same)
+    assert openai == ("--engine", "openai", "--url", "http://h:1")
 
 
 def after(flag, argv):

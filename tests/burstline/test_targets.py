@@ -53,7 +53,7 @@ def test_a_target_nobody_can_judge_is_exit_code_4(url, tmp_path):
     [
         ("--slo", "speed>=9000", "no metric 'speed'"),
         ("--tokenizer", "nowhere", "--tokenizer nowhere is no folder"),
-        ("--vocab-size", "0", "--vocab-size 0: expected how many"),
+        ("--vocab-size", "0", "--vocab-size 0: expected at least 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_starts(flag, value, words, tmp_path, capsys):

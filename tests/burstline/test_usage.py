@@ -11,7 +11,7 @@ HEAVY = ("numpy", "pyarrow", "scipy", "matplotlib", "pandas", "huggingface_hub")
 SLIPS = (
     "run --requests 0",
     "run --prompt-tokens abc",
-    "run --arrival nonsense",
+    "run --arrival poisson",
     "run --concurrency 4 --rate 3",
     "run --engine nonsense",
     "run --url nonsense",

@@ -85,9 +85,9 @@ def draw(seed: int) -> Draw:
         load = ["--rate", f"{rate:g}", "--arrival", kind]
         load += ["--duration-s", "2.5"] if random.random() < 0.4 else ["--requests", str(int(rate * 2.5))]
     elif kind == "ramp":
-        load = ["--arrival", "ramp", "--rate", "20", "--ramp-to", "80", "--requests", str(n_requests)]
+        load = ["--arrival", "ramp:20..80", "--requests", str(n_requests)]
     elif kind == "steps":
-        load = ["--arrival", "steps", "--steps", "30x1,60x1"]
+        load = ["--arrival", "steps:30x1,60x1"]
     elif kind == "replay":
         times = tuple(np.sort(random.uniform(0, 2, n_requests)).round(4).tolist())
     elif kind == "text":
@@ -97,7 +97,7 @@ def draw(seed: int) -> Draw:
         rows = tuple(_chat(random) for _ in range(120))
     elif kind == "shared prefixes":
         load, prompts = ["--rate", "40", "--requests", "100"], ["--prompt-tokens", "48..96"]
-        load += ["--shared-prefix", "32", "--groups", "3"]
+        load += ["--shared-prefix", "32,groups=3"]
     elif kind in ("sessions", "chat sessions"):
         load = ["--sessions", "20", "--turns", "3", "--think-s", "0.05..0.3", "--rate", "15"]
         load += ["--endpoint", "chat"] if kind == "chat sessions" else []
@@ -134,7 +134,7 @@ def draw(seed: int) -> Draw:
     if not fails and "sessions" not in kind and not is_even and random.random() < 0.2:
         # Long enough that the hang-up reaches the server before the reply's end leaves it.
         words[words.index("--output-tokens") + 1] = "24..40"
-        words += ["--cancel-share", "0.3", "--cancel-after", "2"]
+        words += ["--cancel-share", "0.3,after=2"]
     slo_s = round(float(fast + slow) / 2, 4) if slow > fast else 1.0
     words += ["--slo", f"ttft<={slo_s:g}s", "--max-failures", "50%"]
     return Draw(seed, kind, tuple(words), tuple(scripts), n_servers, slo_s, times, rows, of_text)

@@ -44,7 +44,7 @@ def fired(wanted: Draw, folder: Path) -> tuple[Path, list[Served], str]:
     if wanted.arrival_times_s:
         times = folder / "times.txt"
         times.write_text("\n".join(f"{at:.4f}" for at in wanted.arrival_times_s))
-        words += ["--arrival", "replay", "--arrival-times", str(times)]
+        words += ["--arrival", f"file:{times}"]
     if wanted.rows:
         data = folder / "rows.jsonl"
         data.write_bytes(b"\n".join(map(orjson.dumps, wanted.rows)))

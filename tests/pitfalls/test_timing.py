@@ -19,7 +19,6 @@ from scipy import stats as sps
 
 import loadgen.wire.clock
 from burstline.bench.load_options import checked
-from burstline.bench.load_spec import LoadSpec
 from burstline.certification import Fired, drill
 from burstline.certification import fired as fired_drill
 from loadgen.driver.job import Stop
@@ -32,6 +31,8 @@ from tests.pitfalls.chain import Played, fired, play, requests
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 from tests.workloads.open_requests import in_flight
+from workloads.arrivals import parse_arrival
+from workloads.spec import LoadSpec
 
 S = 1_000_000_000
 
@@ -226,7 +227,9 @@ def test_11_busy_neighbours_are_noticed() -> None:
     assert verdict["state"] in ("CLIENT-BOUND", "DISTURBED"), verdict
 
 
-WISH = LoadSpec(requests=100, prompt_tokens="16", output_tokens="64", arrival="poisson", rate=50)
+WISH = LoadSpec(
+    requests=100, prompt_tokens="16", output_tokens="64", arrival=parse_arrival("poisson"), rate=50
+)
 DRILL = replace(drill(checked(WISH), 2.0), scripts=(Script(ttft_s=0.05, gaps_s=(0.01,)),))
 """A TTFT of 50 ms bears a lateness of 1 ms."""
 

@@ -14,7 +14,8 @@ import pytest
 
 from burstline import cli, exit_codes
 from burstline.bench import server_session
-from burstline.bench.server_session import Say, Where, serving
+from burstline.bench.server_session import Say, serving
+from burstline.server_options import ServerOptions
 from servers.engines import lightllm, sglang, transformers_serve, vllm
 from servers.host.installation import Installation
 from servers.launch import Launch
@@ -91,7 +92,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def start(name: str, model: Path, run_dir: Path, say: Say = lambda note: None) -> None:
-    with serving(ENGINES[name], Where(engine=name, model=str(model)), run_dir, say):
+    with serving(ENGINES[name], ServerOptions(engine=name, model=str(model)), run_dir, say):
         raise AssertionError("it cannot have started")
 
 
@@ -282,7 +283,7 @@ def test_a_wait_tells_no_refused_connection_and_no_line_of_source(
 def test_a_taken_port_is_found_before_anything_is_started(name: str, fake: Path, model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        where = Where(engine=name, model=str(model), port=port)
+        where = ServerOptions(engine=name, model=str(model), port=port)
         failure = pytest.raises(EngineError, match=rf"port {port} .*held by pid {os.getpid()}")
         with failure, serving(ENGINES[name], where, fake, lambda note: None):
             pass

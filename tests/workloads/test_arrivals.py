@@ -13,24 +13,27 @@ from workloads.achieved import (
     mean_rate_per_s,
     rate_error,
 )
-from workloads.arrivals import ARRIVALS, FLAGS, asked, parse_steps, parse_times
+from workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 
 RATE = 50.0
 EXAMPLES = {
-    "burst": {},
-    "constant": {"rate_per_s": RATE},
-    "poisson": {"rate_per_s": RATE},
-    "gamma": {"rate_per_s": RATE, "burstiness": 0.25},
-    "ramp": {"rate_per_s": 10.0, "ramp_to_per_s": 90.0},
-    "steps": {"steps": ((20.0, 30.0), (80.0, 30.0))},
-    "replay": {"times_s": tuple(float(k * k) for k in range(400))},
+    "burst": ("burst", {}),
+    "constant": ("constant", {"rate_per_s": RATE}),
+    "poisson": ("poisson", {"rate_per_s": RATE}),
+    "gamma": ("gamma:0.25", {"rate_per_s": RATE}),
+    "ramp": ("ramp:10..90", {}),
+    "steps": ("steps:20x30,80x30", {}),
+    "replay": ("replay", {"times_s": tuple(float(k * k) for k in range(400))}),
 }
 
 
 def due(pattern: str, n: int, seed: int = 0, **parameters: object) -> np.ndarray:
-    return asked(pattern, n=n, **(EXAMPLES[pattern] | parameters)).due_s(rng(seed, "arrivals"))  # type: ignore[arg-type]
+    name = pattern.partition(":")[0]
+    text, own = EXAMPLES[name]
+    arrival = parse_arrival(pattern if ":" in pattern else text)
+    return asked(arrival, n=n, **(own | parameters)).due_s(rng(seed, "arrivals"))  # type: ignore[arg-type]
 
 
 def test_every_pattern_has_an_example_here():
@@ -53,7 +56,7 @@ def test_due_times_are_n_finite_ascending_and_never_negative(pattern, n, seed):
     seed=st.integers(0, 1000),
 )
 def test_a_ramp_between_any_two_rates_stays_in_order(low, high, n, seed):
-    due_s = due("ramp", n, seed, rate_per_s=low, ramp_to_per_s=high)
+    due_s = due(f"ramp:{low}..{high}", n, seed)
     assert np.isfinite(due_s).all()
     assert (np.diff(due_s) >= -1e-9 * due_s[-1]).all()
 
@@ -94,7 +97,7 @@ def test_poisson_counts_are_as_dispersed_as_their_mean_in_every_window(window_s)
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
 def test_gamma_gaps_have_the_asked_variation_rate_and_law(burstiness):
-    due_s = due("gamma", 40_000, burstiness=burstiness)
+    due_s = due(f"gamma:{burstiness}", 40_000)
     assert gap_cv(due_s) == pytest.approx(burstiness**-0.5, rel=0.03)
     assert mean_rate_per_s(due_s) == pytest.approx(RATE, rel=0.03)
     assert gap_ks(due_s, RATE, burstiness) * np.sqrt(40_000) < 1.36
@@ -122,7 +125,7 @@ def test_a_ramp_goes_from_one_rate_to_the_other():
 
 
 def test_steps_keep_their_rates_and_go_on_at_the_last():
-    due_s = due("steps", 30_000, steps=((100.0, 50.0), (400.0, 25.0)))
+    due_s = due("steps:100x50,400x25", 30_000)
     counts, _ = np.histogram(due_s, bins=[0, 50, 75, 100])
     assert counts / [50, 25, 25] == pytest.approx([100, 400, 400], rel=0.05)
 
@@ -138,13 +141,13 @@ def test_replay_starts_at_its_first_time_and_stretches_to_a_rate():
     [
         ("constant", {"rate_per_s": 5.0, "duration_s": 10.0}, 50),
         ("poisson", {"rate_per_s": 2.5, "duration_s": 10.0}, 25),
-        ("ramp", {"rate_per_s": 5.0, "ramp_to_per_s": 15.0, "duration_s": 10.0}, 100),
-        ("steps", {"steps": ((5.0, 10.0), (1.0, 20.0))}, 70),
+        ("ramp:5..15", {"duration_s": 10.0}, 100),
+        ("steps:5x10,1x20", {}, 70),
         ("replay", {"times_s": (1.0, 2.0, 3.0)}, 3),
     ],
 )
 def test_a_duration_says_how_many(pattern, given, n):
-    assert asked(pattern, **given).n == n
+    assert asked(parse_arrival(pattern), **given).n == n
 
 
 @pytest.mark.parametrize(
@@ -152,8 +155,9 @@ def test_a_duration_says_how_many(pattern, given, n):
     [
         ("uniform", {"n": 5}, "no arrival pattern 'uniform'; there are burst, constant"),
         ("poisson", {"n": 5}, "poisson arrivals need --rate: requests per second, e.g. --rate 10"),
-        ("gamma", {"n": 5, "rate_per_s": 1.0}, "gamma arrivals need --burstiness"),
-        ("steps", {"n": 5}, "steps arrivals need --steps"),
+        ("gamma", {"n": 5, "rate_per_s": 1.0}, "'gamma': expected e.g. gamma:0.5"),
+        ("steps", {"n": 5}, "'steps': expected e.g. steps:5x30,10x30"),
+        ("ramp:1..2", {"n": 5, "rate_per_s": 1.0}, "ramp arrivals would ignore --rate"),
         (
             "burst",
             {"n": 5, "rate_per_s": 1.0},
@@ -166,13 +170,13 @@ def test_a_duration_says_how_many(pattern, given, n):
         ("poisson", {"rate_per_s": 1.0, "duration_s": -3.0}, "--duration-s -3.0"),
         ("burst", {"duration_s": 3.0}, "burst: how many requests"),
         ("replay", {"n": 5, "times_s": (1.0, 2.0)}, "5 requests asked, 2 times recorded"),
-        ("steps", {"n": 5, "steps": ((1.0, 0.0),)}, "--steps"),
-        ("replay", {"times_s": ()}, "--arrival-times"),
+        ("steps:1x0", {"n": 5}, "rates and spans above 0"),
+        ("replay", {"times_s": ()}, "--arrival file:FILE"),
     ],
 )
 def test_a_wrong_wish_is_told_what_to_do(pattern, given, message):
     with pytest.raises(WorkloadError) as raised:
-        asked(pattern, **given)
+        asked(parse_arrival(pattern), **given)
     assert message in str(raised.value)
 
 
@@ -182,16 +186,18 @@ def test_equal_recorded_times_cannot_be_given_a_rate():
 
 
 def test_steps_and_times_are_read_from_text():
-    assert parse_steps("5x30, 10X15") == ((5.0, 30.0), (10.0, 15.0))
+    assert parse_arrival("steps:5x30, 10X15").parameter == ((5.0, 30.0), (10.0, 15.0))
+    assert parse_arrival("file:times.txt") == Arrival("replay", "times.txt")
     assert parse_times("0\n\n1.5  # second\n# all\n2e1\n") == (0.0, 1.5, 20.0)
     with pytest.raises(WorkloadError, match="5 by 30"):
-        parse_steps("5 by 30")
+        parse_arrival("steps:5 by 30")
     with pytest.raises(WorkloadError, match="line 2: 'soon'"):
         parse_times("0\nsoon\n")
 
 
-def test_every_parameter_has_a_flag():
-    assert set(FLAGS) == {name for row in ARRIVALS.values() for name in row.needs + row.takes}
+@pytest.mark.parametrize("pattern", ARRIVALS)
+def test_the_example_in_a_patterns_message_is_one(pattern):
+    assert parse_arrival(ARRIVALS[pattern].form).pattern == pattern
 
 
 def test_the_rate_error_is_a_signed_fraction():

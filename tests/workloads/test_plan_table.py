@@ -10,9 +10,9 @@ from workloads import plan as plan_module
 from workloads.lengths import Lengths
 from workloads.plan import Plan, Shape, Stage, fingerprint, make_plan
 from workloads.plan_table import plan_of_table, plan_tables, requests_without_prompts
-from workloads.prefixes import Sharing
 from workloads.prompts import DrawnRequests, vocabulary_from_size
 from workloads.request import Request, RequestKind, Sampling, Turn
+from workloads.spec import Sharing
 
 
 def plan(n=25):

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from workloads.lengths import Lengths
 from workloads.plan import Shape, make_plan
-from workloads.prefixes import PrefixTree, Sharing, expected_hit_fraction, hits
+from workloads.prefixes import PrefixTree, expected_hit_fraction, hits
 from workloads.prompts import salted, vocabulary_from_size
 from workloads.request import WorkloadError
+from workloads.spec import Sharing
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 
@@ -32,7 +33,7 @@ def test_a_primed_cache_serves_the_asked_share(hit, block_tok):
 
 
 def test_more_than_whole_blocks_allow_is_refused_with_what_they_allow():
-    with pytest.raises(WorkloadError, match=r"--prefix-hit 0\.9.*blocks of 128 tokens serves at most 7"):
+    with pytest.raises(WorkloadError, match=r"--shared-prefix 9.*blocks of 128 tokens serves at most 7"):
         plan(Sharing(hit=0.9), low=512, high=512, block_tok=128)
 
 

@@ -79,7 +79,7 @@ def test_a_window_keeps_the_prefixes_of_what_is_in_it():
     assert window.at_s == pytest.approx(trace.at_s[first : first + len(window)] - 2.0)
     one, two = trace.requests(VOCABULARY, 0)[first], window.requests(VOCABULARY, 0)[0]
     assert one.prompt_ids[:256] == two.prompt_ids[:256]
-    with pytest.raises(WorkloadError, match=r"--trace-window 900\.\.901"):
+    with pytest.raises(WorkloadError, match=r"--trace: window=900\.\.901"):
         trace.window(900, 901)
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from burstline.bench.server_session import Where, serving
+from burstline.bench.server_session import serving
+from burstline.server_options import ServerOptions
 from servers.host import container, process
 from servers.host.container import Runtime, contained, find_runtime, launch_in_container
 from servers.launch import Image, Launch, LaunchOptions
@@ -137,7 +138,7 @@ def test_every_image_is_pinned_and_its_command_needs_no_installation_here(
 
 def test_an_engine_in_a_container_serves_and_is_removed_by_name(docker: Path, tmp_path: Path) -> None:
     said: list[str] = []
-    where = Where(engine="vllm", model="org/model", container="")
+    where = ServerOptions(engine="vllm", model="org/model", container="")
     with serving(ENGINES["vllm"], where, tmp_path, said.append) as site:
         assert site.launch is not None
         assert site.launch.image_digest == "org/engine@sha256:abc"
@@ -179,7 +180,7 @@ def test_the_container_is_removed_though_its_owner_is_killed(tmp_path: Path) -> 
 
 
 def test_an_image_that_cannot_be_pulled_is_one_clear_line(docker: Path, tmp_path: Path) -> None:
-    where = Where(engine="vllm", model="org/model", container="org/missing:v1")
+    where = ServerOptions(engine="vllm", model="org/model", container="org/missing:v1")
     failure = pytest.raises(EngineError, match=r"docker pull org/missing:v1: Error .*manifest unknown$")
     with failure, serving(ENGINES["vllm"], where, tmp_path, lambda note: None):
         pass
@@ -199,7 +200,7 @@ def test_without_a_runtime_or_its_daemon_the_user_is_told(
 
 
 def test_an_engine_without_an_image_wants_one_named(docker: Path, tmp_path: Path) -> None:
-    where = Where(engine="transformers", model="org/model", container="")
+    where = ServerOptions(engine="transformers", model="org/model", container="")
     failure = pytest.raises(EngineError, match="name one: --container IMAGE")
     with failure, serving(ENGINES["transformers"], where, tmp_path, lambda note: None):
         pass

@@ -1,0 +1,95 @@
+"""Which server is measured: where it is or how it is started, and with which settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass, field
+from typing import Final
+
+from burstline.flags import add_options, read_options
+from servers.settings import Settings
+from workloads.options import option
+
+API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
+START: Final = ("port", "engine_python", "container")
+"""The options of an engine that is started here."""
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split(",")))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """The server's options, as flags and as keys of a suite's [[engine]].
+
+    `container` is the image to start it in, "" for the engine's own, None to start it without.
+    `n_concurrent` is how many requests there will be at once, `n_request_tok` the tokens of the longest.
+    """
+
+    engine: str | None = option(
+        "the engine to start, or the dialect spoken at --url", metavar="NAME", once=True
+    )
+    url: str | None = option(
+        "drive the server that already runs there, or its replicas in turn, one for each worker (its API "
+        f"key: {API_KEY_VARIABLE})",
+        metavar="URL[,URL...]",
+        once=True,
+    )
+    model: str | None = option("a model folder, or a name the engine knows", metavar="NAME_OR_DIR", once=True)
+    port: int | None = option(
+        "for the engine that is started (any free one)", parse=int, metavar="PORT", once=True
+    )
+    engine_python: str | None = option(
+        "the interpreter that has the engine installed", metavar="PATH", once=True
+    )
+    container: str | None = option(
+        "start the engine in a container, of its own pinned image or this one (docker or podman)",
+        metavar="IMAGE",
+        bare="",
+    )
+    endpoint: str | None = option(
+        "the API to ask by: the engine's own, or one of OpenAI's (the one that counts best)",
+        choices=("native", "completions", "chat"),
+    )
+    extra_body: str | None = option(
+        "an object laid over each request's body, e.g. '{\"min_p\": 0.1}'", metavar="JSON"
+    )
+    header: tuple[str, ...] = option(
+        "sent with each request (repeatable)", (), many=True, metavar="'NAME: VALUE'", secret=True
+    )
+    lora: tuple[str, ...] = option(
+        "adapters that requests name in turn; a name given twice gets twice the share",
+        (),
+        parse=_names,
+        metavar="NAME,...",
+    )
+    ca_bundle: str | None = option("certificates to trust besides this machine's", metavar="FILE")
+    insecure: bool = option("trust any certificate", False, parse=bool)
+    settings: Settings = field(default_factory=Settings)
+    engine_args: tuple[str, ...] = ()
+    api_key: str | None = field(default=None, repr=False)
+    n_concurrent: int | None = None
+    n_request_tok: int | None = None
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The base URLs, one for each replica."""
+        return tuple(filter(None, (url.strip() for url in (self.url or "").split(","))))
+
+
+def add_settings(group: argparse._ActionsContainer) -> None:
+    """Settings in one spelling for all engines."""
+    add_options(group, Settings, about="setting: ")
+
+
+def server_of(args: argparse.Namespace) -> ServerOptions:
+    """What the flags say about the server."""
+    return read_options(
+        ServerOptions,
+        args,
+        settings=read_options(Settings, args),
+        engine_args=tuple(args.engine_args),
+        api_key=os.environ.get(API_KEY_VARIABLE),
+    )

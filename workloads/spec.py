@@ -1,0 +1,380 @@
+"""What a user asks of a load, and its checks. Imports nothing heavy: a usage error is reported at once.
+
+`LoadSpec` is the one type of a load: flags, a suite's tables, plan and manifest are made from its rows.
+`burstline.bench.load_options` makes requests and arrivals of a checked spec.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from workloads.arrivals import MAX_REQUESTS, Arrival, check_rate, parse_arrival
+from workloads.lengths import parse_lengths
+from workloads.options import as_text, flag_of, given, number_or_auto, option, share, with_parts
+from workloads.request import RequestKind, WorkloadError
+
+MOST: Final = {"concurrency": 1_000_000, "workers": 1024}
+MOST_DEADLINE_S: Final = 604_800.0
+MAX_FAILURES: Final = 0.01
+"""The share of requests that may fail where the user states no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """Rows of a file or of a named data set; `columns` are NAME=COLUMN, `split` one of several."""
+
+    name: str
+    columns: tuple[str, ...] = ()
+    split: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> DataSource:
+        name, parts = with_parts(text)
+        split = parts.pop("split", None)
+        return cls(name, tuple(f"{key}={column}" for key, column in parts.items()), split)
+
+    @property
+    def text(self) -> str:
+        return ",".join((self.name, *([f"split={self.split}"] if self.split else []), *self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSource:
+    """A recorded load, played `speed` times as fast, from `begin_s` to `end_s` of it."""
+
+    file: str
+    speed: float = 1.0
+    begin_s: float = 0.0
+    end_s: float = math.inf
+
+    @classmethod
+    def parse(cls, text: str) -> TraceSource:
+        file, parts = with_parts(text)
+        try:
+            speed = float(parts.pop("speed", "1"))
+            begin, dots, end = parts.pop("window", "0..inf").partition("..")
+            begin_s, end_s = float(begin), float(end)
+        except ValueError:
+            dots = ""
+        if not dots or parts or not 0 < speed < math.inf or not 0 <= begin_s < end_s:
+            raise WorkloadError(
+                f"{text!r}: expected FILE,speed=X,window=A..B, e.g. t.csv,speed=2,window=0..60"
+            )
+        return cls(file, speed, begin_s, end_s)
+
+    @property
+    def text(self) -> str:
+        parts = [f"speed={as_text(self.speed)}"] if self.speed != 1 else []
+        if self.begin_s or self.end_s < math.inf:
+            parts.append(f"window={as_text(self.begin_s)}..{as_text(self.end_s)}")
+        return ",".join((self.file, *parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How prompts begin alike: in `groups`, each with a prefix of its own.
+
+    With `shared_tok` every prompt begins with so many tokens of its group's prefix. With `hit` (0..1) each
+    begins with as many whole cache blocks as it takes for that share of all prompt tokens to be served by a
+    cache that holds the prefixes.
+    """
+
+    groups: int = 1
+    shared_tok: int | None = None
+    hit: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Sharing:
+        size, parts = with_parts(text)
+        try:
+            groups = int(parts.pop("groups", "1"))
+            hit = share(size) if size.endswith("%") else None
+            shared_tok = int(size) if hit is None else None
+        except ValueError:
+            groups = 0
+        if parts or groups < 1 or (shared_tok is not None and shared_tok < 1) or not 0 <= (hit or 0.0) <= 1:
+            raise WorkloadError(
+                f"{text!r}: expected tokens or a share from 0% to 100%, e.g. 256, 60%, or 256,groups=4"
+            )
+        return cls(groups, shared_tok, hit)
+
+    @property
+    def text(self) -> str:
+        size = str(self.shared_tok) if self.hit is None else f"{self.hit * 100:.10g}%"
+        return f"{size},groups={self.groups}" if self.groups > 1 else size
+
+    def __str__(self) -> str:
+        what = f"{self.shared_tok} shared tokens" if self.hit is None else f"{self.hit:.0%} of tokens cached"
+        return f"{what}, {self.groups} groups" if self.groups > 1 else what
+
+
+@dataclass(frozen=True, slots=True)
+class HangUps:
+    """The share of requests whose clients hang up, and after how many tokens."""
+
+    share: float
+    after: str = "8"
+
+    @classmethod
+    def parse(cls, text: str) -> HangUps | None:
+        first, parts = with_parts(text)
+        found, after = share(first), parts.pop("after", "8")
+        if parts or not 0 <= found <= 1:
+            raise WorkloadError(f"{text!r}: expected a share from 0 to 1, e.g. 0.6, 20%, or 20%,after=4..12")
+        return cls(found, after) if found else None
+
+    @property
+    def text(self) -> str:
+        return as_text(self.share) if self.after == "8" else f"{as_text(self.share)},after={self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """`n` requests, or `seconds` of the load's own arrivals; neither: small bursts until two agree."""
+
+    n: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> WarmUp | None:
+        """`20` requests, `10s`, `auto`, or none (`0`)."""
+        if text == "0":
+            return None
+        if text == "auto":
+            return cls()
+        try:
+            if text.endswith("s"):
+                seconds = float(text[:-1])
+                if not 0 < seconds < 86_400:
+                    raise ValueError(text)
+                return cls(seconds=seconds)
+            if (n := int(text)) < 1:
+                raise ValueError(text)
+            return cls(n=n)
+        except ValueError:
+            raise WorkloadError(
+                f"{text!r}: expected a number of requests such as 20, seconds such as 10s, auto, or 0"
+            ) from None
+
+    @property
+    def is_automatic(self) -> bool:
+        return self.n is None and self.seconds is None
+
+    @property
+    def text(self) -> str:
+        if self.is_automatic:
+            return "auto"
+        return str(self.n) if self.n is not None else f"{as_text(self.seconds)}s"
+
+
+def _kind(text: str) -> RequestKind:
+    if text not in list(RequestKind):
+        raise WorkloadError(f"{text}: expected {', '.join(RequestKind)}")
+    return RequestKind(text)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSpec:
+    """A load as the user asks for it; None where it is left open.
+
+    Lengths are laws that `workloads.lengths` reads: they need libraries and files that no check waits for.
+    """
+
+    requests: int | None = option("how many (1000)", parse=int, metavar="N")
+    prompt_tokens: str = option(
+        "prompt lengths: 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096, "
+        "file:lengths.csv (512)",
+        "512",
+        metavar="LENGTHS",
+    )
+    output_tokens: str = option("likewise (64)", "64", metavar="LENGTHS")
+    request_kind: RequestKind = option(
+        "generate (default), embed or rerank", RequestKind.GENERATE, parse=_kind, metavar="KIND"
+    )
+    seed: int = option("of prompts, lengths and arrivals (0)", 0, parse=int, metavar="SEED")
+    salt: str = option("an earlier run's salt repeats it byte for byte", "", metavar="HEX")
+    tokenizer: Path | None = option(
+        "whose ordinary ids prompts are drawn from; it counts replies that the server does not count",
+        parse=Path,
+        metavar="DIR",
+    )
+    vocab_size: int | None = option("if neither tokenizer nor server says it", parse=int, metavar="N")
+    temperature: float | None = option("0 is greedy (0)", parse=float, metavar="T")
+    top_p: float | None = option("of sampling, with --temperature (1)", parse=float, metavar="P")
+    cancel_share: HangUps | None = option(
+        "the share of requests whose clients hang up in the middle of the reply, after 8 tokens or others: "
+        "20%%, or 20%%,after=4..12",
+        parse=HangUps.parse,
+        metavar="P",
+    )
+    deadline_s: float = option("per request, from when it was due (600)", 600.0, parse=float, metavar="S")
+    workers: int | Literal["auto"] = option(
+        "load driver processes (1); auto: one for 2,000 requests in flight, on half the cores at most",
+        1,
+        parse=number_or_auto,
+        metavar="N|auto",
+    )
+    data: DataSource | None = option(
+        "prompts: JSONL, JSON, text, CSV, Parquet, a dataset; columns of other names and a split follow: "
+        "q.csv,prompt=question,split=test",
+        parse=DataSource.parse,
+        metavar="FILE|NAME",
+    )
+    trace: TraceSource | None = option(
+        "a recorded load: Mooncake, Azure, BurstGPT, JSONL; faster, or some seconds of it: "
+        "t.csv,speed=2,window=600..1200",
+        parse=TraceSource.parse,
+        metavar="FILE",
+    )
+    shared_prefix: Sharing | None = option(
+        "tokens that prompts begin with alike, or the share of prompt tokens to be cached: 256, 60%%; with "
+        "several prefixes 256,groups=4",
+        parse=Sharing.parse,
+        metavar="N|P%",
+    )
+    sessions: int | None = option("conversations instead of requests", parse=int, metavar="N")
+    turns: str | None = option("turns of a conversation (4)", metavar="LENGTHS")
+    turn_tokens: str | None = option("what each later turn adds (64)", metavar="LENGTHS")
+    think_s: str | None = option("between a reply and the next turn, e.g. 0.5..3", metavar="SECONDS")
+    warmup: WarmUp | None = option(
+        "requests, or seconds of the load, sent first and not counted",
+        parse=WarmUp.parse,
+        metavar="N|Ns|auto|0",
+    )
+    arrival: Arrival | None = option(
+        "burst (all at once), constant, poisson, gamma:0.5 (1 is Poisson, less is clumpier), ramp:2..20 "
+        "(from one rate to another), steps:5x30,10x30 (rate x seconds), file:times.txt (a time in seconds "
+        "per line), replay (the times of the data)",
+        parse=parse_arrival,
+        metavar="PATTERN",
+    )
+    rate: float | None = option("requests per second", parse=float, metavar="R")
+    duration_s: float | None = option(
+        "how long requests are sent, instead of --requests", parse=float, metavar="S"
+    )
+    concurrency: int | None = option("a closed loop: N requests at a time", parse=int, metavar="N")
+    max_rate: float | None = option("closed loop: at most R starts per second", parse=float, metavar="R")
+
+    @property
+    def of_sessions(self) -> bool:
+        """Whether the load consists of conversations."""
+        return self.sessions is not None or self.turns is not None
+
+    def salted(self) -> LoadSpec:
+        """With a fresh salt where none is named."""
+        return self if self.salt else replace(self, salt=secrets.token_hex(8))
+
+    def facts(self) -> dict[str, str | int | float | None]:
+        """Every option by name, as a manifest keeps it."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {
+            name: value if value is None or isinstance(value, int | float) else as_text(value)
+            for name, value in values.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Goals:
+    """The SLOs of a run: exit code 3 if one is missed, 4 if one is inconclusive."""
+
+    slo: tuple[str, ...] = option(
+        "a target, e.g. 'ttft.p99<=2s' or 'output_tok_per_s>=1000'; without a percentile, e.g. 'ttft<=2s', "
+        "what each request must meet to count as goodput (repeatable; mind the quotes)",
+        (),
+        many=True,
+        metavar="'METRIC.P<=VALUE'",
+    )
+    max_failures: float = option(
+        "the share of requests that may fail, e.g. 0.05 or 5%%; above it the run is not VALID (1%%)",
+        MAX_FAILURES,
+        parse=share,
+        metavar="SHARE",
+    )
+
+
+def check_spec(spec: LoadSpec) -> None:
+    """Refuse options that are wrong by themselves or with each other; WorkloadError names the flag."""
+    _check_numbers(spec)
+    for why in _contradictions(spec):
+        raise WorkloadError(why)
+    if spec.arrival is not None:
+        check_rate(spec.arrival.pattern, spec.rate)
+    if spec.trace is None:
+        for text, flag in ((spec.output_tokens, "--output-tokens"), (spec.prompt_tokens, "--prompt-tokens")):
+            if ":" not in text:  # laws and files need their libraries
+                parse_lengths(text, flag)
+
+
+def check_goals(goals: Goals) -> None:
+    if not 0 <= goals.max_failures <= 1:
+        raise WorkloadError(f"--max-failures {goals.max_failures:g}: expected a share, e.g. 0.01 or 1%")
+
+
+SETS_ITSELF: Final = {
+    "trace": ("data", "prompt_tokens", "output_tokens", "arrival", "rate", "duration_s", "shared_prefix",
+              "sessions", "turns"),
+    "data": ("prompt_tokens", "shared_prefix"),
+    "sessions": ("shared_prefix", "max_rate"),
+}  # fmt: skip
+"""What another option already decides: given too, it would be ignored."""
+
+
+def _contradictions(spec: LoadSpec) -> Iterator[str]:
+    """An option that another one would make meaningless is refused, not ignored."""
+    own = {row.name: row.words(value) for row, value in given(spec)}
+    closed = f"--concurrency {spec.concurrency} makes a closed loop: a request is due when another ends; "
+    if spec.concurrency is not None and spec.arrival is not None and spec.arrival.pattern != "burst":
+        yield f"{closed}{' '.join(own['arrival'])} would be ignored; give one or the other"
+    if spec.concurrency is not None and spec.rate is not None:
+        yield (
+            f"{closed}--rate {spec.rate:g} would be ignored; give one or the other, or limit the loop by "
+            "--max-rate"
+        )
+    counts: list[str] = [name for name in ("requests", "sessions", "turns") if name in own]
+    if spec.arrival is not None and (spec.arrival.pattern == "steps" or spec.arrival.file):
+        counts.append("arrival")
+    if spec.duration_s is not None and counts:
+        yield f"{own[counts[0]][0]} says how much comes: --duration-s would be ignored; drop one"
+    for source, names in SETS_ITSELF.items():
+        there = spec.of_sessions if source == "sessions" else source in own
+        for name in names:
+            if there and name in own:
+                yield f"{flag_of(source)} sets {flag_of(name)}; drop one of them"
+    if spec.cancel_share and spec.of_sessions:
+        yield "--cancel-share is for single requests: the turns after an abandoned one could not follow"
+    for name in ("turns", "turn_tokens", "think_s") if spec.data is None and spec.sessions is None else ():
+        if name in own:
+            yield f"{' '.join(own[name])} is for conversations: give --sessions N"
+    if spec.sessions is not None and spec.requests is not None:
+        yield "--sessions and --requests both say how many; in sessions, --turns says the rest"
+    if spec.cancel_share and spec.request_kind != RequestKind.GENERATE:
+        yield f"--cancel-share: --request-kind {spec.request_kind} has no stream to abandon"
+    if spec.request_kind == RequestKind.RERANK and spec.data is None:
+        yield "--request-kind rerank needs --data FILE whose rows have a query and documents"
+    if spec.max_rate is not None and spec.concurrency is None:
+        yield "--max-rate is a ceiling for closed loops: give --concurrency too, or use --rate"
+
+
+def _check_numbers(spec: LoadSpec) -> None:
+    for name in ("requests", "concurrency", "workers", "sessions", "vocab_size"):
+        number = getattr(spec, name)
+        if number is None or number == "auto":
+            continue
+        most = MOST.get(name, MAX_REQUESTS)
+        if number < 1:
+            raise WorkloadError(f"{flag_of(name)} {number}: expected at least 1")
+        if number > most:
+            raise WorkloadError(f"{flag_of(name)} {number}: expected at most {most:,}")
+    if not 0 < spec.deadline_s <= MOST_DEADLINE_S:
+        raise WorkloadError(f"--deadline-s {spec.deadline_s}: expected seconds above 0, at most a week")
+    if spec.max_rate is not None and not spec.max_rate > 0:
+        raise WorkloadError(f"--max-rate {spec.max_rate}: expected requests per second above 0")
+    if any(c not in "0123456789abcdefABCDEF" for c in spec.salt):
+        raise WorkloadError(f"--salt {spec.salt!r}: expected hexadecimal digits, e.g. --salt 5eed")
+    if spec.tokenizer is not None and not spec.tokenizer.is_dir():
+        raise WorkloadError(f"--tokenizer {spec.tokenizer} is no folder, so it has no tokenizer.json")
