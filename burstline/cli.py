@@ -14,7 +14,10 @@ from pathlib import Path
 from burstline import __version__, exit_codes
 from burstline.interrupt import terminable
 from burstline.stdout import outlets
+from roofline.errors import RooflineError
+from servers.messages import EngineError
 from servers.redact import learn_from
+from workloads.request import WorkloadError
 
 TRACEBACK = "BURSTLINE_TRACEBACK"
 N_BETWEEN_COLLECTIONS = 20_000
@@ -197,9 +200,6 @@ def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
 
 def _exit_code_of(error: Exception) -> int:
     # Imported here: `--help` must not pay for them.
-    from roofline.errors import RooflineError
-    from servers.messages import EngineError
-    from workloads.request import WorkloadError
 
     if isinstance(error, EngineError):
         return exit_codes.ENGINE_FAILED

@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -11,3 +12,9 @@ settings.load_profile("untimed")
 def pytest_xdist_auto_num_workers() -> int:
     """One worker more than there are cores: many tests wait for a server or a timer."""
     return (os.cpu_count() or 1) + 1
+
+
+@pytest.fixture
+def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and `verify` in this process write an empty page: to draw it takes half of a short run's time."""
+    monkeypatch.setattr("burstline.bench.report.render", lambda comparison: "")

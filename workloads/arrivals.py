@@ -12,15 +12,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.request import WorkloadError
 
-if TYPE_CHECKING:  # flags are checked by this module before numpy is imported
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Times = NDArray[np.float64]
+Times = NDArray[np.float64]
 
 MOST_S: Final = 1e9
 """Thirty years: nanoseconds of it are far from the end of an int64."""
@@ -31,7 +30,6 @@ MAX_REQUESTS: Final = 10_000_000
 def burst(rate_per_s: float | None, n: int, rng: np.random.Generator, _: object = None) -> Times:
     """Everything at once; MLPerf calls it Offline."""
     del rate_per_s, rng
-    import numpy as np
 
     return np.zeros(n)
 
@@ -39,15 +37,12 @@ def burst(rate_per_s: float | None, n: int, rng: np.random.Generator, _: object 
 def constant(rate_per_s: float, n: int, rng: np.random.Generator, _: object = None) -> Times:
     """One request every 1/rate, the first at 0."""
     del rng
-    import numpy as np
 
     return np.arange(n) / rate_per_s
 
 
 def poisson(rate_per_s: float, n: int, rng: np.random.Generator, _: object = None) -> Times:
     """A Poisson process: independent exponential gaps, the first before the first request."""
-    import numpy as np
-
     return np.cumsum(rng.exponential(1 / rate_per_s, n))
 
 
@@ -56,15 +51,11 @@ def gamma(rate_per_s: float, n: int, rng: np.random.Generator, burstiness: float
 
     The gaps' coefficient of variation is 1/sqrt(burstiness); the same parameter as in `vllm bench serve`.
     """
-    import numpy as np
-
     return np.cumsum(rng.gamma(burstiness, 1 / (rate_per_s * burstiness), n))
 
 
 def ramp(_: float | None, n: int, rng: np.random.Generator, rates_per_s: tuple[float, float]) -> Times:
     """A Poisson process whose rate goes linearly from one rate to another over n requests, then stays."""
-    import numpy as np
-
     rate_per_s, ramp_to_per_s = rates_per_s
     span_s = 2 * n / (rate_per_s + ramp_to_per_s)
     unit = np.cumsum(rng.standard_exponential(n))
@@ -77,8 +68,6 @@ def ramp(_: float | None, n: int, rng: np.random.Generator, rates_per_s: tuple[f
 
 def steps(_: float | None, n: int, rng: np.random.Generator, steps: Sequence[tuple[float, float]]) -> Times:
     """A Poisson process whose rate is constant within each step (rate, seconds); the last goes on."""
-    import numpy as np
-
     rates, spans_s = np.array(steps, dtype=float).T
     begins_s = np.concatenate(([0.0], np.cumsum(spans_s)))
     wanted = np.concatenate(([0.0], np.cumsum(rates * spans_s)))
@@ -89,8 +78,6 @@ def steps(_: float | None, n: int, rng: np.random.Generator, steps: Sequence[tup
 
 def replay(rate_per_s: float | None, n: int, rng: np.random.Generator, times_s: Sequence[float]) -> Times:
     """The first n of recorded times, from their first; stretched to a mean rate where one is given."""
-    import numpy as np
-
     del rng
     recorded_s = np.sort(np.asarray(times_s, dtype=np.float64))[:n]
     due_s: Times = recorded_s - recorded_s[0]

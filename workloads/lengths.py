@@ -17,16 +17,15 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 
-if TYPE_CHECKING:  # flags are checked by this module before numpy is imported
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+Ints = NDArray[np.int64]
 
 EXPECTED = (
     "a number such as 512, 256..768, normal:512,128, lognormal:512,400, zipf:1.2,16..4096 or file:F.csv"
@@ -54,7 +53,6 @@ class Lengths:
             return self.rows[rng.integers(0, len(self.rows), n)]
         if self.pmf is None:
             return rng.integers(self.low, self.high, n, endpoint=True)
-        import numpy as np
 
         return self.low + np.searchsorted(np.cumsum(self.pmf), rng.random(n), side="right").clip(
             max=len(self.pmf) - 1
@@ -116,7 +114,6 @@ def _distribution(law: str, rest: str, text: str) -> Lengths:
     numbers = [float(word) for word in words]
     if not all(math.isfinite(number) and number > 0 for number in numbers) or (ends and ends[1] > MAX_TOK):
         raise ValueError(text)
-    import numpy as np
 
     if law == "zipf":
         (exponent,) = numbers
@@ -152,7 +149,6 @@ def _checked(low: int, high: int, weights: NDArray[np.float64], text: str) -> Le
 
 def _recorded(name: str, flag: str) -> Lengths:
     """A CSV with a header: column `prompt_tokens` or `output_tokens`, as the flag says, else its only one."""
-    import numpy as np
     import pyarrow as pa
     import pyarrow.csv as pacsv
 

@@ -12,18 +12,16 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.data_sets import Item, Materials, as_plain_text
 from workloads.lengths import Lengths
 from workloads.prompts import Stream, Vocabulary
 from workloads.request import Request, Turn, WorkloadError
 from workloads.seeds import rng
-
-if TYPE_CHECKING:
-    from workloads.data_sets import Item, Materials
 
 NS_PER_MS: Final = 1_000_000
 
@@ -112,8 +110,6 @@ def written_sessions(
     items: Sequence[Item], materials: Materials, n: int | None, think_ms: Lengths, seed: int
 ) -> tuple[tuple[Request, ...], NDArray[np.int64], Counter[str]]:
     """Sessions out of rows: those with one `session` are its turns; a chat of several turns is one itself."""
-    from workloads.data_sets import as_plain_text
-
     requests: list[Request] = []
     dropped: Counter[str] = Counter()
     think = rng(seed, "think times")

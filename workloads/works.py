@@ -9,23 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workloads.arrivals import Arrivals
+from workloads.data_sets import DataSet, Item, Materials, data_requests
 from workloads.lengths import Lengths
 from workloads.plan import Plan, Shape, due_ns_of, make_plan, plan_of
 from workloads.prefixes import BLOCK_TOK
 from workloads.prompts import DrawnRequests, Vocabulary
 from workloads.request import RequestKind, WorkloadError
 from workloads.seeds import rng
-
-if TYPE_CHECKING:  # what only some loads need is imported by them: the classic burst starts sooner
-    from workloads.data_sets import DataSet, Item, Materials
-    from workloads.sessions import SessionShape
-    from workloads.traces import Trace
+from workloads.sessions import SessionShape, drawn_sessions, written_sessions
+from workloads.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +153,6 @@ class Written:
         return self.data.source.rstrip("/").rsplit("/", 1)[-1]
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        from workloads.data_sets import data_requests
-
         assert server.materials is not None
         materials = replace(server.materials, kind=self.kind, output_tok=self.output_tok)
         requests, used, dropped = data_requests(self.items, materials, self.n_wanted, seed)
@@ -197,8 +193,6 @@ class Sessions:
         return "sessions" if self.data is None else f"sessions-{self.data.source.rsplit('/', 1)[-1]}"
 
     def plan(self, arrivals: Arrivals, server: Server, seed: int) -> Plan:
-        from workloads.sessions import drawn_sessions, written_sessions
-
         due_s = arrivals.due_s(rng(seed, "arrivals"))
         if self.data is None:
             requests, of, dropped = drawn_sessions(

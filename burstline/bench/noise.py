@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import orjson
@@ -14,11 +14,9 @@ import orjson
 from loadgen.record.files import user_cache, write_bytes
 from loadgen.record.manifest import Manifest, RunNoise
 from loadgen.record.rundir import Run
+from loadgen.stats.across_runs import LEAST_RUNS, Noise, Spreads, spreads_of
 from loadgen.stats.figure import Absent
 from loadgen.verdict.factors import factors
-
-if TYPE_CHECKING:
-    from loadgen.stats.across_runs import Spreads
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 
@@ -31,8 +29,6 @@ RATES: Final = ("output_tok_per_s", "input_tok_per_s", "total_tok_per_s", "reque
 
 def remember(runs: Sequence[Run]) -> None:
     """Keep the noise of three repeats or more for later runs of the same system."""
-    from loadgen.stats.across_runs import LEAST_RUNS, Noise  # statistics: every run asks for what is stored
-
     if len(runs) < LEAST_RUNS or any(run.summary is None for run in runs):
         return
     spreads = {name: _spreads(runs, path) for name, path in _paths().items()}
@@ -75,8 +71,6 @@ def _paths() -> dict[str, tuple[str, ...]]:
 
 def _spreads(runs: Sequence[Run], path: tuple[str, ...]) -> Spreads | None:
     """Both kinds of noise of one number; None where a run lacks it."""
-    from loadgen.stats.across_runs import spreads_of
-
     starts: dict[object, list[float]] = {}
     for run in runs:
         figure = None if run.summary is None else run.summary.figure(*path)

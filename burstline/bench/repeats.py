@@ -19,8 +19,14 @@ from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
 from burstline.server_options import ServerOptions
+from loadgen.metrics.slo import judge_over_runs, parse_goal
 from loadgen.record.rundir import Run, open_run
 from loadgen.record.verdict import State
+from reports.formats.text import text
+from reports.model.comparison import Contender, view_of
+from reports.model.contenders import comparison_of
+from reports.page.digest import digest
+from reports.page.files import write_all
 from servers.engine import Engine
 from workloads.request import WorkloadError
 
@@ -77,9 +83,6 @@ def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int
 
 def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
     """The worst exit code of the runs; where SLOs were asked, that of their figures over all runs."""
-    from loadgen.metrics.slo import judge_over_runs, parse_goal
-    from reports.model.comparison import Contender, view_of
-
     goals = [parse_goal(text) for text in runs[0].manifest.targets]
     summaries = [run.summary for run in runs if run.summary is not None]
     judged = (exit_codes.DONE, exit_codes.TARGET_MISSED, exit_codes.INCONCLUSIVE)
@@ -97,11 +100,6 @@ def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
 
 def _page_over(runs: list[Run], out: Path) -> str:
     """One page over the repeats, and its short form as text."""
-    from reports.formats.text import text
-    from reports.model.contenders import comparison_of
-    from reports.page.digest import digest
-    from reports.page.files import write_all
-
     folder = out / f"{runs[0].name}-repeats"
     folder.mkdir()
     comparison = comparison_of(runs, folder, anyway=True)

@@ -51,6 +51,7 @@ from servers.host.telemetry import load_telemetry
 from servers.host.watch import Watcher
 from servers.launch import Launch
 from servers.messages import EngineError
+from servers.reference.steplog import load_steps
 from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
@@ -257,7 +258,6 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
     """The engine's own step log, where it wrote one, on the run's clock."""
     if launch is None or launch.step_log is None or not launch.step_log.exists():
         return
-    from servers.reference.steplog import load_steps  # here: the embedded engine's alone
 
     header, columns = load_steps(launch.step_log)
     for name in ("start_ns", "end_ns"):

@@ -6,18 +6,18 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from burstline.bench.fire import fire
 from loadgen.driver.job import Job
 from loadgen.record.capture_store import read_captures
 from loadgen.record.manifest import LoadFacts, StageFacts
 from loadgen.record.record import Outcome, Record, record_of
+from loadgen.record.tables import record_table
 from servers.engine import Engine
 from workloads.plan import PRIMING, Plan, Stage
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Say = Callable[[str], None]
 
@@ -31,8 +31,6 @@ class Sent:
 
     def table(self, t0_ns: int) -> pa.Table:
         """The records on the run's clock, whose zero is `t0_ns`: all of their times are negative."""
-        from loadgen.record.tables import record_table
-
         return record_table([_shifted(record, own_ns - t0_ns) for own_ns, record in self.records])
 
 

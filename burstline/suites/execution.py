@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import orjson
 
@@ -22,11 +22,12 @@ from burstline.server_options import API_KEY_VARIABLE
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run
+from reports.formats.text import text
+from reports.model.comparison import Comparison, Member, case_of, view_of
+from reports.page.digest import digest, verdict_line
+from reports.page.files import write_all
 from servers.host import child
 from workloads.request import WorkloadError
-
-if TYPE_CHECKING:
-    from reports.model.comparison import Comparison
 
 MANIFEST: Final = "suite.json"
 OUT: Final = "{out}"
@@ -207,19 +208,11 @@ def _called(argv: Sequence[str], environment: dict[str, str], lock: int) -> int:
 
 def _verdict(run: Run) -> str:
     """The run's verdict and what came of its targets, a line each."""
-    from reports.formats.text import text
-    from reports.model.comparison import view_of
-    from reports.page.digest import verdict_line
-
     return text([verdict_line(view_of(run).summary)])
 
 
 def _report(folder: Path) -> bool:
     """Write the report over whatever is finished; whether all is there, and comparable if it is several."""
-    from reports.formats.text import text
-    from reports.page.digest import digest
-    from reports.page.files import write_all
-
     comparison = comparison_of_suite(folder)
     if comparison is None:
         print("No run of the suite came to its end: there is nothing to report.", file=sys.stderr)
@@ -233,8 +226,6 @@ def _report(folder: Path) -> bool:
 
 def comparison_of_suite(folder: Path) -> Comparison | None:
     """Every finished run of a suite's folder, one case for each model and workload; None without any."""
-    from reports.model.comparison import Comparison, Member, case_of
-
     suite = orjson.loads((folder / MANIFEST).read_bytes())
     members: dict[str, list[Member]] = {}
     missing = []

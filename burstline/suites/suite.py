@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import MAX_REPEATS, checked
+from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.server_options import ServerOptions
 from burstline.suites.expansion import expanded
@@ -274,7 +275,6 @@ def make_where_missing(model: Model) -> None:
     """A model folder that the suite asks to be made is made, once, with the weights that it lacks."""
     if model.like is None or model.path is None:
         return
-    from burstline.models.model_folder import add_missing_formats, make_model
 
     if (Path(model.path) / "config.json").exists():
         add_missing_formats(Path(model.path), model.formats)

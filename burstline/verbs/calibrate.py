@@ -7,9 +7,13 @@ from pathlib import Path
 
 import orjson
 
-from burstline import exit_codes
+from burstline import exit_codes, host_overhead
+from burstline.machine.cpu_calibration import path_of, torch_version
+from burstline.machine.hardware import config_at
+from burstline.machine.host_facts import MOST_OTHERS, CpuTime
 from loadgen.record.files import write_bytes
-from roofline.device.calibration import device_toml, load_calibration
+from roofline.calibrate import calibrate
+from roofline.device.calibration import cached_file, device_toml, load_calibration
 from roofline.device.device import load_device
 from roofline.errors import RooflineError
 from servers.identity import CpuSetup
@@ -35,13 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Always 0: what could not be measured raises."""
-    from burstline import host_overhead
-    from burstline.machine.cpu_calibration import path_of
-    from burstline.machine.hardware import config_at
-    from burstline.machine.host_facts import MOST_OTHERS, CpuTime
-    from roofline.calibrate import calibrate
-    from roofline.device.calibration import cached_file
-
     _check(args)
     config = config_at(args.model)
     on_cpu, dtype = args.device == "cpu", args.dtype or "bf16"
@@ -96,8 +93,6 @@ def _doubted(path: str, others: float) -> str:
 
 def _check(args: argparse.Namespace) -> None:
     """Raise RooflineError for flags that cannot be met."""
-    from burstline.machine.cpu_calibration import torch_version
-
     if args.threads < 1:
         raise RooflineError(f"--threads {args.threads}: expected at least 1")
     if args.python is None:

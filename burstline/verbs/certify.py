@@ -2,8 +2,13 @@
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 
+from burstline import exit_codes
+from burstline.bench.load_options import checked
+from burstline.certification import certified, climbed, drill
 from burstline.flags import add_options, read_options
+from burstline.stdout import json_text
 from loadgen.record.typed_json import to_json
 from loadgen.verdict.certificate import TOLERATED, Certificate, EventRateLimit, MetricError, ServedSchedule
 from workloads.spec import LoadSpec
@@ -18,12 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from dataclasses import replace
-
-    from burstline import exit_codes
-    from burstline.bench.load_options import checked
-    from burstline.certification import certified, climbed, drill
-    from burstline.stdout import json_text
 
     load = checked(read_options(LoadSpec, args))
     planned = drill(load, LONG_S)

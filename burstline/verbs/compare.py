@@ -6,6 +6,11 @@ import argparse
 from pathlib import Path
 
 from burstline import exit_codes
+from loadgen.record.rundir import open_run
+from loadgen.record.tables import keep_pandas_out
+from reports.model.contenders import comparison_of
+from reports.page.files import written
+from workloads.request import WorkloadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from loadgen.record.rundir import open_run
-    from loadgen.record.tables import keep_pandas_out
-    from reports.model.contenders import comparison_of
-    from reports.page.files import written
-    from workloads.request import WorkloadError
-
     keep_pandas_out()
     runs = [open_run(path) for path in args.runs if not (path / "comparison.json").is_file()]
     if len(runs) < 2:

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from burstline import exit_codes
+from burstline.models.model_folder import add_missing_formats, make_model
+from burstline.models.random_weights import FORMATS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from burstline.models.model_folder import add_missing_formats, make_model
-    from burstline.models.random_weights import FORMATS
-
     wanted = args.format or ("safetensors" if args.weights else "none")
     formats = tuple(kind for kind in FORMATS if wanted in (kind, "both"))
     if args.unless_exists and (args.folder / "config.json").exists():

@@ -5,19 +5,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
 
 from burstline import exit_codes
+from burstline.bench.report import write_report
 from burstline.flags import add_options, read_options
+from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
 from burstline.stdout import json_text
+from loadgen.record.files import write_bytes
+from loadgen.record.rundir import Run, RunDir, open_run
+from loadgen.record.tables import keep_pandas_out
+from reports.formats.text import text
+from reports.model.comparison import view_of
+from reports.page.digest import overview
+from reports.page.files import FILES
 from workloads.request import WorkloadError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from loadgen.record.rundir import Run
-
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = ("parquet", "csv", "markdown", "junit", "trace", "figures")
@@ -51,8 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.format or args.to:
         return _in_other_formats(args.run, args.format or WRITTEN, args.to)
-    from burstline.bench.report import write_report
-    from loadgen.record.rundir import RunDir, open_run
 
     run = open_run(args.run, check_records=not args.decode)
     folder = RunDir(run.path)
@@ -65,8 +68,6 @@ def run(args: argparse.Namespace) -> int:
         folder.save_manifest(replace(folder.manifest, usd_per_hour=args.usd_per_hour))
     hints = read_options(Hints, args, stated=read_options(Stated, args))
     if hints.device or hints.model_config or hints.stated.to_json():
-        from burstline.machine.hardware import check_hints, note_hardware
-
         check_hints(hints)
         note_hardware(folder, hints, force=args.force)
     write_report(folder)
@@ -76,11 +77,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> int:
     """Print the run, or write it below `to`; its folder stays as it is."""
-    from loadgen.record.files import write_bytes
-    from loadgen.record.rundir import open_run
-    from loadgen.record.tables import keep_pandas_out
-    from reports.page.files import FILES
-
     written = [name for name in formats if name in WRITTEN]
     if written and to is None:
         raise WorkloadError(f"--format {written[0]} writes files: give --to DIR")
@@ -100,12 +96,8 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
     return exit_codes.DONE
 
 
-def _printed(run: "Run", name: str) -> str:
+def _printed(run: Run, name: str) -> str:
     """The run's summary as text or JSON, also of one that was killed half-way."""
-    from reports.formats.text import text
-    from reports.model.comparison import view_of
-    from reports.page.digest import overview
-
     if not (run.path / "plan.parquet").exists():
         why = f": {run.manifest.error}" if run.manifest.error else ""
         words = f"the run ended ({run.status}) before its requests were planned, so nothing was sent{why}"
@@ -117,7 +109,7 @@ def _printed(run: "Run", name: str) -> str:
     return text(overview(view_of(run)))
 
 
-def _decoded(run: "Run") -> "pa.Table":
+def _decoded(run: Run) -> pa.Table:
     """WorkloadError where fewer requests were captured than there are ended ones among the records."""
     records = run.decoded()
     if not (run.path / "records.parquet").exists():

@@ -1,11 +1,15 @@
 """`burstline serve`: an engine by itself, until it is interrupted."""
 
 import argparse
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from burstline.bench.server_session import check_start, check_where, choose_engine, serving
 from burstline.flags import add_options
+from burstline.interrupt import terminable
 from burstline.server_options import START, ServerOptions, add_settings, server_of
+from servers.messages import EngineError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import time
-
-    from burstline.bench.server_session import check_start, check_where, choose_engine, serving
-    from burstline.interrupt import terminable
-    from servers.messages import EngineError
 
     where = server_of(args)
     check_where(where)

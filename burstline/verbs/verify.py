@@ -10,15 +10,20 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from burstline import __version__, exit_codes
+from burstline.bench.report import write_report
+from loadgen.record.capture_store import read_captures
+from loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
+from loadgen.record.rundir import Run, RunDir, open_run, read_manifest
+from loadgen.record.tables import RECORDS, counts_of, record_table
+from servers.registry import ENGINES
+from workloads.plan import fingerprint
 from workloads.request import WorkloadError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from loadgen.record.rundir import Run
 
 MADE_AGAIN: Final = ("records.parquet", "summary.json", "report.html")
 
@@ -36,8 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from loadgen.record.rundir import read_manifest
-
     manifest = read_manifest(args.run)
     checks = list(checks_of(args.run))
     for check in checks:
@@ -57,8 +60,6 @@ def _told(check: PartCheck) -> str:
 
 def checks_of(path: Path) -> Iterator[PartCheck]:
     """Every check, in the order in which the files build on each other; stops where nothing can follow."""
-    from loadgen.record.rundir import open_run
-
     try:
         opened = open_run(path, check_records=False)
         yield PartCheck("manifest")
@@ -84,8 +85,6 @@ def checks_of(path: Path) -> Iterator[PartCheck]:
 
 
 def _plan(run: Run) -> PartCheck:
-    from workloads.plan import fingerprint
-
     plan = run.plan
     contents = fingerprint(plan.requests, plan.due_ns)
     differs = contents != (plan.contents_sha256 or plan.sha256)
@@ -96,13 +95,6 @@ def _plan(run: Run) -> PartCheck:
 
 def _decoded(run: Run, damage: list[str]) -> tuple[int, pa.Table]:
     """How many captures can be read, and the records of all planned requests, made of them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from loadgen.record.capture_store import read_captures
-    from loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
-    from loadgen.record.tables import RECORDS, counts_of, record_table
-    from servers.registry import ENGINES
 
     requests, due_ns = run.asked, run.plan.due_ns
     captures = read_captures(
@@ -136,9 +128,6 @@ def _records(run: Run, records: pa.Table) -> PartCheck:
 
 def _made_again(run: Run, records: pa.Table, beside: Path) -> Iterator[PartCheck]:
     """Summary and page, made in a folder of the same name that has links to all else."""
-    from burstline.bench.report import write_report
-    from loadgen.record.rundir import RunDir
-
     beside.mkdir()
     for each in run.path.iterdir():
         if each.name not in MADE_AGAIN:

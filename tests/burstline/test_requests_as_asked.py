@@ -27,6 +27,7 @@ from tests.truth.router import TruthSetup
 from tests.truth.script import Script
 from workloads.request import Request, Sampling, WorkloadError
 
+pytestmark = pytest.mark.usefixtures("without_page")
 TARGET = Target("http://x", "m")
 ROWS = Path(__file__).parents[1] / "data" / "workloads"
 

@@ -191,7 +191,7 @@ def loop(c: int, n: int, seed: int = 0):
     return rows
 
 
-@pytest.mark.parametrize(("c", "n"), [(8, 400), (32, 160), (64, 1000)])
+@pytest.mark.parametrize(("c", "n"), [(8, 400), (32, 160), pytest.param(64, 1000, marks=pytest.mark.slow)])
 def test_a_closed_loops_rates_are_those_of_the_server_whoever_sent_the_requests_when(c, n):
     """A full loop of C ends C requests in each mean stay: throughput is C / E[stay], by Little."""
     ratios = []
@@ -241,5 +241,5 @@ def held(rate_per_s, length_s, seed, low_s=5.0, high_s=15.0):
 def test_a_load_that_is_held_is_not_overloaded_while_it_fills_up():
     runs = [held(10, 60, seed) for seed in range(30)]
     assert sum(bool(reasons(run)) for run in runs) <= 1
-    rates = [summarized(run, Context(arrivals=POISSON))["throughput"]["requests_per_s"] for run in runs]
-    assert np.mean([rate["point"] for rate in rates]) == pytest.approx(10, rel=0.03)
+    some = [summarized(run, Context(arrivals=POISSON))["throughput"]["requests_per_s"] for run in runs[:10]]
+    assert np.mean([rate["point"] for rate in some]) == pytest.approx(10, rel=0.03)
