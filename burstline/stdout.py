@@ -14,6 +14,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, TextIO
 
+import orjson
+
 from servers.redact import printable, without_known
 
 
@@ -61,8 +63,6 @@ class Outlet:
 
 def json_text(value: Any) -> str:
     """Indented JSON that every encoding has the letters for; NaN and infinity become null."""
-    import orjson
-
     return json.dumps(orjson.loads(orjson.dumps(value)), indent=2)
 
 

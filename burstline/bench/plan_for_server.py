@@ -14,6 +14,7 @@ from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
 from servers.host.ready import send
 from servers.identity import Identity
+from workloads.data_sets import Materials
 from workloads.plan import PRIMING, Plan
 from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
 from workloads.prompts import Vocabulary
@@ -94,7 +95,6 @@ def _materials(
     takes_ids: bool,
 ) -> Materials:
     from workloads.chat import template_of
-    from workloads.data_sets import Materials
 
     counter.no_truncation()
     counter.no_padding()

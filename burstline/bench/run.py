@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -33,6 +32,8 @@ from burstline.bench.server_session import (
 )
 from burstline.bench.stages import send_stages
 from burstline.bench.vocabulary import ASSUMED
+from burstline.cluster.session import RayOptions, ray_session
+from burstline.cluster.workers import fleet_of
 from burstline.driver_processes import local_drivers
 from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.machine.hints import Hints
@@ -56,9 +57,6 @@ from workloads.plan import Plan
 from workloads.prompts import Vocabulary
 from workloads.request import WorkloadError
 from workloads.spec import WarmUp, check_goals
-
-if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
-    from burstline.cluster.session import RayOptions
 
 LATE_S = 0.5
 """Counters that need longer to stand still are let settle before the load, too."""
@@ -182,9 +180,6 @@ def _drivers(ray: RayOptions | None, site: Site, progress: Progress) -> Iterator
     if ray is None:
         yield local_drivers
         return
-    # Here: most runs have no cluster.
-    from burstline.cluster.session import ray_session
-    from burstline.cluster.workers import fleet_of
 
     with ray_session(ray) as session, fleet_of(session, ray, site.target.url) as fleet:
         for driver in fleet.drivers:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from burstline.bench.server_session import Site
+from burstline.machine.host_facts import cached_config
 from servers.host.ready import send
 from servers.messages import EngineError
 from servers.protocol.openai import tokenize_call, tokens_in
@@ -86,14 +87,8 @@ def local_folder(model: str) -> Path | None:
     path = Path(model).expanduser()
     if path.is_dir():
         return path
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    config = cached_config(model)
+    return config.parent if config else None
 
 
 def vocabulary_of_folder(folder: Path) -> Vocabulary | None:

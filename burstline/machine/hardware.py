@@ -140,7 +140,7 @@ def config_at(name: str) -> dict[str, Any]:
     if path.is_dir() or path.suffix == ".gguf":  # a GGUF file is gigabytes: its folder has the config
         path = (path if path.is_dir() else path.parent) / "config.json"
     if not path.is_file():
-        path = _in_hub_cache(name) or path
+        path = host_facts.cached_config(name) or path
     try:
         config = orjson.loads(path.read_bytes())
     except OSError:
@@ -151,21 +151,6 @@ def config_at(name: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise RooflineError(f"{path} holds no object, as a config.json does")
     return config
-
-
-def _in_hub_cache(name: str) -> Path | None:
-    from huggingface_hub import constants  # a light module; the rest of the library takes half a second
-
-    if not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
-        return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found) if isinstance(found, str) else None
 
 
 def _device(manifest: Manifest, config: Mapping[str, Any], hints: Hints, run: RunDir) -> tuple[str, str]:

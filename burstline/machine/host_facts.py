@@ -129,3 +129,19 @@ class CpuTime:
         """The share of the machine that other processes used."""
         others_s = (later.busy_s - self.busy_s) - (later.ours_s - self.ours_s)
         return max(0.0, others_s / max(later.all_s - self.all_s, 1e-9))
+
+
+def cached_config(name: str) -> Path | None:
+    """The config.json of a model in Hugging Face's cache; None where it has none of that name."""
+    from huggingface_hub import constants  # a light module; the rest of the library takes half a second
+
+    if not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
+        return None
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found) if isinstance(found, str) else None

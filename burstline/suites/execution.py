@@ -17,8 +17,10 @@ from typing import Final
 import orjson
 
 from burstline import exit_codes
+from burstline.cluster.session import RayOptions, ray_session
 from burstline.interrupt import terminable
 from burstline.server_options import API_KEY_VARIABLE
+from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
 from loadgen.record.files import write_json
 from loadgen.record.rundir import Run, open_run
@@ -154,9 +156,6 @@ def _over_cluster(
     environments: Mapping[str, dict[str, str]],
 ) -> list[int]:
     """Each platform's runs one after another, the platforms side by side."""
-    from burstline.cluster.session import RayOptions, ray_session
-    from burstline.suites.platforms import run_by_platform
-
     with ray_session(RayOptions(address)) as ray:
 
         def carry_out(slot: Slot, call: Call) -> int:

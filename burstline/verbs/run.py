@@ -3,16 +3,14 @@
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from burstline.bench.server_session import check_where, choose_engine
+from burstline.cluster.session import RayOptions, parse_resources
 from burstline.flags import add_options, read_options
 from burstline.machine.hints import Hints
 from burstline.server_options import ServerOptions, add_settings, server_of
 from workloads.request import WorkloadError
 from workloads.spec import Goals, LoadSpec, check_goals, check_spec
-
-if TYPE_CHECKING:
-    from burstline.cluster.session import RayOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +103,6 @@ def _check(spec: LoadSpec, goals: Goals, where: ServerOptions) -> None:
     """Refuse what is wrong with the flags before anything heavy is imported or started."""
     check_spec(spec)
     check_goals(goals)
-    from burstline.bench.server_session import check_where, choose_engine
 
     check_where(where)
     if where.engine is not None:
@@ -126,14 +123,13 @@ def _shared(spec: LoadSpec, n_urls: int) -> LoadSpec:
     return spec
 
 
-def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> "RayOptions | None":
+def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
     if args.platform is not None:
         raise WorkloadError("--platform picks the runs of a suite: name its file, e.g. suites/laptop.toml")
     if args.ray is None:
         if args.worker_resources is not None:
             raise WorkloadError("--worker-resources says what a worker takes of a Ray node: add --ray")
         return None
-    from burstline.cluster.session import RayOptions, parse_resources
 
     if args.ray.endswith(".toml"):
         raise WorkloadError(

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+import pyarrow.parquet as pq
 
 from loadgen.record.rundir import Run
+from reports.formats.csv import records_csv
 from reports.formats.junit import junit
 from reports.formats.markdown import markdown
 from reports.formats.text import text
@@ -21,25 +23,21 @@ from reports.formats.trace_events import trace_json
 from reports.model.comparison import Comparison, alone, view_of
 from reports.page.comparison_json import comparison_json
 from reports.page.digest import digest
+from reports.page.figure_files import figure_files
+from reports.page.page import render
 
 
 def _parquet(run: Run) -> dict[str, bytes]:
-    import pyarrow.parquet as pq
-
     out = io.BytesIO()
     pq.write_table(run.record_table, out, compression="zstd")
     return {"records.parquet": out.getvalue()}
 
 
 def _csv(run: Run) -> dict[str, bytes]:
-    from reports.formats.csv import records_csv
-
     return {"records.csv": records_csv(run)}
 
 
 def _figures(run: Run) -> dict[str, bytes]:
-    from reports.page.figure_files import figure_files
-
     return {f"figures/{name}": content for name, content in figure_files(alone(view_of(run))).items()}
 
 
@@ -57,8 +55,6 @@ FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
 def written(shape: str, comparison: Comparison) -> str:
     """A comparison as a page, as Markdown, as JSON or as text."""
     if shape == "html":
-        from reports.page.page import render
-
         return render(comparison)
     if shape == "json":
         return (
