@@ -70,6 +70,7 @@ GONE: dict[str, str] = {
     "--tool-share": "say all pauses with --think-s, e.g. --think-s lognormal:2,3",
     "--trace-speed": "say it after the file, e.g. --trace FILE,speed=2",
     "--trace-window": "say it after the file, e.g. --trace FILE,window=600..1200",
+    "--worker-resources": "say it after the address, e.g. --ray HOST:PORT,client=1",
     "--url-by": "requests take turns at several URLs, conversations stay at one",
     "--vllm-python": "say --engine-python PATH",
     "--warmup-handover": "drop it: what counts begins once the load has filled the server",

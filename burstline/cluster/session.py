@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from servers.messages import EngineError
+from workloads.options import with_parts
 from workloads.request import WorkloadError
 
 PIECE_BYTES: Final = 8 << 20
@@ -44,21 +46,16 @@ class RayOptions:
         return {"CPU": 1.0, **self.resources}
 
 
-def parse_resources(text: str) -> dict[str, float]:
-    """`CPU=2,client=1` as a dict; WorkloadError where it is not NAME=NUMBER,..."""
-    resources: dict[str, float] = {}
-    for item in text.split(","):
-        name, equals, number = item.partition("=")
-        try:
-            amount = float(number)
-        except ValueError:
-            amount = -1.0
-        if not (name.strip() and equals and amount > 0):
-            raise WorkloadError(
-                f"--worker-resources {text!r}: expected NAME=NUMBER,..., e.g. CPU=2,loadgen=1"
-            )
-        resources[name.strip()] = amount
-    return resources
+def parse_ray(text: str) -> tuple[str, dict[str, float]]:
+    """`HOST:PORT,client=1` as the address and what each driver reserves; WorkloadError for any other form."""
+    address, parts = with_parts(text)
+    try:
+        resources = {name: float(number) for name, number in parts.items()}
+    except ValueError:
+        resources = {"": 0.0}
+    if "," in address or not all(0 < amount < math.inf for amount in resources.values()):
+        raise WorkloadError(f"--ray {text}: expected ADDRESS,NAME=NUMBER,..., e.g. auto,CPU=2,client=1")
+    return address, resources
 
 
 class NodeFolder:

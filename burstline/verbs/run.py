@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.server_session import check_where, choose_engine
-from burstline.cluster.session import RayOptions, parse_resources
+from burstline.cluster.session import RayOptions, parse_ray
 from burstline.flags import add_options, read_options
 from burstline.machine.hints import Hints
 from burstline.server_options import ServerOptions, add_settings, server_of
@@ -57,15 +57,12 @@ def add_cluster(group: argparse._ActionsContainer) -> None:
         "--ray",
         nargs="?",
         const="auto",
-        metavar="ADDRESS",
+        metavar="ADDRESS[,NAME=N...]",
         help="drive the load from --workers on a Ray cluster, or spread a suite over it (HOST:PORT; the one "
-        "that runs here)",
+        "that runs here); each driver reserves one CPU and these resources, e.g. auto,client=1",
     )
     group.add_argument(
         "--platform", metavar="NAME", help="of a suite with platforms: run this one only, here unless --ray"
-    )
-    group.add_argument(
-        "--worker-resources", metavar="NAME=N,...", help="Ray resources that each worker reserves (CPU=1)"
     )
 
 
@@ -127,8 +124,6 @@ def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
     if args.platform is not None:
         raise WorkloadError("--platform picks the runs of a suite: name its file, e.g. suites/laptop.toml")
     if args.ray is None:
-        if args.worker_resources is not None:
-            raise WorkloadError("--worker-resources says what a worker takes of a Ray node: add --ray")
         return None
 
     if args.ray.endswith(".toml"):
@@ -137,8 +132,8 @@ def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
         )
     if spec.workers == "auto":
         raise WorkloadError("--ray needs a number of --workers, e.g. one for each node")
-    resources = parse_resources(args.worker_resources) if args.worker_resources else {}
-    return RayOptions(args.ray, spec.workers, not args.no_canary, resources)
+    address, resources = parse_ray(args.ray)
+    return RayOptions(address, spec.workers, not args.no_canary, resources)
 
 
 OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")
@@ -147,6 +142,10 @@ OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")
 def _run_suite(args: argparse.Namespace) -> int:
     from burstline.suites.execution import run_suite
 
+    if args.ray is not None and parse_ray(args.ray)[1]:
+        raise WorkloadError(
+            f"--ray {args.ray}: a suite's runs go by its [[platform]] tables; name the address"
+        )
     if args.suite is None:
         raise WorkloadError("--dry-run shows what a suite would run: name its file, e.g. suites/laptop.toml")
     parser = argparse.ArgumentParser()

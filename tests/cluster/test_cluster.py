@@ -238,8 +238,8 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     ("flags", "said"),
     [
         (("--workers", "40"), "the cluster has no room for 40 workers"),
-        (("--workers", "1", "--worker-resources", "tpu=1"), "the cluster has no room for 1 workers"),
-        (("--workers", "1", "--worker-resources", "tpu"), "expected NAME=NUMBER"),
+        (("--workers", "1", "--ray", f"{RAY[1]},tpu=1"), "the cluster has no room for 1 workers"),
+        (("--workers", "1", "--ray", f"{RAY[1]},tpu"), "expected ADDRESS,NAME=NUMBER"),
         (("--workers", "auto"), "--ray needs a number of --workers"),
     ],
 )
