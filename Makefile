@@ -12,7 +12,7 @@ run: $(VENV)/.run  ## Fire 1000 x 512 tokens at the embedded engine and write th
 	@$(BIN)/burstline run --engine reference || [ $$? -eq 4 ] # 4: done, but not VALID, and the page says why
 
 test: $(VENV)/.dev  ## The quick test suite
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile
+	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
 	@$(BIN)/python -m pytest -q -m slow --timeout 1200 --ignore tests/oracle

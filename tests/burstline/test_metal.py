@@ -118,6 +118,7 @@ def test_the_report_made_again_is_the_same_for_ever(run, monkeypatch):
     assert [(run.path / name).read_bytes() for name in ("summary.json", "report.html")] == first
 
 
+@pytest.mark.usefixtures("without_page")
 def test_a_run_of_another_device_keeps_it_unless_forced(run, monkeypatch, capsys):
     """Also where this machine's CPU would be measured for a run that another one made."""
     noted(run)
@@ -136,6 +137,7 @@ def test_a_run_of_another_device_keeps_it_unless_forced(run, monkeypatch, capsys
 @pytest.mark.parametrize(
     ("spacing_s", "concurrency", "paced"), [(0, None, False), (1, None, True), (1, 4, False)]
 )
+@pytest.mark.usefixtures("without_page")
 def test_time_without_requests_is_a_loss_only_of_a_run_that_was_saturated(run, spacing_s, concurrency, paced):
     """Sixty requests a second apart leave the server idle; a burst and a closed loop do not."""
     rows = [shifted(row, round(k * spacing_s * 1e9)) for k, row in enumerate(synthetic.records(n=60))]
@@ -164,6 +166,7 @@ def test_a_run_of_before_says_how_to_hold_it_against_its_hardware(run):
     assert "burstline report RUN --device" in reconciled(open_run(run.path)).absent
 
 
+@pytest.mark.usefixtures("without_page")
 def test_show_says_how_far_the_metal_is(run):
     noted(run)
     write_report(run)
@@ -332,6 +335,7 @@ def test_a_calibration_that_cannot_be_made_is_refused_in_one_line(capsys, argv, 
     assert says in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("without_page")
 def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):
     """Nothing states how many devices serve, so a rate above one device's ceiling is no verdict."""
     slow = run.path.parent / "slow.toml"
@@ -352,6 +356,7 @@ def test_an_attached_server_of_eight_gpus_is_not_called_impossible(run):
     assert noted(run, hints, identity=unstated)["suspicions"], "what was stated once is kept in the run"
 
 
+@pytest.mark.usefixtures("without_page")
 def test_a_fact_stated_to_the_report_alone_is_kept_and_a_wrong_one_refused(run, capsys):
     noted(run)
     assert main(["report", str(run.path), "--tp", "2", "--draft-tokens", "4"]) == 0
