@@ -97,6 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is one of `burstline.exit_codes`, also if stdout is closed early."""
     if argv is None:
         _collect_rarely()
+    for descriptor in range(3):  # of a standard stream that is closed a socket would take the number
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     with outlets():
         words = list(sys.argv[1:] if argv is None else argv)
         learn_from(words, os.environ)
@@ -200,8 +205,6 @@ def _runs_in(args: argparse.Namespace) -> Iterator[Path]:
 
 
 def _exit_code_of(error: Exception) -> int:
-    # Imported here: `--help` must not pay for them.
-
     if isinstance(error, EngineError):
         return exit_codes.ENGINE_FAILED
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -211,10 +214,10 @@ def _exit_code_of(error: Exception) -> int:
 
 
 def _explains_itself(error: Exception) -> bool:
-    """Whether a traceback would tell no more: a driver was killed from outside."""
-    from burstline.bench.fire import DriverDiedError
+    """Whether a traceback would tell no more: a helper process was killed from outside."""
+    from servers.host.child import ChildLostError
 
-    return isinstance(error, DriverDiedError)
+    return isinstance(error, ChildLostError)
 
 
 def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str] | None]:

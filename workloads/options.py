@@ -128,5 +128,10 @@ def number_or_auto(text: str) -> int | Literal["auto"]:
 
 def with_parts(text: str) -> tuple[str, dict[str, str]]:
     """`FILE,speed=2,window=0..60` as what stands first and the parts by name; a part may hold commas."""
-    first, *parts = re.split(r",(?=[A-Za-z_][\w.]*=)", text)
-    return first, {key: value for key, _, value in (part.partition("=") for part in parts)}
+    first, *words = re.split(r",(?=[A-Za-z_][\w.]*=)", text)
+    parts: dict[str, str] = {}
+    for key, _, value in (word.partition("=") for word in words):
+        if key in parts:
+            raise WorkloadError(f"{text!r}: {key} is given twice; give it once")
+        parts[key] = value
+    return first, parts

@@ -97,7 +97,8 @@ class Sharing:
             shared_tok = int(size) if hit is None else None
         except ValueError:
             groups = 0
-        if parts or groups < 1 or (shared_tok is not None and shared_tok < 1) or not 0 <= (hit or 0.0) <= 1:
+        sizes = [groups] if shared_tok is None else [groups, shared_tok]
+        if parts or not all(1 <= n <= MAX_REQUESTS for n in sizes) or not 0 <= (hit or 0.0) <= 1:
             raise WorkloadError(
                 f"{text!r}: expected tokens or a share from 0% to 100%, e.g. 256, 60%, or 256,groups=4"
             )
@@ -135,16 +136,14 @@ class HangUps:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`n` requests, or `seconds` of the load's own arrivals; neither: small bursts until two agree."""
+    """`n` requests, 0 for none, or `seconds` of the load's own arrivals; neither: bursts until two agree."""
 
     n: int | None = None
     seconds: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> WarmUp | None:
-        """`20` requests, `10s`, `auto`, or none (`0`)."""
-        if text == "0":
-            return None
+    def parse(cls, text: str) -> WarmUp:
+        """`20` requests, `10s`, `auto`, or none (`0`); where nothing is said, a fresh engine is warmed up."""
         if text == "auto":
             return cls()
         try:
@@ -153,7 +152,7 @@ class WarmUp:
                 if not 0 < seconds < 86_400:
                     raise ValueError(text)
                 return cls(seconds=seconds)
-            if (n := int(text)) < 1:
+            if (n := int(text)) < 0:
                 raise ValueError(text)
             return cls(n=n)
         except ValueError:

@@ -39,7 +39,7 @@ OnTick = Callable[[Snapshot], None]
 OnPids = Callable[[list[int]], None]
 
 
-class DriverDiedError(RuntimeError):
+class DriverDiedError(ChildLostError):
     """A driver ended before the load began: our bug, or it was killed."""
 
 

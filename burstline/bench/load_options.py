@@ -124,7 +124,8 @@ class Load:
         sampling = sampling_of(self.spec)
         if sampling != work.shape.sampling:
             plan = with_sampling(plan, sampling)
-        return plan if self.spec.warmup is None else with_warm_up(plan, self.spec.warmup, vocabulary)
+        warm_up = self.spec.warmup
+        return plan if warm_up is None or warm_up.n == 0 else with_warm_up(plan, warm_up, vocabulary)
 
     def hang_ups(self, plan: Plan) -> dict[int, int]:
         """After how many tokens which requests are abandoned, by index; drawn from the seed alone.

@@ -24,8 +24,6 @@ from workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from workloads.data_sets import Materials
-
 PROBES_TOK = (64, 96)
 """Two lengths: what a server adds to both alike, a chat template say, is known; anything else is not."""
 ASK_TIMEOUT_S = 120.0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from burstline import exit_codes
-from burstline.bench.fire import DriveOutcome, DriverDiedError, Drivers, VitalSigns, fire
+from burstline.bench.fire import DriveOutcome, Drivers, VitalSigns, fire
 from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.progress import LiveTelemetry, Progress, Snapshot, progress_for
@@ -48,6 +48,7 @@ from loadgen.record.summary import Summary
 from loadgen.record.tables import keep_pandas_out
 from loadgen.wire.os_limits import ensure_fd_limit
 from servers.engine import Engine
+from servers.host.child import ChildLostError
 from servers.host.telemetry import load_telemetry
 from servers.host.watch import Watcher
 from servers.launch import Launch
@@ -290,7 +291,7 @@ def _accounted_for(run: RunDir, engine: Engine, load: Load, progress: Progress) 
     """Where it fails or is interrupted, what is there is reported before the error goes on."""
     try:
         yield
-    except (EngineError, WorkloadError, DriverDiedError, KeyboardInterrupt) as error:
+    except (EngineError, WorkloadError, ChildLostError, KeyboardInterrupt) as error:
         progress.close()
         if isinstance(error, WorkloadError) and not run.captures.exists():
             shutil.rmtree(run.path)  # the user's slip, found late: nothing was measured

@@ -78,6 +78,8 @@ def _header(text: str) -> tuple[str, str]:
 
 def _check_requests(where: ServerOptions) -> None:
     """Extra fields, headers and certificates are the user's errors, reported before anything is started."""
+    if where.url is not None and not where.urls:
+        raise WorkloadError("--url is empty; expected http://HOST:PORT, or leave it out to start an engine")
     if where.extra_body is not None:
         try:
             extra = json.loads(where.extra_body)

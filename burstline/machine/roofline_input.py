@@ -60,7 +60,9 @@ def setup_of(run: Run) -> tuple[Setup, list[str]]:
     model = read_config(config, str(identity.model if identity else "") or None)
     quant, weights, kv = facts.quant(config)
     parallel, known = facts.layout(device)
-    known = replace(known, weights=weights, kv=kv, speculation=facts.draft_tok() is not None)
+    # How weights are stored says nothing of how a CPU multiplies: one may have no fast 16-bit products.
+    compute = device.arch != "measured" or facts.dtype is not None or facts.self_describing
+    known = replace(known, weights=weights, kv=kv, compute=compute, speculation=facts.draft_tok() is not None)
     deployment = Deployment(model, quant, parallel, device, facts.stated.expert_share or 1.0)
     return Setup(deployment, calibration, known, facts.draft_tok() or 0), facts.assumed
 
@@ -78,6 +80,12 @@ class _Facts:
         """Whether the engine's identity leaves nothing open."""
         engine = self.run.manifest.engine
         return engine in ENGINES and ENGINES[engine].self_describing
+
+    @property
+    def dtype(self) -> str | None:
+        """What the engine says that it computes in."""
+        identity = self.run.manifest.identity
+        return DTYPES.get(str(identity.dtype if identity else None))
 
     def _started_without(self, *words: str) -> bool:
         """Whether it was started here, and no argument of its command holds any of `words`."""
@@ -97,7 +105,7 @@ class _Facts:
     def quant(self, config: Mapping[str, Any]) -> tuple[Quant, bool, bool]:
         """How numbers are kept, and whether weights and KV cache are certain to be kept so."""
         identity = self.run.manifest.identity
-        ours = DTYPES.get(str(identity.dtype if identity else None))
+        ours = self.dtype
         if self.stated.quant is not None:
             stored, certain = QUANTS[self.stated.quant], True
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from burstline.suites.toml_table import TomlTable
@@ -33,7 +34,7 @@ def expanded(table: TomlTable) -> list[TomlTable]:
             {
                 **table.raw,
                 **{key: values[k] for key, values in lists.items()},
-                "name": f"{name}-{naming}{value}",
+                "name": f"{name}-{naming}{re.sub(r'[^A-Za-z0-9._-]+', '-', str(value)).strip('-')}",
             },
             f"{table.where}, {naming} = {value}",
         )

@@ -85,6 +85,7 @@ def judged(run: MeasuredRun, setup: Setup) -> tuple[list[Suspicion], list[Explai
 _EXPLANATIONS = {
     "devices": "more devices than assumed (state them: `burstline report RUN --tp N`, --pp, --dp)",
     "weights": "fewer bits than assumed (state them: `burstline report RUN --quant NAME`)",
+    "compute": "products in a faster type than was measured (`burstline calibrate --dtype` measures another)",
     "kv": "a KV cache of fewer bits than assumed (state it: `burstline report RUN --kv-dtype DTYPE`)",
     "speculation": "speculative decoding (state it: `burstline report RUN --draft-tokens N`, 0 for none)",
 }
@@ -94,6 +95,7 @@ def _unknown(known: Known) -> tuple[str, ...]:
     certain = {
         "devices": known.devices,
         "weights": known.weights,
+        "compute": known.compute,
         "kv": known.kv,
         "speculation": known.speculation,
     }
@@ -106,6 +108,8 @@ def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:
     device = on.device
     if "weights" in loose:
         device, quant = _fewest_bits(device, quant)
+    if "compute" in loose:
+        device = _with_any_peak(device)
     if "kv" in loose:
         quant = replace(quant, kv="fp4")
     n_all, n_one = on.parallel.n_devices, on.parallel.n_for_one_request
@@ -121,13 +125,15 @@ def _machine(setup: Setup, known: Known, loose: tuple[str, ...]) -> _Machine:
 def _fewest_bits(device: Device, quant: Quant) -> tuple[Device, Quant]:
     """4-bit weights and the fastest peak; a device measured in one dtype may have a faster one."""
     if device.arch == "measured":
-        return replace(device, peaks=dict.fromkeys(device.peaks, math.inf)), replace(
-            quant, weights="fp4", group=None
-        )
+        return _with_any_peak(device), replace(quant, weights="fp4", group=None)
     fastest = max(
         (dtype for dtype in device.peaks if dtype not in ("int4", "tf32")), key=device.peaks.__getitem__
     )
     return device, Quant("fp4", fastest, quant.kv)
+
+
+def _with_any_peak(device: Device) -> Device:
+    return replace(device, peaks=dict.fromkeys(device.peaks, math.inf))
 
 
 def _joined(device: Device, n: int) -> Device:

@@ -58,11 +58,13 @@ class Known:
     """Which parts of a set-up are certain: the engine or a person states them. The others are assumptions.
 
     Where `devices` is False, up to `at_most` may serve the model together (None: any number) and up to
-    `one_request` may work on one request. `weights` covers the dtype of the products' inputs too.
+    `one_request` may work on one request. `weights` covers the dtype of the products' inputs too, but on a
+    CPU that was measured in one dtype, where `compute` is whether the engine computes in that one.
     """
 
     devices: bool = True
     weights: bool = True
+    compute: bool = True
     kv: bool = True
     speculation: bool = True
     at_most: int | None = None

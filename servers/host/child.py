@@ -131,7 +131,9 @@ class Child:
         return how_it_ended(self.exit_code) + (f": {words[-1]}" if words and self.exit_code else "")
 
     def last_words(self) -> str:
-        """The end of what it printed."""
+        """The end of what it printed, "" once it was ended."""
+        if self._output.closed:
+            return ""
         output = self._output.fileno()
         begin = max(0, os.fstat(output).st_size - _LAST_BYTES)
         return os.pread(output, _LAST_BYTES, begin).decode(errors="replace")

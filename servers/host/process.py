@@ -12,7 +12,7 @@ from typing import Final, Self
 
 import psutil
 
-from servers.host.child import Child, ChildLostError, command, import_path
+from servers.host.child import Child, command, import_path
 from servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
 from servers.launch import Launch
 from servers.messages import EngineError
@@ -104,7 +104,7 @@ class Server:
             return None
         try:
             message: object = self._keeper.receive(timeout_s)
-        except ChildLostError:
+        except Exception:  # it is lost, or what it failed of: either way no more comes from it
             return None
         match message:
             case EngineEnded(code):

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from urllib.request import ProxyHandler, build_opener
 
-from servers.host.child import Child
+from servers.host.child import Child, ChildLostError
+from servers.messages import EngineError
 from servers.truth.exchanges import Served, from_jsonl
 from servers.truth.router import Router, TruthSetup
 from servers.truth.script import Script
@@ -57,7 +58,11 @@ def started(module: str, setup: TruthSetup) -> Iterator[TruthRig]:
     """
     with Child(module, "the known-truth server") as child:
         child.send(setup)
-        yield TruthRig(child.receive(_TIMEOUT_S), child.pid)
+        try:
+            url = child.receive(_TIMEOUT_S)
+        except ChildLostError as error:
+            raise EngineError(f"the known-truth server did not start: {error}") from None
+        yield TruthRig(url, child.pid)
 
 
 def main(home: Connection, setup: TruthSetup) -> None:

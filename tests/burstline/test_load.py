@@ -170,6 +170,7 @@ SPECS = (
     LoadSpec(shared_prefix=Sharing(4, hit=0.6), tokenizer=Path("tok"), workers="auto", deadline_s=1e-3),
     LoadSpec(shared_prefix=Sharing(1, 256), warmup=WarmUp(n=3), salt="5eed", seed=7),
     LoadSpec(trace=TraceSource("a,b.csv", 2.0, 0.5, 9.0), max_rate=0.1),
+    LoadSpec(warmup=WarmUp(n=0)),
     LoadSpec(data=DataSource("q.csv", ("prompt=question", "reply=answer"), "test"), warmup=WarmUp()),
 )
 
@@ -196,6 +197,7 @@ def test_a_load_is_the_same_as_flags_as_a_suites_table_and_as_typed(spec: LoadSp
         (Sharing.parse, "101%"),
         (Sharing.parse, "0"),
         (Sharing.parse, "9,groups=0"),
+        (Sharing.parse, "9,groups=100000000000"),
         (HangUps.parse, "2"),
         (HangUps.parse, "0.2,at=3"),
         (TraceSource.parse, "t,speed=0"),
@@ -208,6 +210,17 @@ def test_a_load_is_the_same_as_flags_as_a_suites_table_and_as_typed(spec: LoadSp
 def test_a_value_that_cannot_be_is_refused_with_an_example(parse, text):
     with pytest.raises(WorkloadError, match=r"expected|there are burst"):
         parse(text)
+
+
+def test_a_part_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(WorkloadError, match="speed is given twice; give it once"):
+        TraceSource.parse("t.csv,speed=2,speed=4")
+
+
+def test_no_warm_up_is_another_wish_than_none_at_all() -> None:
+    """Where nothing is said, an engine that was just started is warmed up."""
+    assert checked(LoadSpec(warmup=WarmUp(n=0))).plan(ASSUMED).stages == ()
+    assert LoadSpec(warmup=WarmUp(n=0)).warmup != LoadSpec().warmup
 
 
 def test_goals_are_options_too():

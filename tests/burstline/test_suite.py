@@ -120,9 +120,12 @@ def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
         "requests": [20, 160],
         "slo": ["ttft.p99<=2s", "itl.p99<=1s"],
     }
-    slots = schedule(suite(workload=[load, {"name": "rates", "requests": 9, "rate": [0.5, 2]}]))
+    rates = {"name": "rates", "requests": 9, "rate": [0.5, 2]}
+    shared = {"name": "shared", "requests": 9, "shared_prefix": ["30%", "64,groups=4"]}
+    slots = schedule(suite(workload=[load, rates, shared]))
     assert [slot.cell for slot in slots] == [
         "users-concurrency1", "users-concurrency8", "rates-rate0.5", "rates-rate2",
+        "shared-shared_prefix30", "shared-shared_prefix64-groups-4",
     ]  # fmt: skip
     assert words_of(slots[1].workload.spec) == ("--requests", "160", "--concurrency", "8")
     assert slots[1].workload.goals.slo == ("ttft.p99<=2s", "itl.p99<=1s")

@@ -15,6 +15,8 @@ SLIPS = (
     "run --concurrency 4 --rate 3",
     "run --engine nonsense",
     "run --url nonsense",
+    "run --url=",
+    "run --url ,",
     "run --tokenizer /nonsense",
     "run --max-failures 2",
     "run --requests 0 --url http://127.0.0.1:9",
