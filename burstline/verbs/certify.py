@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 
-from burstline import exit_codes
+from burstline import certification, exit_codes
 from burstline.bench.load_options import checked
-from burstline.certification import certified, climbed, drill
 from burstline.flags import add_options, read_options
 from burstline.stdout import json_text
 from loadgen.record.typed_json import to_json
@@ -25,8 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
 
     load = checked(read_options(LoadSpec, args))
-    planned = drill(load, LONG_S)
-    found = replace(certified(planned), limit=climbed())
+    planned = certification.drill(load, LONG_S)
+    found = replace(certification.certified(planned), limit=certification.climbed())
     if args.json:
         print(json_text(to_json(found)))
     else:

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM"),
 ]
 N_ROWS = int(os.environ.get("BURSTLINE_ROWS", "60"))
-N_MOONCAKE = min(10 * N_ROWS, 1000)
+N_MOONCAKE = min(10 * N_ROWS, 300)
 
 
 @pytest.fixture(scope="module")

@@ -120,8 +120,9 @@ def _rates(summary: dict, found: Truth) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def a_page_for_some_draws(request: pytest.FixtureRequest) -> None:
-    """One of the quick draws has its page, which `verify` compares: no figure is read from it here."""
-    if getattr(request.node, "callspec", None) is None or request.node.callspec.params["seed"] != 0:
+    """Of the draws, which run in this process, one has its page: no figure is read from it here."""
+    call = getattr(request.node, "callspec", None)
+    if call is not None and call.params["seed"] != 0:
         request.getfixturevalue("without_page")
 
 
