@@ -147,7 +147,7 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
     own, engine_args = _split_at_dashes(argv)
     if engine_args is not None:
         parser.set_defaults(engine_args=tuple(engine_args))
-    for flag in (word.partition("=")[0] for word in own):
+    for flag in (word.partition("=")[0] for word in own if word.startswith("--")):
         instead = GONE.get(flag) or GONE.get(f"{name} {flag}")
         if instead is not None:
             return _fail(f"{flag} is gone: {instead}", exit_codes.USAGE)

@@ -265,13 +265,17 @@ def _window(c: Columns, steady: Steady | None, cold: ColdStart | None) -> Counte
 
 def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | None) -> Evidence:
     client = summary.instrument
+    quantiles = {label(p) for p in QUANTILES}
 
     def known(figure: Figure) -> float | None:
         return None if isinstance(figure, Absent) else figure.point
 
     return Evidence(
         counts=summary.counts,
-        headline={name: {row.name: row.figure for row in summary.metrics[name].rows()} for name in HEADLINE},
+        headline={
+            name: {row.name: row.figure for row in summary.metrics[name].rows() if row.name in quantiles}
+            for name in HEADLINE
+        },
         grades=summary.grades,
         cause=_cause(c, summary.counts),
         death=context.death,

@@ -93,9 +93,14 @@ def _network(reports: Sequence[DriveReport]) -> dict[str, Figure]:
 
 def _canary(reports: Sequence[DriveReport]) -> dict[str, Figure]:
     """The error of the instrument in this very run, of the driver with the largest."""
+    # A canary of few events says nothing, so it hides no other driver's.
     report = max(
         (each for each in reports if each.canary is not None),
-        key=lambda each: (each.canary.beyond_p99_ns, each.canary.p99_ns) if each.canary else (0, 0),
+        key=lambda each: (
+            (each.canary.n >= LEAST_CANARY_EVENTS, each.canary.beyond_p99_ns, each.canary.p99_ns)
+            if each.canary
+            else (False, 0, 0)
+        ),
         default=None,
     )
     canary = report.canary if report else None

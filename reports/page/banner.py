@@ -67,7 +67,9 @@ def _of_cases(comparison: Comparison) -> Banner:
     """The worst state of all cases, with the reasons of each."""
     cases = comparison.cases
     refused = [case.name for case in cases if not case.gate.comparable and not case.is_alone]
-    worst = max(map(_state, cases), key=_severity, default=ALONE)
+    # Where a contender is missing, the one that is left is no set of repeats, but alone.
+    states = (case.gate.state if comparison.missing else _state(case) for case in cases)
+    worst = max(states, key=_severity, default=ALONE)
     worst = SWEEP if worst in (ALONE, REPEATS) and comparison.comparable else worst
     reasons = tuple(
         replace(reason, text=f"{case.name}: {reason.text}") if len(cases) > 1 else reason
@@ -150,8 +152,8 @@ def _canary(instrument: Instrument) -> str:
         return " The canary did not check these bounds: the run was too short." if too_short else ""
     within = "within these bounds" if not beyond.point else f"at most {duration(beyond.point)} outside them"
     return (
-        f" The canary, a process that streamed {p99.n:,} events with their true times meanwhile, checked "
-        f"this: 99% came {within}, and at most {duration(p99.point)} from their true times."
+        f" The canary, a process of this machine that streamed {p99.n:,} events with their true times "
+        f"meanwhile, checked this: 99% came {within}, and at most {duration(p99.point)} from these times."
     )
 
 

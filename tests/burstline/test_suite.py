@@ -293,7 +293,7 @@ def test_an_engine_that_fails_does_not_stop_the_others(small, tmp_path, fake_run
     assert run_suite(small, tmp_path) == 5
     page = next(tmp_path.glob("small-*/report.html")).read_text()
     assert "No finished run: two, burst, repeat 1." in page
-    assert "REPEATS" in page
+    assert "NOTHING TO COMPARE" in page
 
 
 def test_a_run_that_was_killed_makes_no_suite_a_success(small, tmp_path, fake_runs, monkeypatch):

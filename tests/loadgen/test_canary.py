@@ -1,6 +1,7 @@
 """The in-run canary: the instrument's error in this very run, at events whose sending is known."""
 
 import os
+import re
 import socket
 import time
 from dataclasses import replace
@@ -86,6 +87,7 @@ def test_an_instrument_that_the_canary_contradicts_is_client_bound():
     wrong = canarys_summary(found)["verdict"]
     assert wrong["state"] == "CLIENT-BOUND"
     assert wrong["reasons"][0]["code"] == "instrument-error"
+    assert re.search(r"the tolerance at (TTFT|TPOT|ITL|E2E) p\d+ \(", wrong["reasons"][0]["text"])
     explained = canarys_summary(replace(found, beyond_p99_ns=0))["verdict"]
     assert explained["state"] == "VALID"
 
