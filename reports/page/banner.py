@@ -153,7 +153,8 @@ def _canary(instrument: Instrument) -> str:
     within = "within these bounds" if not beyond.point else f"at most {duration(beyond.point)} outside them"
     return (
         f" The canary, a process of this machine that streamed {p99.n:,} events with their true times "
-        f"meanwhile, checked this: 99% came {within}, and at most {duration(p99.point)} from these times."
+        f"meanwhile, checked this: 99% came {within}, "
+        f"and at most {duration(p99.point)} from their true times."
     )
 
 
