@@ -1,6 +1,6 @@
 """What verdicts, limits and findings are called: each sentence once, by its code.
 
-`{name}` in a template stands for a value that whoever says it fills in: `say("open.noise", n=5)`.
+`{name}` in a template stands for a value that the caller fills in: `say("open.noise", n=5)`.
 """
 
 from __future__ import annotations

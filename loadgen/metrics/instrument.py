@@ -93,22 +93,14 @@ def _network(reports: Sequence[DriveReport]) -> dict[str, Figure]:
 
 def _canary(reports: Sequence[DriveReport]) -> dict[str, Figure]:
     """The error of the instrument in this very run, of the driver with the largest."""
-    # A canary of few events says nothing, so it hides no other driver's.
-    report = max(
-        (each for each in reports if each.canary is not None),
-        key=lambda each: (
-            (each.canary.n >= LEAST_CANARY_EVENTS, each.canary.beyond_p99_ns, each.canary.p99_ns)
-            if each.canary
-            else (False, 0, 0)
-        ),
-        default=None,
-    )
-    canary = report.canary if report else None
     names = ("canary_p50_s", "canary_p99_s", "canary_beyond_p99_s", "canary_cpu_fraction")
-    if report is None or canary is None:
+    ran = [(report, report.canary) for report in reports if report.canary is not None]
+    if not ran:
         return dict.fromkeys(names, Absent("no canary ran", "no-canary"))
-    if canary.n < LEAST_CANARY_EVENTS:
+    enough = [(report, canary) for report, canary in ran if canary.n >= LEAST_CANARY_EVENTS]
+    if not enough:
         return dict.fromkeys(names, Absent("not measured: the run was too short", "too-short"))
+    report, canary = max(enough, key=lambda each: (each[1].beyond_p99_ns, each[1].p99_ns))
     share = canary.cpu_s / report.wall_s / (os.cpu_count() or 1) if report.wall_s else None
     return {
         "canary_p50_s": measured(canary.p50_ns / 1e9, "s", "", canary.n),
