@@ -15,7 +15,7 @@ test: $(VENV)/.dev  ## The quick test suite
 	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
-	@$(BIN)/python -m pytest -q -m slow --timeout 1200 --ignore tests/oracle
+	@$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder --timeout 1200 --ignore tests/oracle
 	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 3 tests/oracle
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium

@@ -22,7 +22,7 @@ from servers.host import process
 from servers.host.ready import getter, wait_ready
 from servers.identity import Identity
 from servers.launch import Launch, LaunchOptions
-from servers.messages import EngineError, HttpReply, Reply, Target
+from servers.messages import HttpReply, Reply, Target
 from servers.registry import ENGINES, engine_at
 from workloads.request import Request
 
@@ -42,7 +42,6 @@ class Installed:
     key_of_ids: str
     extra_fields: dict[str, object]
     without_weights: tuple[str, ...] = ()
-    cause: str = ""
 
 
 ENGINES_HERE = {
@@ -54,7 +53,6 @@ ENGINES_HERE = {
         ),
         "token_ids",
         {"return_token_ids": True, "stream_options": None},
-        cause="incomplete metadata, file not fully covered",
     ),
     "sglang": Installed(
         sglang.PYTHON_VARIABLE,
@@ -64,7 +62,6 @@ ENGINES_HERE = {
         ),
         "output_ids",
         {},
-        cause="incomplete metadata, file not fully covered",
     ),
     "llamacpp": Installed(
         llamacpp.SERVER_VARIABLE,
@@ -74,7 +71,6 @@ ENGINES_HERE = {
         ),
         "tokens",
         {},
-        cause="data is not within the file bounds",
     ),
 }
 
@@ -282,25 +278,6 @@ def test_engines_generate_the_same_tokens_from_the_same_weights(
         equal = sum(a == b for a, b in zip(seen.tokens, lives[other].tokens, strict=True))
         print(f"{name} and {other}: {equal} of {N_PROMPTS} prompts give the same {N_GREEDY} tokens")
         assert equal >= N_PROMPTS - 1
-
-
-@pytest.mark.parametrize("name", ENGINES_HERE)
-def test_a_broken_checkpoint_ends_the_start_with_its_cause(name: str, model: Path, tmp_path: Path) -> None:
-    if ENGINES_HERE[name].variable not in os.environ:
-        pytest.skip(f"{ENGINES_HERE[name].variable} names no {ENGINES[name].title}")
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in model.iterdir():
-        data = file.read_bytes()
-        is_weights = file.suffix in (".safetensors", ".gguf")
-        (broken / file.name).write_bytes(data[: len(data) // 2] if is_weights else data)
-    engine = ENGINES[name]
-    asked = options(name, broken, tmp_path)
-    target = Target(f"http://127.0.0.1:{asked.port}", "tiny")
-    failure = pytest.raises(EngineError, match=ENGINES_HERE[name].cause)
-    with process.start(engine.launch(asked), tmp_path / "server.log") as server, failure as caught:
-        wait_ready(engine, server, target, timeout_s=300)
-    print(str(caught.value).splitlines()[0])
 
 
 def test_vllm_and_sglang_invent_weights_where_a_folder_has_none(tmp_path: Path) -> None:
