@@ -95,5 +95,5 @@ def test_a_mooncake_traces_hits_at_vllm_are_those_of_an_infinite_cache(url, fold
     run = ran(url, folder, tmp_path / "runs", *load)
     planned, served = run.manifest.load.expected_cached_fraction, served_from_cache(run)
     print(f"\n{N_MOONCAKE} requests of a Mooncake trace: planned {planned:.4f}, served {served:.4f}")
-    assert planned > 0.2
+    assert planned > 0.15
     assert served == pytest.approx(planned, abs=0.02)
