@@ -1,7 +1,7 @@
 """Every source of a load at a real vLLM: it counts what was planned, and its cache serves what was planned.
 
-`BURSTLINE_ROWS=500` (the default is 60) says how many rows of each format, and twice as many requests of the
-Mooncake trace.
+`BURSTLINE_ROWS=500` (the default is 60) says how many rows of each format, and three times as many requests
+of the Mooncake trace.
 """
 
 import os
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM"),
 ]
 N_ROWS = int(os.environ.get("BURSTLINE_ROWS", "60"))
-N_MOONCAKE = 2 * N_ROWS
+N_MOONCAKE = 3 * N_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_vllm_counts_what_was_planned_in_every_row(name, url, folder, tmp_path):
     assert (records["prompt_tok"] == records["planned_prompt_tok"]).all()
 
 
-@pytest.mark.parametrize("hit", [0.3, 0.9])
+@pytest.mark.parametrize("hit", [0.0, 0.3, 0.6, 0.9])
 def test_vllms_cache_serves_the_planned_share_within_a_point(hit, url, folder, tmp_path):
     load = ["--requests", "60", "--prompt-tokens", "1900", "--output-tokens", "2", "--concurrency", "4"]
     run = ran(
@@ -95,5 +95,5 @@ def test_a_mooncake_traces_hits_at_vllm_are_those_of_an_infinite_cache(url, fold
     run = ran(url, folder, tmp_path / "runs", *load)
     planned, served = run.manifest.load.expected_cached_fraction, served_from_cache(run)
     print(f"\n{N_MOONCAKE} requests of a Mooncake trace: planned {planned:.4f}, served {served:.4f}")
-    assert planned > 0.15
+    assert planned > 0.2
     assert served == pytest.approx(planned, abs=0.02)
