@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# One worker per file: what its tests share is made once.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test slow browser lint types contract check accuracy clean
 
@@ -12,10 +14,10 @@ run: $(VENV)/.run  ## Fire 1000 x 512 tokens at the embedded engine and write th
 	@$(BIN)/burstline run --engine reference || [ $$? -eq 4 ] # 4: done, but not VALID, and the page says why
 
 test: $(VENV)/.dev  ## The quick test suite
-	@$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -q -n auto $(BY_FILE)
 
 slow: $(VENV)/.slow  ## Minutes: numerics against transformers, real vLLM on a CPU, long simulations
-	@$(BIN)/python -m pytest -q -m slow -n 2 --dist loadfile --no-loadscope-reorder --timeout 1200 --ignore tests/oracle
+	@$(BIN)/python -m pytest -q -m slow -n 2 $(BY_FILE) --timeout 1200 --ignore tests/oracle
 	@$(BIN)/python -m pytest -q -m slow --timeout 600 -n 3 tests/oracle
 
 browser: $(VENV)/.slow  ## The pages in a real headless Chromium

@@ -16,5 +16,5 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture
 def without_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and `verify` in this process write an empty page: to draw it takes half of a short run's time."""
+    """`run`, `report` and `verify` in this process write an empty page: to draw it is half of a short run."""
     monkeypatch.setattr("burstline.bench.report.render", lambda comparison: "")

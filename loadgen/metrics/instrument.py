@@ -68,16 +68,13 @@ def instrument(
 
 def _network(reports: Sequence[DriveReport]) -> dict[str, Figure]:
     """The way to a remote server, of the driver furthest from it; nothing where it was on the loopback."""
-    report = max(
-        (each for each in reports if each.network is not None),
-        key=lambda each: each.network.least_rtt_p50_ns if each.network else 0,
-        default=None,
-    )
-    if report is None or report.network is None:
+    remote = [(report, report.network) for report in reports if report.network is not None]
+    if not remote:
         return {}
-    tcp, left, acked = report.network, report.left, report.acked
+    report, tcp = max(remote, key=lambda each: each[1].least_rtt_p50_ns)
+    left, acked = report.left, report.acked
     no_stamp = "the kernel stamped no byte sent"
-    sent_again = sum(each.network.retransmits for each in reports if each.network)
+    sent_again = sum(network.retransmits for _, network in remote)
     return {
         "network_rtt_s": measured(tcp.least_rtt_p50_ns / 1e9, "s", "", tcp.n),
         "network_rtt_p99_s": measured(tcp.rtt_p99_ns / 1e9, "s", "", tcp.n),

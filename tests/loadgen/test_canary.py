@@ -65,10 +65,11 @@ def test_a_report_from_within_the_send_has_no_error_and_one_from_outside_it_coun
     assert found.max_ns == 30_000
 
 
-def canarys_summary(found):
-    """Of a run whose bounds are in order, with this canary."""
-    report = replace(play(Script(ttft_s=0.01, gaps_s=(0.001,)), 1).report, canary=found, cpu_wait_s=None)
-    return summarized(record_table([ok(k, 0.1, [0.01]) for k in range(20)]), Context(reports=[report]))
+def canarys_summary(*found):
+    """Of a run whose bounds are in order, with a driver for each of these canaries."""
+    report = replace(play(Script(ttft_s=0.01, gaps_s=(0.001,)), 1).report, cpu_wait_s=None)
+    reports = [replace(report, canary=each) for each in found]
+    return summarized(record_table([ok(k, 0.1, [0.01]) for k in range(20)]), Context(reports=reports))
 
 
 def test_what_the_clients_own_bound_does_not_explain_is_beyond_it():
@@ -90,6 +91,15 @@ def test_an_instrument_that_the_canary_contradicts_is_client_bound():
     assert re.search(r"the tolerance at (TTFT|TPOT|ITL|E2E) p\d+ \(", wrong["reasons"][0]["text"])
     explained = canarys_summary(replace(found, beyond_p99_ns=0))["verdict"]
     assert explained["state"] == "VALID"
+
+
+@pytest.mark.parametrize("short_first", [True, False])
+def test_a_canary_of_few_events_hides_no_other_drivers(short_first):
+    """However wrong the few were."""
+    long = CanaryReport(200, 25_000, MS, MS, 0.01, 0)
+    short = CanaryReport(5, 9 * MS, 9 * MS, 9 * MS, 0.01, 9 * MS)
+    both = (short, long) if short_first else (long, short)
+    assert canarys_summary(*both)["instrument"]["canary_p99_s"]["point"] == pytest.approx(0.001)
 
 
 def test_the_columns_error_is_what_late_reading_can_have_moved():

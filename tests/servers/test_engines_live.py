@@ -41,7 +41,6 @@ class Installed:
     args: tuple[str, ...]
     key_of_ids: str
     extra_fields: dict[str, object]
-    without_weights: tuple[str, ...] = ()
 
 
 ENGINES_HERE = {
