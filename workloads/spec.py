@@ -91,10 +91,13 @@ class Sharing:
     @classmethod
     def parse(cls, text: str) -> Sharing:
         size, parts = with_parts(text)
+        hit, shared_tok = None, None
         try:
             groups = int(parts.pop("groups", "1"))
-            hit = share(size) if size.endswith("%") else None
-            shared_tok = int(size) if hit is None else None
+            if size.endswith("%"):
+                hit = share(size)
+            else:
+                shared_tok = int(size)
         except ValueError:
             groups = 0
         sizes = [groups] if shared_tok is None else [groups, shared_tok]

@@ -1,10 +1,13 @@
 """The load's flags, checked before anything is started."""
 
 import argparse
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from burstline.bench.load_options import checked
 from burstline.bench.vocabulary import ASSUMED
@@ -12,7 +15,7 @@ from burstline.flags import add_options, read_options
 from burstline.suites.toml_table import TomlTable
 from servers.identity import Identity
 from workloads.arrivals import parse_arrival
-from workloads.options import words_of
+from workloads.options import options_of, words_of
 from workloads.request import WorkloadError
 from workloads.seeds import rng
 from workloads.spec import DataSource, Goals, HangUps, LoadSpec, Sharing, TraceSource, WarmUp
@@ -210,6 +213,26 @@ def test_a_load_is_the_same_as_flags_as_a_suites_table_and_as_typed(spec: LoadSp
 def test_a_value_that_cannot_be_is_refused_with_an_example(parse, text):
     with pytest.raises(WorkloadError, match=r"expected|there are burst"):
         parse(text)
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        ["0", "8", "-1", "0.5", "1e999", "nan", "20%", "auto", "on", "x", "", "5x", ":", "..", ",", "s"]
+    )
+    | st.sampled_from(
+        ["groups=", "speed=", "window=", "after=", "split=", "poisson", "gamma", "ramp", "steps"]
+    )
+    | st.text(max_size=3),
+    max_size=6,
+).map("".join)
+
+
+@settings(max_examples=300)
+@given(row=st.sampled_from([*options_of(LoadSpec).values(), *options_of(Goals).values()]), word=WORDS)
+def test_a_word_is_parsed_or_refused(row, word):
+    """Never another error: a ValueError is what flags and suites turn into one line."""
+    with suppress(ValueError):
+        row.parse(word)
 
 
 def test_a_part_that_is_given_twice_is_refused() -> None:
