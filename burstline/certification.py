@@ -16,24 +16,24 @@ import pyarrow as pa
 from burstline.bench.fire import OnPids, fire
 from burstline.bench.load_options import Load, checked, job_of
 from burstline.bench.vocabulary import ASSUMED
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.decode import decoded_batches, with_cancelled
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.tables import RECORDS, record_table
+from burstline.loadgen.verdict.certificate import Certificate, EventRateLimit, certificate, limit
+from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.host_facts import CpuTime
-from loadgen.record.capture_store import read_captures
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.decode import decoded_batches, with_cancelled
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.tables import RECORDS, record_table
-from loadgen.verdict.certificate import Certificate, EventRateLimit, certificate, limit
-from loadgen.wire.os_limits import ensure_fd_limit
-from servers.host.ready import send
-from servers.messages import Target
-from servers.registry import ENGINES
-from servers.truth.exchanges import Served
-from servers.truth.rig import TruthRig, truth_server
-from servers.truth.script import Script
-from workloads.lengths import Lengths
-from workloads.plan import Plan, make_plan
-from workloads.seeds import rng
-from workloads.spec import LoadSpec
+from burstline.servers.host.ready import send
+from burstline.servers.messages import Target
+from burstline.servers.registry import ENGINES
+from burstline.servers.truth.exchanges import Served
+from burstline.servers.truth.rig import TruthRig, truth_server
+from burstline.servers.truth.script import Script
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Plan, make_plan
+from burstline.workloads.seeds import rng
+from burstline.workloads.spec import LoadSpec
 
 N_CLIMBS: Final = 3
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from burstline import __version__, exit_codes
 from burstline.interrupt import terminable
+from burstline.roofline.errors import RooflineError
+from burstline.servers.messages import EngineError
+from burstline.servers.redact import learn_from
 from burstline.stdout import outlets
-from roofline.errors import RooflineError
-from servers.messages import EngineError
-from servers.redact import learn_from
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 TRACEBACK = "BURSTLINE_TRACEBACK"
 N_BETWEEN_COLLECTIONS = 20_000
@@ -215,7 +215,7 @@ def _exit_code_of(error: Exception) -> int:
 
 def _explains_itself(error: Exception) -> bool:
     """Whether a traceback would tell no more: a helper process was killed from outside."""
-    from servers.host.child import ChildLostError
+    from burstline.servers.host.child import ChildLostError
 
     return isinstance(error, ChildLostError)
 

@@ -8,13 +8,13 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from burstline.interrupt import uninterrupted
-from loadgen.driver.drive import ORPHAN_GRACE_S
-from loadgen.driver.job import Counters, Job
-from servers.host.child import Child
+from burstline.loadgen.driver.drive import ORPHAN_GRACE_S
+from burstline.loadgen.driver.job import Counters, Job
+from burstline.servers.host.child import Child
 
 
 class Driver(Protocol):
-    """A driver: a `servers.host.child.Child`, or on another machine, and then without a `pid`."""
+    """A driver: a `Child`, or on another machine, and then without a `pid`."""
 
     @property
     def name(self) -> str: ...
@@ -35,7 +35,7 @@ def local_drivers(jobs: Sequence[Job], _: Counters) -> Iterator[Sequence[Driver]
         for job in jobs:
             with uninterrupted():  # else one could be running that is not in the list
                 name = f"driver {job.worker}"
-                started.append(Child("loadgen.driver.drive", name, orphan_grace_s=ORPHAN_GRACE_S))
+                started.append(Child("burstline.loadgen.driver.drive", name, orphan_grace_s=ORPHAN_GRACE_S))
         for driver, job in zip(started, jobs, strict=True):
             driver.send(job)
         yield started

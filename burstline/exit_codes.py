@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from loadgen.record.summary import Summary
+    from burstline.loadgen.record.summary import Summary
 
 DONE = 0
 OUR_BUG = 1
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 def of_summary(summary: Summary) -> int:
     """The exit code of a run that ended."""
-    from loadgen.metrics.slo import state_decides
+    from burstline.loadgen.metrics.slo import state_decides
 
     state = INCONCLUSIVE if state_decides(summary) else DONE
     return worst([of_results(target.result for target in summary.targets), state])

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from workloads.options import Option, options_of
-from workloads.request import WorkloadError
+from burstline.workloads.options import Option, options_of
+from burstline.workloads.request import WorkloadError
 
 T = TypeVar("T")
 

@@ -20,22 +20,22 @@ import orjson
 from burstline.bench.fire import DriverDiedError, fire
 from burstline.bench.load_options import checked, job_of
 from burstline.bench.server_session import serving
+from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.roofline_input import step_of
+from burstline.roofline.device.calibration import Calibration, HostFit, device_toml, load_calibration
+from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.model.families import read_config
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.predict import Clock, Deployment
 from burstline.server_options import ServerOptions
-from loadgen.wire.os_limits import ensure_fd_limit
-from roofline.device.calibration import Calibration, HostFit, device_toml, load_calibration
-from roofline.device.device import Device, load_device
-from roofline.model.families import read_config
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.model.step import Step
-from roofline.predict.predict import Clock, Deployment
-from servers.messages import EngineError
-from servers.reference.steplog import load_steps
-from servers.registry import ENGINES
-from workloads.prompts import vocabulary_from_size
-from workloads.request import WorkloadError
-from workloads.spec import LoadSpec
+from burstline.servers.messages import EngineError
+from burstline.servers.reference.steplog import load_steps
+from burstline.servers.registry import ENGINES
+from burstline.workloads.prompts import vocabulary_from_size
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LoadSpec
 
 ENGINE: Final = "reference"
 BURST: Final = LoadSpec(requests=64, prompt_tokens="512", output_tokens="zipf:2,16..320", deadline_s=20.0)

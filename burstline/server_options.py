@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from burstline.flags import add_options, read_options
-from servers.settings import Settings
-from workloads.options import option
+from burstline.servers.settings import Settings
+from burstline.workloads.options import option
 
 API_KEY_VARIABLE: Final = "BURSTLINE_API_KEY"
 START: Final = ("port", "engine_python", "container")

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from servers.redact import printable, without_known
+from burstline.servers.redact import printable, without_known
 
 
 class Outlet:

@@ -9,39 +9,53 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from loadgen.metrics import throughput
-from loadgen.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
-from loadgen.metrics.instrument import instrument, pacing
-from loadgen.metrics.laws import broken_laws
-from loadgen.metrics.memory import cost, memory
-from loadgen.metrics.server_histograms import agreement
-from loadgen.metrics.sessions import Turns, session_figures, turns_of
-from loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
-from loadgen.metrics.steady_state import NO_START_WAVE, NOT_STEADY, ColdStart, Steady, cold_start, steady_part
-from loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
-from loadgen.metrics.token_accounting import cached_by_counters, conservation, counts, lengths
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.manifest import ArrivalFacts, Manifest, RunNoise, WarmUpBursts
-from loadgen.record.record import NO_FAILURES, Outcome
-from loadgen.record.rundir import Run
-from loadgen.record.summary import CountedWindow, Goodput, MetricFigures, Quantiles, Stationarity, Summary
-from loadgen.record.telemetry import Telemetry
-from loadgen.record.verdict import Reason, State, Verdict
-from loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
-from loadgen.stats.quantiles import mean, percentiles
-from loadgen.stats.serial_correlation import (
+from burstline.loadgen.metrics import throughput
+from burstline.loadgen.metrics.definitions import METRICS, QUANTILES, Metric, latencies, samples_of
+from burstline.loadgen.metrics.instrument import instrument, pacing
+from burstline.loadgen.metrics.laws import broken_laws
+from burstline.loadgen.metrics.memory import cost, memory
+from burstline.loadgen.metrics.server_histograms import agreement
+from burstline.loadgen.metrics.sessions import Turns, session_figures, turns_of
+from burstline.loadgen.metrics.slo import NO_CRITERION, Goal, attainment, good, judge_goals, parse_goal
+from burstline.loadgen.metrics.steady_state import (
+    NO_START_WAVE,
+    NOT_STEADY,
+    ColdStart,
+    Steady,
+    cold_start,
+    steady_part,
+)
+from burstline.loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
+from burstline.loadgen.metrics.token_accounting import cached_by_counters, conservation, counts, lengths
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.manifest import ArrivalFacts, Manifest, RunNoise, WarmUpBursts
+from burstline.loadgen.record.record import NO_FAILURES, Outcome
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.summary import (
+    CountedWindow,
+    Goodput,
+    MetricFigures,
+    Quantiles,
+    Stationarity,
+    Summary,
+)
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.verdict import Reason, State, Verdict
+from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
+from burstline.loadgen.stats.quantiles import mean, percentiles
+from burstline.loadgen.stats.serial_correlation import (
     OrderedSamples,
     bound_in_order,
     mean_in_order,
     percentile_in_order,
     share_in_order,
 )
-from loadgen.verdict.grades import grades, most_moved
-from loadgen.verdict.judge import Evidence, judge
-from loadgen.verdict.warnings import caveats
-from servers.identity import Identity
-from workloads.spec import MAX_FAILURES
+from burstline.loadgen.verdict.grades import grades, most_moved
+from burstline.loadgen.verdict.judge import Evidence, judge
+from burstline.loadgen.verdict.warnings import caveats
+from burstline.servers.identity import Identity
+from burstline.workloads.spec import MAX_FAILURES
 
 HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
 """The metrics whose percentiles the client's lateness is compared with."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from loadgen.record.verdict import State
-from loadgen.verdict.comparable import ALONE, COMPARABLE
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
 
 INTERRUPTED: Final = "INTERRUPTED"
 SWEEP: Final = "SWEEP"

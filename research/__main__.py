@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 from burstline import exit_codes
+from burstline.roofline.errors import RooflineError
 from research.check import Check, table
-from roofline.errors import RooflineError
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 KERNELS = ("G2", "G3", "G4", "G5", "G6", "G9", "G10", "G13", "G14", "G15")

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from burstline.roofline.device.calibration import Calibration, generic, shipped_calibration
+from burstline.roofline.device.collectives import collective_s
+from burstline.roofline.predict.bound import CACHE_REACH
+from burstline.roofline.predict.kernels import Amounts, Rates, decode_s, gemm_s, prefill_s
 from research.check import Check, errors, within
 from research.experts import expert_tables, experts_held_out, experts_s
 from research.fit import (
@@ -31,10 +35,6 @@ from research.kernel_tables import (
     measured_folders,
     prefill_rows,
 )
-from roofline.device.calibration import Calibration, generic, shipped_calibration
-from roofline.device.collectives import collective_s
-from roofline.predict.bound import CACHE_REACH
-from roofline.predict.kernels import Amounts, Rates, decode_s, gemm_s, prefill_s
 
 TOLERANCE = 0.02  # how far above a ceiling a measurement may lie before something must be wrong
 

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from research.check import Check, errors, within
-from research.fit import pooled_gemm
-from research.kernel_tables import gemm_tables
-from research.published import OTHERS, PublishedRun, mean_error, published_runs
-from research.serving_points import out_of_sample_hosts, ratios, read_points, stack_of
-from roofline.device.calibration import (
+from burstline.roofline.device.calibration import (
     Calibration,
     generic,
     in_memory,
@@ -21,12 +16,17 @@ from roofline.device.calibration import (
     stack_host,
     with_host,
 )
-from roofline.device.device import Device, load_device
-from roofline.model.families import load_model
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, ModelShape
-from roofline.predict.predict import Clock, Deployment
-from roofline.predict.simulate import Asked, Limits, Simulation, simulate
+from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, ModelShape
+from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.simulate import Asked, Limits, Simulation, simulate
+from research.check import Check, errors, within
+from research.fit import pooled_gemm
+from research.kernel_tables import gemm_tables
+from research.published import OTHERS, PublishedRun, mean_error, published_runs
+from research.serving_points import out_of_sample_hosts, ratios, read_points, stack_of
 
 Row = Mapping[str, str]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roofline.predict.kernels import Amounts
+from burstline.roofline.predict.kernels import Amounts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from burstline.roofline.calibrate.fitting import log_errors, search, spread_of
+from burstline.roofline.device.calibration import Calibration, GemmFit, Spread
+from burstline.roofline.device.device import Device
+from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
+from burstline.roofline.predict.kernels import Amounts, Products, Rates, gemm_s, pass_s, quantise_s
 from research.held_out import held_out
 from research.kernel_tables import device_of
-from roofline.calibrate.fitting import log_errors, search, spread_of
-from roofline.device.calibration import Calibration, GemmFit, Spread
-from roofline.device.device import Device
-from roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
-from roofline.predict.kernels import Amounts, Products, Rates, gemm_s, pass_s, quantise_s
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,6 +16,29 @@ from typing import TypeVar
 
 import numpy as np
 
+from burstline.roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
+from burstline.roofline.device.calibration import (
+    Calibration,
+    DecodeFit,
+    GemmFit,
+    LinkFit,
+    PassFit,
+    PrefillFit,
+    calibration_toml,
+    shipped_calibration,
+)
+from burstline.roofline.device.device import Device
+from burstline.roofline.predict.kernels import (
+    Amounts,
+    Decodes,
+    Prefills,
+    Rates,
+    all_reduce_s,
+    decode_s,
+    gemm_s,
+    pass_s,
+    prefill_s,
+)
 from research.experts import expert_fits
 from research.held_out import held_out
 from research.kernel_tables import (
@@ -31,29 +54,6 @@ from research.kernel_tables import (
     pass_rows,
     prefill_rows,
     versions,
-)
-from roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
-from roofline.device.calibration import (
-    Calibration,
-    DecodeFit,
-    GemmFit,
-    LinkFit,
-    PassFit,
-    PrefillFit,
-    calibration_toml,
-    shipped_calibration,
-)
-from roofline.device.device import Device
-from roofline.predict.kernels import (
-    Amounts,
-    Decodes,
-    Prefills,
-    Rates,
-    all_reduce_s,
-    decode_s,
-    gemm_s,
-    pass_s,
-    prefill_s,
 )
 
 X = TypeVar("X")

@@ -6,7 +6,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from roofline.predict.kernels import Amounts
+from burstline.roofline.predict.kernels import Amounts
 
 
 class Measured(Protocol):

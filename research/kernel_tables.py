@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from roofline.calibrate.fitting import Rows
-from roofline.device.device import Device, load_device
-from roofline.errors import RooflineError
-from roofline.predict.bound import CACHE_REACH
-from roofline.predict.kernels import Amounts, Decodes, Prefills, Products, Rates
+from burstline.roofline.calibrate.fitting import Rows
+from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.predict.bound import CACHE_REACH
+from burstline.roofline.predict.kernels import Amounts, Decodes, Prefills, Products, Rates
 
 if TYPE_CHECKING:
     import pandas as pd

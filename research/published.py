@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from roofline.device.calibration import load_calibration, stack_host
-from roofline.device.device import load_device
-from roofline.model.families import load_model
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
-from roofline.predict.kernels import Amounts
-from roofline.predict.predict import Deployment
+from burstline.roofline.device.calibration import load_calibration, stack_host
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.deployment import UniformBatch, latency_s, phase_bounds
+from burstline.roofline.predict.kernels import Amounts
+from burstline.roofline.predict.predict import Deployment
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from burstline.roofline.device.calibration import Calibration, HostFit, generic, load_calibration, stack_host
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.predict.capacity import room
+from burstline.roofline.predict.kernels import Amounts
+from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.simulate import Asked, FrontEnd, Limits, simulate
 from research.check import errors
-from roofline.device.calibration import Calibration, HostFit, generic, load_calibration, stack_host
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from roofline.model.families import load_model
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, Quant
-from roofline.predict.capacity import room
-from roofline.predict.kernels import Amounts
-from roofline.predict.predict import Clock, Deployment
-from roofline.predict.simulate import Asked, FrontEnd, Limits, simulate
 
 Row = Mapping[str, str]
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Ask, Call, Get, HttpReply, Reply, Target
-from servers.settings import SETTINGS, Setting, Settings, Spelling, plain
-from workloads.request import Request
+from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Ask, Call, Get, HttpReply, Reply, Target
+from burstline.servers.settings import SETTINGS, Setting, Settings, Spelling, plain
+from burstline.workloads.request import Request
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -44,7 +44,7 @@ class Engine:
     is_public: bool = True
     """Shown in lists for users; False for what only tests and the certificate use."""
     tokenizes: bool = False
-    """It has a `/tokenize` like vLLM's, or may have one (`servers.protocol.openai.tokenize_call`)."""
+    """It has a `/tokenize` like vLLM's, or may have one (`tokenize_call` of `protocol/openai.py`)."""
     returns_ids: bool = False
     """It sends a reply's token ids where asked (`return_token_ids`): a conversation of ids can go on."""
     attach_only: bool = False

@@ -6,7 +6,7 @@ from functools import cache
 from types import NoneType
 from typing import get_args, get_type_hints
 
-from servers.redact import printable
+from burstline.servers.redact import printable
 
 
 @dataclass(frozen=True, slots=True)

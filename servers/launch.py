@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from servers.identity import Identity
+from burstline.servers.identity import Identity
 
 
 @dataclass(frozen=True, slots=True)

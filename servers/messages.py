@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import Self
 from urllib.parse import unquote, urlsplit
 
-from servers.redact import learn, printable, redacted
+from burstline.servers.redact import learn, printable, redacted
 
 
 class EngineError(RuntimeError):

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from typing import Final
 
-from servers.engine import Engine
-from servers.identity import Capabilities, Sign
-from servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.identity import Capabilities, Sign
+from burstline.servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.workloads.request import Request
 
 _BUILT_IN: Final[Mapping[str, str]] = {
     "vllm": "vllm:Vllm",
@@ -107,7 +107,7 @@ class Registry(MutableMapping[str, Engine]):
         engine = self._engines[name]
         if isinstance(engine, str):
             module, _, maker = engine.partition(":")
-            engine = getattr(importlib.import_module(f"servers.engines.{module}"), maker)()
+            engine = getattr(importlib.import_module(f"burstline.servers.engines.{module}"), maker)()
             self._engines[name] = engine
         return engine
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
-from workloads.options import flag_of, given, on_or_off, option, options_of
-from workloads.request import WorkloadError
+from burstline.workloads.options import flag_of, given, on_or_off, option, options_of
+from burstline.workloads.request import WorkloadError
 
 Group = Literal["precision", "batch-limits", "parallelism"]
 """What a setting that must be equal is about: the code of the reason where it is not."""

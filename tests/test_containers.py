@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from burstline import cli
-from servers.registry import ENGINES
-from servers.settings import DTYPES, KV_DTYPES, Settings, spell
+from burstline.servers.registry import ENGINES
+from burstline.servers.settings import DTYPES, KV_DTYPES, Settings, spell
 from tests.docker_host import NoDaemonError, compose, container_daemon
 
 ROOT = Path(__file__).parents[1]

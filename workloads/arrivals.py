@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 Times = NDArray[np.float64]
 

@@ -15,8 +15,8 @@ from jinja2 import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from workloads.data_sets import Message, Template
-from workloads.request import WorkloadError
+from burstline.workloads.data_sets import Message, Template
+from burstline.workloads.request import WorkloadError
 
 
 def template_of(folder: Path) -> Template | None:

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from workloads.arrivals import MOST_S
-from workloads.lengths import Lengths
-from workloads.request import Request, RequestKind, WorkloadError
-from workloads.rows import Row, read_rows
-from workloads.seeds import rng
+from burstline.workloads.arrivals import MOST_S
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.request import Request, RequestKind, WorkloadError
+from burstline.workloads.rows import Row, read_rows
+from burstline.workloads.seeds import rng
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

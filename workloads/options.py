@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 _KEY: Final = "option"
 

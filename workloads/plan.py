@@ -12,11 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workloads.lengths import Lengths, draw_both
-from workloads.prefixes import BLOCK_TOK, shared_segments
-from workloads.prompts import DrawnRequests, Segments, Vocabulary
-from workloads.request import GREEDY, Request, RequestKind, Sampling
-from workloads.spec import Sharing
+from burstline.workloads.lengths import Lengths, draw_both
+from burstline.workloads.prefixes import BLOCK_TOK, shared_segments
+from burstline.workloads.prompts import DrawnRequests, Segments, Vocabulary
+from burstline.workloads.request import GREEDY, Request, RequestKind, Sampling
+from burstline.workloads.spec import Sharing
 
 PRIMING: Final = "priming"
 """The stage that fills the prefix cache."""

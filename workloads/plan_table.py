@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from workloads.plan import MOST_IDS, Plan, Stage
-from workloads.prompts import DrawnRequests, Segments, Vocabulary
-from workloads.request import Request, RequestKind, Sampling, Turn
+from burstline.workloads.plan import MOST_IDS, Plan, Stage
+from burstline.workloads.prompts import DrawnRequests, Segments, Vocabulary
+from burstline.workloads.request import Request, RequestKind, Sampling, Turn
 
 PLAN: Final = pa.schema(
     {

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.prompts import OF_GROUP, DrawnRequests, Segments
-from workloads.request import Request, WorkloadError
-from workloads.seeds import rng
-from workloads.spec import Sharing
+from burstline.workloads.prompts import OF_GROUP, DrawnRequests, Segments
+from burstline.workloads.request import Request, WorkloadError
+from burstline.workloads.seeds import rng
+from burstline.workloads.spec import Sharing
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -16,7 +16,7 @@ from typing import Any, Final, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
+from burstline.workloads.request import GREEDY, Request, RequestKind, Sampling, WorkloadError
 
 N_SALT_TOK = 8
 OF_GROUP: Final = 1 << 62

@@ -21,7 +21,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import zstandard
 
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 Row = Mapping[str, Any]
 Rows = Iterator[tuple[int, Row]]

@@ -17,11 +17,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.data_sets import Item, Materials, as_plain_text
-from workloads.lengths import Lengths
-from workloads.prompts import Stream, Vocabulary
-from workloads.request import Request, Turn, WorkloadError
-from workloads.seeds import rng
+from burstline.workloads.data_sets import Item, Materials, as_plain_text
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.prompts import Stream, Vocabulary
+from burstline.workloads.request import Request, Turn, WorkloadError
+from burstline.workloads.seeds import rng
 
 NS_PER_MS: Final = 1_000_000
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from workloads.arrivals import MAX_REQUESTS, Arrival, check_rate, parse_arrival
-from workloads.lengths import parse_lengths
-from workloads.options import as_text, flag_of, given, number_or_auto, option, share, with_parts
-from workloads.request import RequestKind, WorkloadError
+from burstline.workloads.arrivals import MAX_REQUESTS, Arrival, check_rate, parse_arrival
+from burstline.workloads.lengths import parse_lengths
+from burstline.workloads.options import as_text, flag_of, given, number_or_auto, option, share, with_parts
+from burstline.workloads.request import RequestKind, WorkloadError
 
 MOST: Final = {"concurrency": 1_000_000, "workers": 1024}
 MOST_DEADLINE_S: Final = 604_800.0
@@ -184,7 +184,7 @@ def _kind(text: str) -> RequestKind:
 class LoadSpec:
     """A load as the user asks for it; None where it is left open.
 
-    Lengths are laws that `workloads.lengths` reads: they need libraries and files that no check waits for.
+    Lengths are laws that `lengths.py` reads: they need libraries and files that no check waits for.
     """
 
     requests: int | None = option("how many (1000)", parse=int, metavar="N")

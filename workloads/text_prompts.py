@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.plan import Plan, fingerprint
-from workloads.request import Request, WorkloadError
-from workloads.seeds import rng
+from burstline.workloads.plan import Plan, fingerprint
+from burstline.workloads.request import Request, WorkloadError
+from burstline.workloads.seeds import rng
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

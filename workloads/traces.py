@@ -23,9 +23,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
-from workloads.request import WorkloadError
-from workloads.rows import Row, read_rows
+from burstline.workloads.prompts import OF_HASH, DrawnRequests, Segments, Vocabulary
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.rows import Row, read_rows
 
 MOONCAKE_BLOCK_TOK: Final = 512
 _HASH_MASK: Final = (1 << 60) - 1

@@ -10,11 +10,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.plan import Plan, Stage
-from workloads.prompts import DrawnRequests, Vocabulary
-from workloads.request import Request, RequestKind
-from workloads.seeds import rng
-from workloads.spec import WarmUp
+from burstline.workloads.plan import Plan, Stage
+from burstline.workloads.prompts import DrawnRequests, Vocabulary
+from burstline.workloads.request import Request, RequestKind
+from burstline.workloads.seeds import rng
+from burstline.workloads.spec import WarmUp
 
 MOST_BURSTS: Final = 6
 """How many small bursts an automatic warm-up sends at most."""

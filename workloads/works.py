@@ -14,16 +14,16 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.arrivals import Arrivals
-from workloads.data_sets import DataSet, Item, Materials, data_requests
-from workloads.lengths import Lengths
-from workloads.plan import Plan, Shape, due_ns_of, make_plan, plan_of
-from workloads.prefixes import BLOCK_TOK
-from workloads.prompts import DrawnRequests, Vocabulary
-from workloads.request import RequestKind, WorkloadError
-from workloads.seeds import rng
-from workloads.sessions import SessionShape, drawn_sessions, written_sessions
-from workloads.traces import Trace
+from burstline.workloads.arrivals import Arrivals
+from burstline.workloads.data_sets import DataSet, Item, Materials, data_requests
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Plan, Shape, due_ns_of, make_plan, plan_of
+from burstline.workloads.prefixes import BLOCK_TOK
+from burstline.workloads.prompts import DrawnRequests, Vocabulary
+from burstline.workloads.request import RequestKind, WorkloadError
+from burstline.workloads.seeds import rng
+from burstline.workloads.sessions import SessionShape, drawn_sessions, written_sessions
+from burstline.workloads.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,16 @@ from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
 from burstline.driver_processes import Driver, local_drivers
 from burstline.interrupt import uninterrupted
-from loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import CaptureWriter, read_captures
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.record import Outcome
-from servers.host.child import ChildLostError, how_it_ended
-from servers.host.process import Server
-from servers.host.ready import getter
-from servers.messages import EngineError
-from servers.protocol.introspection import log_message
+from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.record import Outcome
+from burstline.servers.host.child import ChildLostError, how_it_ended
+from burstline.servers.host.process import Server
+from burstline.servers.host.ready import getter
+from burstline.servers.messages import EngineError
+from burstline.servers.protocol.introspection import log_message
 
 LEAD_S = 0.05
 """From the last driver's "ready" to the run's start: time for every driver to hear of it."""

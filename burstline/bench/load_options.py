@@ -9,23 +9,23 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.driver.job import Job, most_open, n_drivers
-from servers.identity import Identity
-from servers.redact import known_secrets
-from workloads import arrivals, works
-from workloads.arrivals import Arrival
-from workloads.data_sets import Materials, arrival_times, read_data
-from workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
-from workloads.plan import Plan, Shape, with_sampling
-from workloads.prefixes import BLOCK_TOK
-from workloads.prompts import Vocabulary
-from workloads.request import Sampling, WorkloadError
-from workloads.seeds import rng
-from workloads.sessions import SessionShape
-from workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
-from workloads.traces import read_trace
-from workloads.warm_up import with_warm_up
-from workloads.works import Server, Sessions, Synthetic, Work
+from burstline.loadgen.driver.job import Job, most_open, n_drivers
+from burstline.servers.identity import Identity
+from burstline.servers.redact import known_secrets
+from burstline.workloads import arrivals, works
+from burstline.workloads.arrivals import Arrival
+from burstline.workloads.data_sets import Materials, arrival_times, read_data
+from burstline.workloads.lengths import Lengths, draw_both, parse_lengths, parse_seconds
+from burstline.workloads.plan import Plan, Shape, with_sampling
+from burstline.workloads.prefixes import BLOCK_TOK
+from burstline.workloads.prompts import Vocabulary
+from burstline.workloads.request import Sampling, WorkloadError
+from burstline.workloads.seeds import rng
+from burstline.workloads.sessions import SessionShape
+from burstline.workloads.spec import MOST_DEADLINE_S, DataSource, LoadSpec, check_spec
+from burstline.workloads.traces import read_trace
+from burstline.workloads.warm_up import with_warm_up
+from burstline.workloads.works import Server, Sessions, Synthetic, Work
 
 N_REQUESTS: Final = 1000
 MAX_REPEATS: Final = 1000

@@ -11,12 +11,12 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from loadgen.record.files import user_cache, write_bytes
-from loadgen.record.manifest import Manifest, RunNoise
-from loadgen.record.rundir import Run
-from loadgen.stats.across_runs import LEAST_RUNS, Noise, Spreads, spreads_of
-from loadgen.stats.figure import Absent
-from loadgen.verdict.factors import factors
+from burstline.loadgen.record.files import user_cache, write_bytes
+from burstline.loadgen.record.manifest import Manifest, RunNoise
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.stats.across_runs import LEAST_RUNS, Noise, Spreads, spreads_of
+from burstline.loadgen.stats.figure import Absent
+from burstline.loadgen.verdict.factors import factors
 
 METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 

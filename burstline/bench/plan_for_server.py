@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
-from servers.host.ready import send
-from servers.identity import Identity
-from workloads.data_sets import Materials
-from workloads.plan import PRIMING, Plan
-from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
-from workloads.prompts import Vocabulary
-from workloads.request import Request, RequestKind, WorkloadError
-from workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
+from burstline.servers.host.ready import send
+from burstline.servers.identity import Identity
+from burstline.workloads.data_sets import Materials
+from burstline.workloads.plan import PRIMING, Plan
+from burstline.workloads.prefixes import BLOCK_TOK, expected_hit_fraction
+from burstline.workloads.prompts import Vocabulary
+from burstline.workloads.request import Request, RequestKind, WorkloadError
+from burstline.workloads.text_prompts import Words, as_chat, as_text, make_texts, words_of
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -92,7 +92,7 @@ def _materials(
     *,
     takes_ids: bool,
 ) -> Materials:
-    from workloads.chat import template_of
+    from burstline.workloads.chat import template_of
 
     counter.no_truncation()
     counter.no_padding()

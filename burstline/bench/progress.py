@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from servers.redact import printable, without_known
+from burstline.servers.redact import printable, without_known
 
 if TYPE_CHECKING:  # imported where it draws: a run in a pipe draws nothing
     from rich.console import Console

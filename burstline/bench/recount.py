@@ -17,13 +17,13 @@ import pyarrow as pa
 
 from burstline.bench.plan_for_server import local_tokenizer, tokenizer_for
 from burstline.bench.server_session import Site
-from loadgen.record.decode import uncounted
-from loadgen.record.record import RECOUNTS
-from loadgen.record.rundir import RunDir
-from loadgen.record.tables import COUNTS
-from servers.messages import HttpReply
-from servers.protocol.destination import Destination
-from servers.protocol.openai import count_in, tokenize_call
+from burstline.loadgen.record.decode import uncounted
+from burstline.loadgen.record.record import RECOUNTS
+from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.tables import COUNTS
+from burstline.servers.messages import HttpReply
+from burstline.servers.protocol.destination import Destination
+from burstline.servers.protocol.openai import count_in, tokenize_call
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

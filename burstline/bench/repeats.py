@@ -18,17 +18,17 @@ from burstline.bench.noise import remember
 from burstline.bench.run import run_once
 from burstline.bench.run_settings import Settings
 from burstline.bench.server_session import Say, Site, serving
+from burstline.loadgen.metrics.slo import judge_over_runs, parse_goal
+from burstline.loadgen.record.rundir import Run, open_run
+from burstline.loadgen.record.verdict import State
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import Contender, view_of
+from burstline.reports.model.contenders import comparison_of
+from burstline.reports.page.digest import digest
+from burstline.reports.page.files import write_all
 from burstline.server_options import ServerOptions
-from loadgen.metrics.slo import judge_over_runs, parse_goal
-from loadgen.record.rundir import Run, open_run
-from loadgen.record.verdict import State
-from reports.formats.text import text
-from reports.model.comparison import Contender, view_of
-from reports.model.contenders import comparison_of
-from reports.page.digest import digest
-from reports.page.files import write_all
-from servers.engine import Engine
-from workloads.request import WorkloadError
+from burstline.servers.engine import Engine
+from burstline.workloads.request import WorkloadError
 
 
 @dataclass(slots=True)

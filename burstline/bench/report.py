@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.tables import keep_pandas_out
+from burstline.loadgen.summarize import summarize_run
 from burstline.machine.efficiency import beside_others, reconciled, suspect
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.summary import Summary
-from loadgen.record.tables import keep_pandas_out
-from loadgen.summarize import summarize_run
-from reports.formats.text import text
-from reports.model.comparison import alone, view_of
-from reports.page.digest import headline
-from reports.page.page import render
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import headline
+from burstline.reports.page.page import render
 
 
 def write_report(run: RunDir) -> Summary:

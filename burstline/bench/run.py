@@ -36,28 +36,28 @@ from burstline.cluster.session import RayOptions, ray_session
 from burstline.cluster.workers import fleet_of
 from burstline.driver_processes import local_drivers
 from burstline.interrupt import finishing, terminable, uninterrupted
+from burstline.loadgen.driver.canary import TruthProcess, canary
+from burstline.loadgen.driver.job import Job
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.decode import decode_run
+from burstline.loadgen.record.manifest import LoadFacts, Status
+from burstline.loadgen.record.rundir import RunDir
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.tables import keep_pandas_out
+from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.hints import Hints
-from loadgen.driver.canary import TruthProcess, canary
-from loadgen.driver.job import Job
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import CaptureWriter
-from loadgen.record.decode import decode_run
-from loadgen.record.manifest import LoadFacts, Status
-from loadgen.record.rundir import RunDir
-from loadgen.record.summary import Summary
-from loadgen.record.tables import keep_pandas_out
-from loadgen.wire.os_limits import ensure_fd_limit
-from servers.engine import Engine
-from servers.host.child import ChildLostError
-from servers.host.telemetry import load_telemetry
-from servers.host.watch import Watcher
-from servers.launch import Launch
-from servers.messages import EngineError
-from servers.reference.steplog import load_steps
-from workloads.plan import Plan
-from workloads.prompts import Vocabulary
-from workloads.request import WorkloadError
-from workloads.spec import WarmUp, check_goals
+from burstline.servers.engine import Engine
+from burstline.servers.host.child import ChildLostError
+from burstline.servers.host.telemetry import load_telemetry
+from burstline.servers.host.watch import Watcher
+from burstline.servers.launch import Launch
+from burstline.servers.messages import EngineError
+from burstline.servers.reference.steplog import load_steps
+from burstline.workloads.plan import Plan
+from burstline.workloads.prompts import Vocabulary
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import WarmUp, check_goals
 
 LATE_S = 0.5
 """Counters that need longer to stand still are let settle before the load, too."""
@@ -116,7 +116,7 @@ def check(settings: Settings) -> tuple[Load, Engine]:
     load = checked(settings.spec)
     check_goals(settings.goals)
     if settings.goals.slo:
-        from loadgen.metrics.slo import parse_goal  # here: statistics, which only the report needs else
+        from burstline.loadgen.metrics.slo import parse_goal  # statistics: only the report needs them else
 
         for target in settings.goals.slo:
             parse_goal(target)

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 from burstline import __version__
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
+from burstline.loadgen.record.manifest import ArrivalFacts, Manifest, ServerFacts
 from burstline.machine import host_facts
 from burstline.machine.hints import Hints
 from burstline.server_options import ServerOptions
-from loadgen.record.manifest import ArrivalFacts, Manifest, ServerFacts
-from servers.engine import Engine
-from servers.messages import EngineError
-from servers.protocol.destination import Destination
-from servers.redact import without_secrets
-from workloads.plan import Plan
-from workloads.prompts import DrawnRequests
-from workloads.spec import Goals, LoadSpec
+from burstline.servers.engine import Engine
+from burstline.servers.messages import EngineError
+from burstline.servers.protocol.destination import Destination
+from burstline.servers.redact import without_secrets
+from burstline.workloads.plan import Plan
+from burstline.workloads.prompts import DrawnRequests
+from burstline.workloads.spec import Goals, LoadSpec
 
 if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
     from burstline.cluster.session import RayOptions

@@ -12,19 +12,19 @@ from functools import partial
 from pathlib import Path
 
 from burstline.server_options import START, ServerOptions
-from servers.engine import Engine
-from servers.host.container import engine_pid, find_runtime, launch_in_container
-from servers.host.process import Server, free_port, require_free_port, start
-from servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
-from servers.identity import Capabilities, Identity
-from servers.launch import Launch, LaunchOptions
-from servers.messages import EngineError, Get, Target, target_at
-from servers.redact import learn, redacted
-from servers.registry import ENGINES, STYLES, engine_at
-from servers.settings import Setting, Settings, Spelled, spell
-from servers.settings import check as check_settings
-from workloads.options import flag_of
-from workloads.request import WorkloadError
+from burstline.servers.engine import Engine
+from burstline.servers.host.container import engine_pid, find_runtime, launch_in_container
+from burstline.servers.host.process import Server, free_port, require_free_port, start
+from burstline.servers.host.ready import RefusalError, Startup, getter, identified, send, wait_ready
+from burstline.servers.identity import Capabilities, Identity
+from burstline.servers.launch import Launch, LaunchOptions
+from burstline.servers.messages import EngineError, Get, Target, target_at
+from burstline.servers.redact import learn, redacted
+from burstline.servers.registry import ENGINES, STYLES, engine_at
+from burstline.servers.settings import Setting, Settings, Spelled, spell
+from burstline.servers.settings import check as check_settings
+from burstline.workloads.options import flag_of
+from burstline.workloads.request import WorkloadError
 
 ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0

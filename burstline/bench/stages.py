@@ -11,13 +11,13 @@ from typing import Any
 import pyarrow as pa
 
 from burstline.bench.fire import fire
-from loadgen.driver.job import Job
-from loadgen.record.capture_store import read_captures
-from loadgen.record.manifest import LoadFacts, StageFacts
-from loadgen.record.record import Outcome, Record, record_of
-from loadgen.record.tables import record_table
-from servers.engine import Engine
-from workloads.plan import PRIMING, Plan, Stage
+from burstline.loadgen.driver.job import Job
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.manifest import LoadFacts, StageFacts
+from burstline.loadgen.record.record import Outcome, Record, record_of
+from burstline.loadgen.record.tables import record_table
+from burstline.servers.engine import Engine
+from burstline.workloads.plan import PRIMING, Plan, Stage
 
 Say = Callable[[str], None]
 

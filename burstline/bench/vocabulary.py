@@ -16,11 +16,11 @@ import numpy as np
 
 from burstline.bench.server_session import Site
 from burstline.machine.host_facts import cached_config
-from servers.host.ready import send
-from servers.messages import EngineError
-from servers.protocol.openai import tokenize_call, tokens_in
-from workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
-from workloads.request import WorkloadError
+from burstline.servers.host.ready import send
+from burstline.servers.messages import EngineError
+from burstline.servers.protocol.openai import tokenize_call, tokens_in
+from burstline.workloads.prompts import Vocabulary, vocabulary_from_size, vocabulary_from_tokenizer
+from burstline.workloads.request import WorkloadError
 
 ASSUMED = vocabulary_from_size(32_000, "assumed: no server was there to ask")
 """For plans that are never sent as ids."""

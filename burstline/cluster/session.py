@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from servers.messages import EngineError
-from workloads.options import with_parts
-from workloads.request import WorkloadError
+from burstline.servers.messages import EngineError
+from burstline.workloads.options import with_parts
+from burstline.workloads.request import WorkloadError
 
 PIECE_BYTES: Final = 8 << 20
 """Captures travel in pieces of this size, two at a time."""
 CALL_TIMEOUT_S: Final = 15.0
 HOW_TO_START: Final = "start one with `ray start --head`, or pass --ray HOST:PORT"
-_PACKAGES: Final = ("burstline", "loadgen", "servers", "workloads", "roofline", "reports")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +130,12 @@ def ray_session(options: RayOptions) -> Iterator[Any]:
         import ray
     except ImportError:
         raise WorkloadError("--ray needs Ray: pip install 'burstline[ray]'") from None
-    root = Path(__file__).parents[2]
     try:
         with _quiet_stderr():
             ray.init(
                 address=options.address,
                 namespace=f"burstline-{secrets.token_hex(4)}",
-                runtime_env={"py_modules": [str(root / name) for name in _PACKAGES]},
+                runtime_env={"py_modules": [str(Path(__file__).parents[1])]},
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )

@@ -31,14 +31,14 @@ from urllib.parse import urlsplit
 from burstline import __version__
 from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, RayOptions, fetch, first_line
 from burstline.driver_processes import Driver, local_drivers
-from loadgen.driver.canary import canary
-from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
-from loadgen.driver.job import NAMES, Counters, Done, Go, Job
-from loadgen.record.capture_store import CaptureWriter, read_captures
-from loadgen.record.drive_report import ClockError, ClockMap, DriveReport, Offset
-from servers.host.child import ChildLostError, Failed
-from servers.messages import EngineError
-from workloads.request import WorkloadError
+from burstline.loadgen.driver.canary import canary
+from burstline.loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
+from burstline.loadgen.driver.job import NAMES, Counters, Done, Go, Job
+from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
+from burstline.loadgen.record.drive_report import ClockError, ClockMap, DriveReport, Offset
+from burstline.servers.host.child import ChildLostError, Failed
+from burstline.servers.messages import EngineError
+from burstline.workloads.request import WorkloadError
 
 PLACE_TIMEOUT_S: Final = 30.0
 START_TIMEOUT_S: Final = 60.0

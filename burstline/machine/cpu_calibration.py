@@ -18,14 +18,14 @@ from typing import Any
 import orjson
 
 from burstline import __version__
+from burstline.loadgen.record.manifest import Manifest
 from burstline.machine import host_facts
 from burstline.machine.hints import DTYPES
-from loadgen.record.manifest import Manifest
-from roofline.device.calibration import cached_file
-from roofline.errors import RooflineError
-from roofline.model.families import read_config
-from servers.identity import CpuSetup, Identity
-from servers.registry import ENGINES
+from burstline.roofline.device.calibration import cached_file
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import read_config
+from burstline.servers.identity import CpuSetup, Identity
+from burstline.servers.registry import ENGINES
 
 
 def cpu_of(manifest: Manifest, log: str, dtype: str, *, named: bool = False) -> CpuSetup | None:

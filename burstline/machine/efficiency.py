@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.summary import Instrument
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.figure import Absent
 from burstline.machine.hints import DEVICE_FILE
 from burstline.machine.host_facts import MOST_OTHERS
 from burstline.machine.roofline_input import LackingError, seen_in, setup_of
-from loadgen.record.rundir import Run
-from loadgen.record.summary import Instrument
-from loadgen.record.verdict import Reason
-from loadgen.stats.figure import Absent
-from roofline.errors import RooflineError
-from roofline.reconcile.reconcile import reconcile
-from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.reconcile.reconcile import reconcile
+from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
 
 def reconciled(run: Run) -> Reconciliation | NotReconciled:

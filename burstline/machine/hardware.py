@@ -15,20 +15,20 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from burstline.loadgen.record.files import write_bytes
+from burstline.loadgen.record.manifest import LOOPBACK, HardwareFacts, Manifest, ServerFacts
+from burstline.loadgen.record.rundir import RunDir
 from burstline.machine import host_facts
 from burstline.machine.cpu_calibration import cpu_of, how_to_calibrate, kept
 from burstline.machine.hints import DEVICE_FILE, Hints
-from loadgen.record.files import write_bytes
-from loadgen.record.manifest import LOOPBACK, HardwareFacts, Manifest, ServerFacts
-from loadgen.record.rundir import RunDir
-from roofline.device.calibration import device_toml, load_calibration
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from roofline.model.families import bundled_config, bundled_models, quant_of
-from roofline.model.shapes import ELEMENT_BYTES, QUANTS
-from servers.identity import Identity
-from servers.registry import ENGINES
-from workloads.request import WorkloadError
+from burstline.roofline.device.calibration import device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import bundled_config, bundled_models, quant_of
+from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS
+from burstline.servers.identity import Identity
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import WorkloadError
 
 
 class UnknownHardwareError(Exception):

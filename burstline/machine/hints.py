@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from workloads.options import given, option, options_of
+from burstline.workloads.options import given, option, options_of
 
 DEVICE_FILE: Final = "device.toml"
 """In a run's folder: the device that it is compared with."""
@@ -20,7 +20,7 @@ DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 class Stated:
     """Facts of the engine that a person states; None where they leave them open.
 
-    Ranks count as 1 where another kind is stated. `quant` is a name of `roofline.model.shapes.QUANTS`.
+    Ranks count as 1 where another kind is stated. `quant` is a name of `QUANTS`.
     `draft_tokens` are proposed in each step by speculative decoding, 0 for none. `expert_share`: distinct
     experts that a batch touches, as a share of what uniform routing would touch.
     """

@@ -19,7 +19,7 @@ from typing import Final
 
 import psutil
 
-from loadgen.record.manifest import GpuFacts, HostFacts
+from burstline.loadgen.record.manifest import GpuFacts, HostFacts
 
 _LIBRARIES = ("httpx", "numpy", "pandas", "pyarrow", "matplotlib", "huggingface_hub", "zstandard", "orjson")
 

@@ -9,22 +9,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.manifest import HardwareFacts
+from burstline.loadgen.record.rundir import Run
 from burstline.machine.hints import DEVICE_FILE, DTYPES, Stated
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.manifest import HardwareFacts
-from loadgen.record.rundir import Run
-from roofline.device.calibration import read_calibration, with_host
-from roofline.device.device import Device, read_device
-from roofline.model.families import quant_of, read_config
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, Quant
-from roofline.model.step import Step
-from roofline.predict.predict import Deployment
-from roofline.predict.simulate import Asked, Limits
-from roofline.reconcile import inputs
-from roofline.reconcile.inputs import Known, Setup, StepSeen, Streamed, steps_seen
-from servers.identity import Admission
-from servers.registry import ENGINES
+from burstline.roofline.device.calibration import read_calibration, with_host
+from burstline.roofline.device.device import Device, read_device
+from burstline.roofline.model.families import quant_of, read_config
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.predict import Deployment
+from burstline.roofline.predict.simulate import Asked, Limits
+from burstline.roofline.reconcile import inputs
+from burstline.roofline.reconcile.inputs import Known, Setup, StepSeen, Streamed, steps_seen
+from burstline.servers.identity import Admission
+from burstline.servers.registry import ENGINES
 
 PACED: Final = 0.8
 """Of an open loop's time, the share in which requests arrived, above which no queue was left to serve."""

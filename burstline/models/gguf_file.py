@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from burstline.models.random_weights import Tensor, encoded, values_of
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 ARCHITECTURES: Final = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 """By `model_type`; llama.cpp serves Mistral's shape as its llama."""

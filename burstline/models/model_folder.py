@@ -17,9 +17,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from burstline.models.gguf_file import gguf_package, require_plain_positions, write_gguf
 from burstline.models.random_weights import n_bytes_of, tensors_of, write_weights
-from roofline.model.families import bundled_config, bundled_models
-from workloads.request import WorkloadError
-from workloads.seeds import rng
+from burstline.roofline.model.families import bundled_config, bundled_models
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
 
 MARKER: Final = "burstline.json"
 TINY: Final = "reference"

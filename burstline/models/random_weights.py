@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.request import WorkloadError
-from workloads.seeds import rng
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
 
 FORMATS: Final = ("safetensors", "gguf")
 """Of weights: llama.cpp reads GGUF, every other engine safetensors."""

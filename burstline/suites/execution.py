@@ -19,17 +19,17 @@ import orjson
 from burstline import exit_codes
 from burstline.cluster.session import RayOptions, ray_session
 from burstline.interrupt import terminable
+from burstline.loadgen.record.files import write_json
+from burstline.loadgen.record.rundir import Run, open_run
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import Comparison, Member, case_of, view_of
+from burstline.reports.page.digest import digest, verdict_line
+from burstline.reports.page.files import write_all
 from burstline.server_options import API_KEY_VARIABLE
+from burstline.servers.host import child
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
-from loadgen.record.files import write_json
-from loadgen.record.rundir import Run, open_run
-from reports.formats.text import text
-from reports.model.comparison import Comparison, Member, case_of, view_of
-from reports.page.digest import digest, verdict_line
-from reports.page.files import write_all
-from servers.host import child
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
 OUT: Final = "{out}"

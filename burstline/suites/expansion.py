@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from burstline.suites.toml_table import TomlTable
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 LOADS: Final = ("concurrency", "rate")
 """The keys that name the workloads of a sweep before all others."""

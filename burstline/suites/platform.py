@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from burstline.suites.toml_table import TomlTable
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True, eq=False)

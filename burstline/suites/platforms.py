@@ -19,11 +19,11 @@ from typing import Any, Final
 
 from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, fetch, first_line
 from burstline.cluster.workers import PLACE_TIMEOUT_S
+from burstline.servers.host.process import Server, start
+from burstline.servers.launch import Launch
+from burstline.servers.messages import EngineError
 from burstline.suites.platform import Platform
 from burstline.suites.suite import Model, Slot, make_where_missing
-from servers.host.process import Server, start
-from servers.launch import Launch
-from servers.messages import EngineError
 
 POLL_S: Final = 1.0
 MAKE_TIMEOUT_S: Final = 3600.0

@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from burstline.bench.load_options import MAX_REPEATS, checked
+from burstline.loadgen.metrics.slo import parse_goal
 from burstline.models.model_folder import add_missing_formats, make_model
 from burstline.models.random_weights import DTYPES, FORMATS
 from burstline.server_options import ServerOptions
+from burstline.servers.redact import without_secrets
+from burstline.servers.registry import ENGINES
+from burstline.servers.settings import SETTINGS, Settings
 from burstline.suites.expansion import expanded
 from burstline.suites.platform import Platform, platform_of
 from burstline.suites.toml_table import TomlTable
-from loadgen.metrics.slo import parse_goal
-from servers.redact import without_secrets
-from servers.registry import ENGINES
-from servers.settings import SETTINGS, Settings
-from workloads.options import options_of, words_of
-from workloads.request import WorkloadError
-from workloads.spec import Goals, LoadSpec, check_goals
+from burstline.workloads.options import options_of, words_of
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import Goals, LoadSpec, check_goals
 
 SCHEMA: Final = 1
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from workloads.options import Option, as_text, on_or_off, options_of
-from workloads.request import WorkloadError
+from burstline.workloads.options import Option, as_text, on_or_off, options_of
+from burstline.workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)

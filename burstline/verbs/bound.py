@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from burstline import exit_codes
-from reports.formats.bound_text import compared, told
-from roofline.device.calibration import Calibration, load_calibration
-from roofline.device.device import Device, load_device
-from roofline.errors import RooflineError
-from roofline.model.families import bundled_models, load_model
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, Quant
-from roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room
-from roofline.predict.deployment import (
+from burstline.reports.formats.bound_text import compared, told
+from burstline.roofline.device.calibration import Calibration, load_calibration
+from burstline.roofline.device.device import Device, load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import bundled_models, load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.predict.capacity import Room, check_batch, kv_bytes, largest_batch, room
+from burstline.roofline.predict.deployment import (
     Line,
     PhaseBound,
     UniformBatch,
@@ -31,9 +31,9 @@ from roofline.predict.deployment import (
     ridge_tok,
     unmeasured,
 )
-from roofline.predict.generations import GENERATIONS
-from roofline.predict.predict import Clock, Deployment
-from roofline.predict.simulate import Asked, Limits, simulate
+from burstline.roofline.predict.generations import GENERATIONS
+from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.simulate import Asked, Limits, simulate
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(compared(found) if several else told(found[0]))
     if args.figure:
-        from reports.figures.study_figures import write_bound  # matplotlib takes a second to import
+        from burstline.reports.figures.study_figures import write_bound  # matplotlib takes a second to import
 
         write_bound(args.figure, [one for one in found if "impossible" not in one])
         print(f"Written to {args.figure}.")

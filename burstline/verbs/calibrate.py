@@ -8,15 +8,15 @@ from pathlib import Path
 import orjson
 
 from burstline import exit_codes, host_overhead
+from burstline.loadgen.record.files import write_bytes
 from burstline.machine.cpu_calibration import path_of, torch_version
 from burstline.machine.hardware import config_at
 from burstline.machine.host_facts import MOST_OTHERS, CpuTime
-from loadgen.record.files import write_bytes
-from roofline.calibrate import calibrate
-from roofline.device.calibration import cached_file, device_toml, load_calibration
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from servers.identity import CpuSetup
+from burstline.roofline.calibrate import calibrate
+from burstline.roofline.device.calibration import cached_file, device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.servers.identity import CpuSetup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

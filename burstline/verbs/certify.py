@@ -7,10 +7,16 @@ from dataclasses import replace
 from burstline import certification, exit_codes
 from burstline.bench.load_options import checked
 from burstline.flags import add_options, read_options
+from burstline.loadgen.record.typed_json import to_json
+from burstline.loadgen.verdict.certificate import (
+    TOLERATED,
+    Certificate,
+    EventRateLimit,
+    MetricError,
+    ServedSchedule,
+)
 from burstline.stdout import json_text
-from loadgen.record.typed_json import to_json
-from loadgen.verdict.certificate import TOLERATED, Certificate, EventRateLimit, MetricError, ServedSchedule
-from workloads.spec import LoadSpec
+from burstline.workloads.spec import LoadSpec
 
 LONG_S = 10.0
 

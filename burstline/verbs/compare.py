@@ -6,11 +6,11 @@ import argparse
 from pathlib import Path
 
 from burstline import exit_codes
-from loadgen.record.rundir import open_run
-from loadgen.record.tables import keep_pandas_out
-from reports.model.contenders import comparison_of
-from reports.page.files import written
-from workloads.request import WorkloadError
+from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.tables import keep_pandas_out
+from burstline.reports.model.contenders import comparison_of
+from burstline.reports.page.files import written
+from burstline.workloads.request import WorkloadError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from burstline import exit_codes
-from servers.engine import Engine
-from servers.host.ready import getter
-from servers.messages import EngineError, Target
-from servers.registry import ENGINES, engine_at
-from workloads.request import WorkloadError
+from burstline.servers.engine import Engine
+from burstline.servers.host.ready import getter
+from burstline.servers.messages import EngineError, Target
+from burstline.servers.registry import ENGINES, engine_at
+from burstline.workloads.request import WorkloadError
 
 HOST = "127.0.0.1"
 TIMEOUT_S = 3.0

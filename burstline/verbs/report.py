@@ -12,17 +12,17 @@ import pyarrow as pa
 from burstline import exit_codes
 from burstline.bench.report import write_report
 from burstline.flags import add_options, read_options
+from burstline.loadgen.record.files import write_bytes
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import view_of
+from burstline.reports.page.digest import overview
+from burstline.reports.page.files import FILES
 from burstline.stdout import json_text
-from loadgen.record.files import write_bytes
-from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.record.tables import keep_pandas_out
-from reports.formats.text import text
-from reports.model.comparison import view_of
-from reports.page.digest import overview
-from reports.page.files import FILES
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
 WRITTEN: Final = ("parquet", "csv", "markdown", "junit", "trace", "figures")

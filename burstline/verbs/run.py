@@ -9,8 +9,8 @@ from burstline.cluster.session import RayOptions, parse_ray
 from burstline.flags import add_options, read_options
 from burstline.machine.hints import Hints
 from burstline.server_options import ServerOptions, add_settings, server_of
-from workloads.request import WorkloadError
-from workloads.spec import Goals, LoadSpec, check_goals, check_spec
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import Goals, LoadSpec, check_goals, check_spec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

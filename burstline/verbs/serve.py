@@ -9,7 +9,7 @@ from burstline.bench.server_session import check_start, check_where, choose_engi
 from burstline.flags import add_options
 from burstline.interrupt import terminable
 from burstline.server_options import START, ServerOptions, add_settings, server_of
-from servers.messages import EngineError
+from burstline.servers.messages import EngineError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from burstline import exit_codes
-from reports.formats.text import columns
-from roofline.device.device import load_device
-from roofline.model.families import bundled_models, load_model
-from roofline.model.ops import Op, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.bound import ceiling
-from roofline.predict.deployment import UniformBatch, latency_s
-from roofline.predict.generations import GENERATIONS, DramPoint, Generation, dram_scaling, generations
+from burstline.reports.formats.text import columns
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.families import bundled_models, load_model
+from burstline.roofline.model.ops import Op, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.bound import ceiling
+from burstline.roofline.predict.deployment import UniformBatch, latency_s
+from burstline.roofline.predict.generations import (
+    GENERATIONS,
+    DramPoint,
+    Generation,
+    dram_scaling,
+    generations,
+)
 
 TP = (1, 8)
 
@@ -38,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     scaling = {tp: dram_scaling(args.model, asked, tp) for tp in TP}
     compared = generations(args.model, asked, args.device)
     if args.figures:
-        from reports.figures.study_figures import write_figures  # matplotlib takes a second to import
+        from burstline.reports.figures.study_figures import write_figures  # matplotlib takes a second
 
         write_figures(args.figures, scaling, compared)
     if args.json:

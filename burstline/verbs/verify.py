@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 
 from burstline import __version__, exit_codes
 from burstline.bench.report import write_report
-from loadgen.record.capture_store import read_captures
-from loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
-from loadgen.record.rundir import Run, RunDir, open_run, read_manifest
-from loadgen.record.tables import RECORDS, counts_of, record_table
-from servers.registry import ENGINES
-from workloads.plan import fingerprint
-from workloads.request import WorkloadError
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.decode import capture_limit_bytes, decoded_batches, with_cancelled
+from burstline.loadgen.record.rundir import Run, RunDir, open_run, read_manifest
+from burstline.loadgen.record.tables import RECORDS, counts_of, record_table
+from burstline.servers.registry import ENGINES
+from burstline.workloads.plan import fingerprint
+from burstline.workloads.request import WorkloadError
 
 MADE_AGAIN: Final = ("records.parquet", "summary.json", "report.html")
 

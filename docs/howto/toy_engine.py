@@ -6,13 +6,13 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from servers.engine import Engine
-from servers.identity import Admission, Capabilities, Identity, Sign
-from servers.launch import Launch, LaunchOptions
-from servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
-from servers.protocol.openai import post
-from servers.protocol.replies import Tally, decode_reply
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.identity import Admission, Capabilities, Identity, Sign
+from burstline.servers.launch import Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.protocol.openai import post
+from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.workloads.request import Request
 
 
 class Toy(Engine):

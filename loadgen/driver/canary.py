@@ -1,7 +1,7 @@
 """The in-run canary: a truth process streams stamped events to the driver for the whole run.
 
 What the driver reports of them minus what was true is the instrument's error under this load, on this
-machine, now. The truth process is a child (`servers.host.child`).
+machine, now. The truth process is a child (`burstline.servers.host.child`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Final
 
-from servers.host.child import Child
+from burstline.servers.host.child import Child
 
 PERIOD_S: Final = 0.02
 """50 events a second, as one stream of an engine; each comes up to half a period early, so that no timer of a
@@ -58,7 +58,7 @@ class TruthProcess:
 @contextlib.contextmanager
 def canary() -> Iterator[TruthProcess]:
     """A truth process, ended with the context."""
-    with Child("loadgen.driver.canary", "the canary") as child:
+    with Child("burstline.loadgen.driver.canary", "the canary") as child:
         yield TruthProcess(child)
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from loadgen.record.drive_report import ClockError, ClockExchange, Offset
+from burstline.loadgen.record.drive_report import ClockError, ClockExchange, Offset
 
 _PING: Final = struct.Struct("<4sQ")
 _PONG: Final = struct.Struct("<4sQqq")

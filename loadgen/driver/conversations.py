@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from servers.messages import ReplyContent
-from workloads.request import Request
+from burstline.servers.messages import ReplyContent
+from burstline.workloads.request import Request
 
 PREDECESSOR: Final = "predecessor"
 """How a turn fails that was never sent because one that it follows had failed."""

@@ -1,6 +1,6 @@
 """One driver: a process that prepares requests, waits for the start, fires, and keeps captures.
 
-A child (`servers.host.child`) that `burstline.bench.fire` talks to:
+A child (`burstline.servers.host.child`) that `burstline.bench.fire` talks to:
 
     driver <- Job
     driver -> Ready    everything that can be prepared is; connections stand
@@ -30,31 +30,31 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.driver import canary
-from loadgen.driver.conversations import PREDECESSOR, Conversations
-from loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
-from loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
-from loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
-from loadgen.record.capture_store import CaptureWriter
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.http1 import body_of
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
-from loadgen.wire.wire import Wire
-from servers.host.child import Failed
-from servers.messages import HttpReply, ReplyContent
-from servers.protocol.destination import Destination, dressed
-from servers.protocol.openai import reply_content
-from servers.redact import learn
-from servers.registry import ENGINES
-from workloads.prompts import salted
-from workloads.request import Request
+from burstline.loadgen.driver import canary
+from burstline.loadgen.driver.conversations import PREDECESSOR, Conversations
+from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
+from burstline.loadgen.driver.self_measurement import CanaryErrors, DurationHistogram
+from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads, reply_limit_bytes
+from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.http1 import body_of
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.os_limits import Usage, ensure_fd_limit, peak_rss_bytes, quiet
+from burstline.loadgen.wire.wire import Wire
+from burstline.servers.host.child import Failed
+from burstline.servers.messages import HttpReply, ReplyContent
+from burstline.servers.protocol.destination import Destination, dressed
+from burstline.servers.protocol.openai import reply_content
+from burstline.servers.redact import learn
+from burstline.servers.registry import ENGINES
+from burstline.workloads.prompts import salted
+from burstline.workloads.request import Request
 
 _LOOK_AHEAD: Final = 10_000
 """So many requests are prepared before they are due: those of a burst all, those of a long run a part."""
 _POLL_S: Final = 0.01
 ABANDONED: Final = "abandoned"
-"""How an exchange ends whose client was to hang up; `loadgen.record.record` has the outcome of this name."""
+"""How an exchange ends whose client was to hang up; an `Outcome` of a record has this name."""
 ORPHAN_GRACE_S: Final = 10.0
 """How long a driver may take to end its requests and write its captures when the orchestrator has died."""
 _OPENING_S: Final = 60.0

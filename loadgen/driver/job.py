@@ -14,10 +14,10 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.record.drive_report import DriveReport
-from servers.messages import Target
-from workloads.prompts import Vocabulary
-from workloads.request import Request
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.servers.messages import Target
+from burstline.workloads.prompts import Vocabulary
+from burstline.workloads.request import Request
 
 Workers = int | Literal["auto"]
 
@@ -35,7 +35,7 @@ class Job:
     With `concurrency` the loop is closed: that many at a time; `max_rate_per_s` then also bounds how many
     start each second, and after `until_s` seconds none starts any more. `hang_ups` says, by a request's
     index, after how many events of its reply the client hangs up. `salt` needs `vocabulary` (see
-    `workloads.prompts.salted`), None sends the plan's own bytes. `counters` is the file made by
+    `burstline.workloads.prompts.salted`), None sends the plan's own bytes. `counters` is the file made by
     `Counters.create`; this driver writes row `worker`.
     """
 

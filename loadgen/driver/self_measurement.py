@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadgen.record import http1
-from loadgen.record.capture import Capture
-from loadgen.record.drive_report import CanaryReport, DurationSpread
-from loadgen.record.record import stamps
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.drive_report import CanaryReport, DurationSpread
+from burstline.loadgen.record.record import stamps
 
 _PER_DECADE = 100
 _N_DECADES = 12

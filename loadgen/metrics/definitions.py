@@ -14,9 +14,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.record.columns import Columns, Floats, Ints
-from loadgen.stats.quantiles import Samples as Samples
-from loadgen.stats.quantiles import each_once
+from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.loadgen.stats.quantiles import Samples as Samples
+from burstline.loadgen.stats.quantiles import each_once
 
 QUANTILES: Final = (0.5, 0.9, 0.95, 0.99)
 STALL_FLOOR_S: Final = 0.2

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.manifest import ArrivalFacts
-from loadgen.record.summary import Instrument, ScheduleFigures
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, Figure, measured
-from loadgen.stats.quantiles import order_for, quantile
-from workloads import achieved
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.manifest import ArrivalFacts
+from burstline.loadgen.record.summary import Instrument, ScheduleFigures
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent, Figure, measured
+from burstline.loadgen.stats.quantiles import order_for, quantile
+from burstline.workloads import achieved
 
 NOT_SENT = "no request was sent"
 NO_STAMP = "the kernel stamped no read (TLS, or no Linux)"
@@ -144,7 +144,7 @@ def _sum(reports: Sequence[DriveReport], of: Callable[[DriveReport], float], uni
 
 
 def pacing(c: Columns, arrivals: ArrivalFacts | None, *, closed_loop: bool) -> ScheduleFigures:
-    """Rate, gaps and dispersion of requests as sent and as planned; see `workloads.achieved`.
+    """Rate, gaps and dispersion of requests as sent and as planned; see `burstline.workloads.achieved`.
 
     `gap_ks` is the distance from the law that gaps were drawn from, larger than `gap_ks_critical` in 5% of
     schedules that do follow it; only for Poisson and gamma arrivals (`arrivals` is the manifest's).

@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.metrics.throughput import prompt_tok
-from loadgen.record.columns import Columns
-from loadgen.record.summary import Summary
-from loadgen.record.verdict import Reason
-from loadgen.stats.estimates import Absent, Figure
+from burstline.loadgen.metrics.throughput import prompt_tok
+from burstline.loadgen.record.columns import Columns
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.estimates import Absent, Figure
 
 ROUNDING: Final = 1e-6
 QUANTILES: Final = ("p50", "p90", "p95", "p99")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.summary import Cost, Memory
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, Figure, measured
-from servers.identity import Identity
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.summary import Cost, Memory
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent, Figure, measured
+from burstline.servers.identity import Identity
 
 
 def memory(watched: Telemetry, reports: Sequence[DriveReport], identity: Identity | None) -> Memory:

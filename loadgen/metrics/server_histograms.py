@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import e2e_service, gaps, ttft_service
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.summary import Agreement
-from loadgen.record.telemetry import Telemetry
-from loadgen.record.verdict import FLOOR_S, Reason
-from loadgen.stats.estimates import Absent, Estimate, Figure, measured
-from loadgen.stats.quantiles import Ranked, each_once
+from burstline.loadgen.metrics.definitions import e2e_service, gaps, ttft_service
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.summary import Agreement
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.verdict import FLOOR_S, Reason
+from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured
+from burstline.loadgen.stats.quantiles import Ranked, each_once
 
 LATENCIES = ("ttft", "itl", "e2e")
 UNEXPLAINED = 0.05

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import METRICS, QUANTILES, latencies
-from loadgen.metrics.throughput import NO_SUCCESS, prompt_tok
-from loadgen.record.columns import Columns, Floats, Ints
-from loadgen.record.record import Outcome
-from loadgen.record.rundir import Run
-from loadgen.record.summary import Quantiles, SessionFigures, TurnFigures
-from loadgen.stats.estimates import Absent, Figure, label, measured
-from loadgen.stats.quantiles import Samples, mean, percentiles
+from burstline.loadgen.metrics.definitions import METRICS, QUANTILES, latencies
+from burstline.loadgen.metrics.throughput import NO_SUCCESS, prompt_tok
+from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.loadgen.record.record import Outcome
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.summary import Quantiles, SessionFigures, TurnFigures
+from burstline.loadgen.stats.estimates import Absent, Figure, label, measured
+from burstline.loadgen.stats.quantiles import Samples, mean, percentiles
 
 _UNFINISHED: Final = (Outcome.NOT_SENT.value, Outcome.CANCELLED.value)
 NO_CACHE_COUNTS: Final = Absent("the server does not report cached tokens by request")

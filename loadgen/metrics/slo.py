@@ -16,14 +16,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.record.columns import Columns
-from loadgen.record.manifest import RunNoise
-from loadgen.record.summary import Summary
-from loadgen.record.verdict import Grade, Result, State, TargetResult
-from loadgen.stats.across_runs import Noise
-from loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
-from workloads.request import WorkloadError
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.record.columns import Columns
+from burstline.loadgen.record.manifest import RunNoise
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import Grade, Result, State, TargetResult
+from burstline.loadgen.stats.across_runs import Noise
+from burstline.loadgen.stats.estimates import Absent, Estimate, Figure, measured, order_statistic_ranks
+from burstline.workloads.request import WorkloadError
 
 _PERCENTILES: Final = ("p50", "p90", "p95", "p99")
 STATISTICS: Final = (*_PERCENTILES, "mean")

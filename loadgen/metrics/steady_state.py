@@ -16,14 +16,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import QUANTILES, e2e, e2e_due, e2e_service, tpot, ttft, ttft_service
-from loadgen.metrics.throughput import Window
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.verdict import Reason, tolerance_s
-from loadgen.stats import distributions
-from loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
-from loadgen.stats.quantiles import quantile_of
-from loadgen.stats.stationarity import Trend, mann_kendall, warm_up_end
+from burstline.loadgen.metrics.definitions import (
+    QUANTILES,
+    e2e,
+    e2e_due,
+    e2e_service,
+    tpot,
+    ttft,
+    ttft_service,
+)
+from burstline.loadgen.metrics.throughput import Window
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.verdict import Reason, tolerance_s
+from burstline.loadgen.stats import distributions
+from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
+from burstline.loadgen.stats.quantiles import quantile_of
+from burstline.loadgen.stats.stationarity import Trend, mann_kendall, warm_up_end
 
 STEADY_PATTERNS: Final = ("constant", "poisson", "gamma")
 """Arrivals at one rate: only there is a drift the server's own."""

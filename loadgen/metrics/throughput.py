@@ -13,15 +13,15 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
-from loadgen.record.columns import Columns, Floats, Ints
-from loadgen.record.record import Outcome
-from loadgen.record.summary import Burst, Concurrency, Stalls, Throughput
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.distributions import rankdata
-from loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
-from loadgen.stats.quantiles import quantile_of
-from loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
+from burstline.loadgen.metrics.definitions import STALL_FACTOR, STALL_FLOOR_S, gaps, ttft
+from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.loadgen.record.record import Outcome
+from burstline.loadgen.record.summary import Burst, Concurrency, Stalls, Throughput
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.distributions import rankdata
+from burstline.loadgen.stats.estimates import LEVEL, ONE_RUN, Absent, Estimate, Figure, measured
+from burstline.loadgen.stats.quantiles import quantile_of
+from burstline.loadgen.stats.serial_correlation import LEAST_BLOCKS, rate_interval, ratio_interval
 
 NO_SUCCESS = Absent("no request succeeded", "no-success")
 NO_LENGTH = Absent("the window has no length", "no-window")

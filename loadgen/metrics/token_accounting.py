@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.throughput import prompt_tok
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.summary import Conservation, LengthFigures, LengthSummary
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, Figure, measured
+from burstline.loadgen.metrics.throughput import prompt_tok
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.summary import Conservation, LengthFigures, LengthSummary
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent, Figure, measured
 
 NO_CACHE_COUNT: Final = "the server did not say what its prefix cache served"
 

@@ -9,7 +9,7 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
-from servers.messages import Read
+from burstline.servers.messages import Read
 
 NO_STAMP = -(2**63)
 """In a column of stamps: there is none."""

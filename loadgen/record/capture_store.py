@@ -22,9 +22,9 @@ from typing import BinaryIO, Final
 import numpy as np
 import zstandard
 
-from loadgen.record.capture import MAX_REPLY_BYTES, NO_STAMP, Capture, Reads
-from servers.redact import masked
-from workloads.request import WorkloadError
+from burstline.loadgen.record.capture import MAX_REPLY_BYTES, NO_STAMP, Capture, Reads
+from burstline.servers.redact import masked
+from burstline.workloads.request import WorkloadError
 
 _LENGTH = struct.Struct("<I")
 _HEADER = struct.Struct("<4siqqqqqHII")

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from loadgen.record.record import Outcome
+from burstline.loadgen.record.record import Outcome
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -137,7 +137,7 @@ class Columns:
 
 
 def columns_of(table: pa.Table) -> Columns:
-    """The columns of a table of records (see `loadgen.record.tables.RECORDS`)."""
+    """The columns of a table of records (see `burstline.loadgen.record.tables.RECORDS`)."""
     return joined_columns([table])
 
 

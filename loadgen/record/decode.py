@@ -21,16 +21,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from loadgen.record import http1
-from loadgen.record.capture import Capture, reply_limit_bytes
-from loadgen.record.capture_store import OnDamage, read_captures, refuse
-from loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
-from loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
-from servers.host.child import Child
-from servers.messages import EngineError, Reply
-from servers.protocol.replies import understood
-from workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
-from workloads.request import Request
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Capture, reply_limit_bytes
+from burstline.loadgen.record.capture_store import OnDamage, read_captures, refuse
+from burstline.loadgen.record.record import Counts, Decode, Record, record_of, record_without_capture
+from burstline.loadgen.record.tables import RECORDS, counts_of, keep_pandas_out, record_table
+from burstline.servers.host.child import Child
+from burstline.servers.messages import EngineError, Reply
+from burstline.servers.protocol.replies import understood
+from burstline.workloads.plan_table import WITHOUT_PROMPTS, requests_without_prompts
+from burstline.workloads.request import Request
 
 _N_AT_ONCE = 500
 _BYTES_PER_READ = 20
@@ -83,7 +83,7 @@ def _by_children(shares: list[Share]) -> list[pa.Table]:
     children: dict[Connection, Child] = {}
     try:
         for share in shares:
-            child = Child("loadgen.record.decode", f"decoder {share.k}")
+            child = Child("burstline.loadgen.record.decode", f"decoder {share.k}")
             children[child.connection] = child
             child.send(share)
         pending = list(children)

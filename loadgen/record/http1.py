@@ -11,8 +11,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadgen.record.capture import Reads
-from servers.messages import EngineError, HttpReply, Read
+from burstline.loadgen.record.capture import Reads
+from burstline.servers.messages import EngineError, HttpReply, Read
 
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-9][0-9][0-9])(?: |$)")
 # Fifteen hex and eighteen decimal digits fit into 63 bits: no server can make us build a larger number.

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from loadgen.record import typed_json
-from loadgen.record.drive_report import DriveReport
-from servers.identity import Capabilities, Identity
-from servers.launch import StartStage
-from servers.settings import Setting
-from workloads.spec import MAX_FAILURES, HangUps
+from burstline.loadgen.record import typed_json
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.servers.identity import Capabilities, Identity
+from burstline.servers.launch import StartStage
+from burstline.servers.settings import Setting
+from burstline.workloads.spec import MAX_FAILURES, HangUps
 
 SCHEMA: Final = 4
 """Schema of the folder and of every file in it. Any other is refused."""

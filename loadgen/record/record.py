@@ -11,12 +11,12 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.record import http1
-from loadgen.record.capture import NO_STAMP, Capture
-from servers.messages import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
-from servers.protocol.replies import understood
-from servers.redact import words_of_server
-from workloads.request import Request
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import NO_STAMP, Capture
+from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Reply, ServerTimes
+from burstline.servers.protocol.replies import understood
+from burstline.servers.redact import words_of_server
+from burstline.workloads.request import Request
 
 Decode = Callable[[HttpReply], Reply]
 Counts = Sequence[tuple[str, int]]
@@ -107,7 +107,7 @@ class Record:
     one. `split` says how `token_n` is known: "counted" by the server, "one-each" from as many events as
     tokens, "spread" evenly as the server did not say, "unknown" (each 1, a placeholder) where not even the
     total is known. `server_queue_s`, `server_prefill_s` and `server_first_token_s` are the server's own times
-    of this request (see `servers.messages.ServerTimes`), None where it does not report them.
+    of this request (see `burstline.servers.messages.ServerTimes`), None where it does not report them.
     """
 
     index: int

@@ -23,20 +23,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from loadgen.record.columns import Columns, columns_of, joined_columns
-from loadgen.record.decode import decode_run
-from loadgen.record.files import disk_errors, renamed, write_bytes, write_json
-from loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
-from loadgen.record.summary import Summary
-from loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, telemetry_table
-from loadgen.record.telemetry import Telemetry
-from loadgen.record.typed_json import MismatchError
-from servers.host.telemetry import Row
-from servers.redact import without_secrets
-from servers.registry import ENGINES
-from workloads.plan import Plan
-from workloads.plan_table import WITHOUT_PROMPTS, plan_of_table, plan_tables, requests_without_prompts
-from workloads.request import Request, WorkloadError
+from burstline.loadgen.record.columns import Columns, columns_of, joined_columns
+from burstline.loadgen.record.decode import decode_run
+from burstline.loadgen.record.files import disk_errors, renamed, write_bytes, write_json
+from burstline.loadgen.record.manifest import SCHEMA, Manifest, RunClock, Status
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.tables import COUNTS, PER_REQUEST, RECORDS, TELEMETRY, telemetry_table
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.typed_json import MismatchError
+from burstline.servers.host.telemetry import Row
+from burstline.servers.redact import without_secrets
+from burstline.servers.registry import ENGINES
+from burstline.workloads.plan import Plan
+from burstline.workloads.plan_table import (
+    WITHOUT_PROMPTS,
+    plan_of_table,
+    plan_tables,
+    requests_without_prompts,
+)
+from burstline.workloads.request import Request, WorkloadError
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,7 +1,7 @@
 """What summary.json holds: named sections of figures, written and read through these types.
 
-A figure is one line here: its name, and the title that reports print. `loadgen.summarize` computes them. To
-add a figure, add its line and compute it; to add a section, add a class and a field of `Summary`.
+A figure is one line here: its name, and the title that reports print. `loadgen/summarize.py` computes them.
+To add a figure, add its line and compute it; to add a section, add a class and a field of `Summary`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
-from loadgen.record import typed_json
-from loadgen.record.manifest import OPTIONAL, SCHEMA
-from loadgen.record.verdict import PercentileGrade, TargetResult, Verdict
-from loadgen.stats.figure import Absent, Estimate, Figure
-from roofline.reconcile.reconciliation import NotReconciled, Reconciliation
+from burstline.loadgen.record import typed_json
+from burstline.loadgen.record.manifest import OPTIONAL, SCHEMA
+from burstline.loadgen.record.verdict import PercentileGrade, TargetResult, Verdict
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.roofline.reconcile.reconciliation import NotReconciled, Reconciliation
 
 LACKING: Final = Absent("the summary was made before this figure existed", "not-in-this-summary")
 """A figure that the summary's file does not hold; `burstline report RUN` computes it."""

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from loadgen.record.record import RECOUNTS, Counts, Record
-from servers.host.telemetry import Row
+from burstline.loadgen.record.record import RECOUNTS, Counts, Record
+from burstline.servers.host.telemetry import Row
 
 RECORDS: Final = pa.schema(
     {

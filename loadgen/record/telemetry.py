@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from loadgen.record.columns import Floats
-from loadgen.stats.figure import Absent, Figure, measured
+from burstline.loadgen.record.columns import Floats
+from burstline.loadgen.stats.figure import Absent, Figure, measured
 
 
 class Series(NamedTuple):
@@ -41,7 +41,7 @@ class Telemetry:
 
     @classmethod
     def of(cls, table: pa.Table) -> Telemetry:
-        """The rows of a table (see `loadgen.record.tables.TELEMETRY`)."""
+        """The rows of a table (see `burstline.loadgen.record.tables.TELEMETRY`)."""
         columns = {name: table.column(name).to_numpy() for name in table.column_names}
         return cls(
             columns["at_ns"].astype(np.int64),

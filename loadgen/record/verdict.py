@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from loadgen.stats.figure import Figure
+from burstline.loadgen.stats.figure import Figure
 
 FLOOR_S: Final = 1e-3
 SHARE: Final = 0.01

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.stats.estimates import (
+from burstline.loadgen.stats.estimates import (
     LEVEL,
     ONE_RUN,
     Absent,
@@ -25,7 +25,7 @@ from loadgen.stats.estimates import (
     label,
     students_t,
 )
-from loadgen.stats.quantiles import Samples, quantile
+from burstline.loadgen.stats.quantiles import Samples, quantile
 
 LEAST_RUNS: Final = 3
 

@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.stats import distributions
-from loadgen.stats.figure import Absent as Absent
-from loadgen.stats.figure import Estimate as Estimate
-from loadgen.stats.figure import Figure as Figure
-from loadgen.stats.figure import measured as measured
+from burstline.loadgen.stats import distributions
+from burstline.loadgen.stats.figure import Absent as Absent
+from burstline.loadgen.stats.figure import Estimate as Estimate
+from burstline.loadgen.stats.figure import Figure as Figure
+from burstline.loadgen.stats.figure import measured as measured
 
 LEVEL = 0.95
 EARLY_STOPPING_CONFIDENCE = 0.99

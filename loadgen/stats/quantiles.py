@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.stats.estimates import (
+from burstline.loadgen.stats.estimates import (
     ONE_RUN,
     Absent,
     Estimate,

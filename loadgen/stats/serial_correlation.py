@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.stats import distributions
-from loadgen.stats.estimates import (
+from burstline.loadgen.stats import distributions
+from burstline.loadgen.stats.estimates import (
     LEVEL,
     Absent,
     Estimate,
@@ -28,7 +28,7 @@ from loadgen.stats.estimates import (
     label,
     students_t,
 )
-from loadgen.stats.quantiles import Samples
+from burstline.loadgen.stats.quantiles import Samples
 
 LENGTHENED: Final = 5
 LEAST_BLOCKS: Final = 3

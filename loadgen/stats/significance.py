@@ -15,9 +15,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.stats import distributions
-from loadgen.stats.across_runs import LEAST_RUNS, Noise
-from loadgen.stats.estimates import LEVEL, Absent, Estimate, Floats, students_t
+from burstline.loadgen.stats import distributions
+from burstline.loadgen.stats.across_runs import LEAST_RUNS, Noise
+from burstline.loadgen.stats.estimates import LEVEL, Absent, Estimate, Floats, students_t
 
 MARGIN: Final = 0.03
 """Systems that differ by less are the same for a person who chooses between them."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.stats import distributions
-from loadgen.stats.estimates import Floats
+from burstline.loadgen.stats import distributions
+from burstline.loadgen.stats.estimates import Floats
 
 BATCH = 5
 LEAST_KEPT = 5

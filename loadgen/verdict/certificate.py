@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.drive_report import DriveReport
-from workloads import achieved
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.workloads import achieved
 
 if TYPE_CHECKING:
-    from servers.truth.exchanges import Served
+    from burstline.servers.truth.exchanges import Served
 
 METRICS: Final = ("ttft", "itl", "tpot", "e2e")
 TOLERATED: Final = 0.05
@@ -46,7 +46,7 @@ class ServedSchedule:
 
     `spread_s` is from the first arrival to the last of a burst; `late_*_s` how long after its due time each
     request had arrived whole; `rate_error`, `gap_cv` with the plan's own, and `gap_ks`, the distance from
-    the asked gamma law, are those of `workloads.achieved`.
+    the asked gamma law, are those of `burstline.workloads.achieved`.
     """
 
     spread_s: float | None = None

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.record.verdict import Reason, State, state_of, worst
-from loadgen.stats.across_runs import LEAST_RUNS
-from loadgen.verdict.served_work import ServedWork
-from servers.settings import EQUAL
-from workloads.options import flag_of
+from burstline.loadgen.record.verdict import Reason, State, state_of, worst
+from burstline.loadgen.stats.across_runs import LEAST_RUNS
+from burstline.loadgen.verdict.served_work import ServedWork
+from burstline.servers.settings import EQUAL
+from burstline.workloads.options import flag_of
 
 TOLERANCE: Final = 0.01
 """Served tokens may differ by 1% (a token that a server adds in front is 0.2% of 512), shares of requests

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from loadgen.record.manifest import LoadFacts, Manifest
-from loadgen.verdict.served_work import quantization_of
-from servers.identity import Identity
-from servers.registry import ENGINES
-from servers.settings import EQUAL, SETTINGS, Spelling, plain
+from burstline.loadgen.record.manifest import LoadFacts, Manifest
+from burstline.loadgen.verdict.served_work import quantization_of
+from burstline.servers.identity import Identity
+from burstline.servers.registry import ENGINES
+from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
 
 NAMES: Final = {
     "gpu": "devices",

@@ -12,11 +12,19 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.metrics.definitions import METRICS, QUANTILES, Metric, gap_samples, gaps, latencies, samples_of
-from loadgen.record.columns import Columns, Floats, seconds_or_nan
-from loadgen.record.verdict import Grade, PercentileGrade, tolerance_s
-from loadgen.stats.estimates import Figure, early_stopping_floor, label, measured
-from loadgen.stats.quantiles import Samples, quantile_of
+from burstline.loadgen.metrics.definitions import (
+    METRICS,
+    QUANTILES,
+    Metric,
+    gap_samples,
+    gaps,
+    latencies,
+    samples_of,
+)
+from burstline.loadgen.record.columns import Columns, Floats, seconds_or_nan
+from burstline.loadgen.record.verdict import Grade, PercentileGrade, tolerance_s
+from burstline.loadgen.stats.estimates import Figure, early_stopping_floor, label, measured
+from burstline.loadgen.stats.quantiles import Samples, quantile_of
 
 
 def most_moved(graded: Mapping[str, PercentileGrade] | None) -> Figure | None:

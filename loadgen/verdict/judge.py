@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from loadgen.record.record import OUTCOME_WORDS, failed
-from loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, tolerance_s, worst
-from loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
+from burstline.loadgen.record.record import OUTCOME_WORDS, failed
+from burstline.loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, tolerance_s, worst
+from burstline.loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
 
 BUSY: Final = 0.25
 """Of two cores half of one: a server there is slowed, though the instrument may not be."""

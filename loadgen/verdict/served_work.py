@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.metrics.sessions import turns_of
-from loadgen.metrics.throughput import prompt_tok
-from loadgen.metrics.token_accounting import cached_by_counters
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.manifest import Manifest, ServerFacts
-from loadgen.record.record import STOPPED, Outcome
-from loadgen.record.rundir import Run
-from servers.identity import Identity
-from servers.protocol.introspection import value_of
-from servers.settings import EQUAL, canonical
-from workloads.prefixes import BLOCK_TOK, expected_hit_fraction
-from workloads.request import Request
+from burstline.loadgen.metrics.sessions import turns_of
+from burstline.loadgen.metrics.throughput import prompt_tok
+from burstline.loadgen.metrics.token_accounting import cached_by_counters
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.manifest import Manifest, ServerFacts
+from burstline.loadgen.record.record import STOPPED, Outcome
+from burstline.loadgen.record.rundir import Run
+from burstline.servers.identity import Identity
+from burstline.servers.protocol.introspection import value_of
+from burstline.servers.settings import EQUAL, canonical
+from burstline.workloads.prefixes import BLOCK_TOK, expected_hit_fraction
+from burstline.workloads.request import Request
 
 ENDED = (Outcome.OK, Outcome.SHORT, Outcome.CLAMPED, Outcome.LONG)
 """The server gave a whole reply, of whatever length: work that was done."""

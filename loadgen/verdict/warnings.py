@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from loadgen.metrics.server_histograms import disagreement
-from loadgen.record.manifest import WarmUpBursts
-from loadgen.record.record import OUTCOME_WORDS, RECOUNTS, Outcome, failed
-from loadgen.record.summary import Conservation, Summary
-from loadgen.record.verdict import Reason
-from loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
-from loadgen.verdict.judge import BUSY
+from burstline.loadgen.metrics.server_histograms import disagreement
+from burstline.loadgen.record.manifest import WarmUpBursts
+from burstline.loadgen.record.record import OUTCOME_WORDS, RECOUNTS, Outcome, failed
+from burstline.loadgen.record.summary import Conservation, Summary
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
+from burstline.loadgen.verdict.judge import BUSY
 
 NOTABLE = 0.01
 

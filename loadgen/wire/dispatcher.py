@@ -8,10 +8,10 @@ from collections import deque
 
 import zstandard
 
-from loadgen.wire.exchange import NEVER, Exchange
-from loadgen.wire.pool import IN, OUT, Connection, Poller, Pool
-from loadgen.wire.reader import Reader
-from servers.messages import EngineError
+from burstline.loadgen.wire.exchange import NEVER, Exchange
+from burstline.loadgen.wire.pool import IN, OUT, Connection, Poller, Pool
+from burstline.loadgen.wire.reader import Reader
+from burstline.servers.messages import EngineError
 
 
 class Schedule:

@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 import zstandard
 
-from loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
-from loadgen.record.http1 import Head, read_head, skip_chunks
-from loadgen.wire.clock import Offsets
+from burstline.loadgen.record.capture import MAX_REPLY_BYTES, Capture, Reads
+from burstline.loadgen.record.http1 import Head, read_head, skip_chunks
+from burstline.loadgen.wire.clock import Offsets
 
 READ = struct.Struct("q16sqq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes, and

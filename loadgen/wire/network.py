@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from loadgen.record.drive_report import NetworkReport
-from loadgen.wire.exchange import Exchange
+from burstline.loadgen.record.drive_report import NetworkReport
+from burstline.loadgen.wire.exchange import Exchange
 
 ERR: Final = 8
 """EPOLLERR: the socket has an error, or a transmit stamp waits in its error queue."""

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 _SWITCH_INTERVAL_S = 50e-6
 _N_OWN_FDS = 64

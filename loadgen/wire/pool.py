@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.network import Network
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.network import Network
 
 IN: Final = 1
 OUT: Final = 4

@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from loadgen.wire.exchange import MID_STREAM, NEVER
-from loadgen.wire.exchange import READ as ROW
-from loadgen.wire.pool import IN, Connection, Poller
+from burstline.loadgen.wire.exchange import MID_STREAM, NEVER
+from burstline.loadgen.wire.exchange import READ as ROW
+from burstline.loadgen.wire.pool import IN, Connection, Poller
 
 READ: Final = 1 << 16
 """Reported of a followed connection: bytes were read; they may be the last, or there is no room for more."""

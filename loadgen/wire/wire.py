@@ -16,14 +16,14 @@ from collections.abc import Callable, MutableSequence, Sequence
 from contextlib import suppress
 from typing import Any
 
-from loadgen.wire.clock import Offsets
-from loadgen.wire.dispatcher import Dispatcher
-from loadgen.wire.exchange import NEVER, Exchange
-from loadgen.wire.exchange import READ as ROW
-from loadgen.wire.network import ERR, Network, is_remote
-from loadgen.wire.os_limits import cpu_wait_s
-from loadgen.wire.pool import IN, OUT, Channel, Connection, Pool, new_poller
-from loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
+from burstline.loadgen.wire.clock import Offsets
+from burstline.loadgen.wire.dispatcher import Dispatcher
+from burstline.loadgen.wire.exchange import NEVER, Exchange
+from burstline.loadgen.wire.exchange import READ as ROW
+from burstline.loadgen.wire.network import ERR, Network, is_remote
+from burstline.loadgen.wire.os_limits import cpu_wait_s
+from burstline.loadgen.wire.pool import IN, OUT, Channel, Connection, Pool, new_poller
+from burstline.loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
 
 _TICK_NS = 50_000_000
 _CANARY_PART_BYTES = 1 << 16

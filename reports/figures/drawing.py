@@ -19,7 +19,7 @@ from matplotlib.legend import Legend
 from matplotlib.ticker import Formatter, MaxNLocator
 from matplotlib.transforms import offset_copy
 
-from reports.blocks import Drawing, Hover
+from burstline.reports.blocks import Drawing, Hover
 
 INK, MUTED, GRID, BAD, GOOD, PAPER = "#010101", "#020202", "#030303", "#040404", "#050505", "#060606"
 SERIES = ("#0a0001", "#0a0002", "#0a0003", "#0a0004")

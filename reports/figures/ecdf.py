@@ -10,11 +10,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from loadgen.record.columns import Floats, Ints
-from loadgen.stats.quantiles import quantile
-from reports.blocks import Plot, Table, table
-from reports.figures.drawing import BAD, DASHES, INK, SERIES, TEXT, canvas, drawn, margins, names_above
-from reports.number_format import Scale, number, scale_for
+from burstline.loadgen.record.columns import Floats, Ints
+from burstline.loadgen.stats.quantiles import quantile
+from burstline.reports.blocks import Plot, Table, table
+from burstline.reports.figures.drawing import (
+    BAD,
+    DASHES,
+    INK,
+    SERIES,
+    TEXT,
+    canvas,
+    drawn,
+    margins,
+    names_above,
+)
+from burstline.reports.number_format import Scale, number, scale_for
 
 MARKED = (0.5, 0.9, 0.99)
 TABLED = (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from matplotlib.ticker import FixedLocator
 
-from reports.blocks import Drawing, Plot, table
-from reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, canvas, drawn, margins
-from reports.figures.drawing import in_both_widths as both
-from reports.figures.scatter import LETTER, LINE
-from reports.number_format import number
+from burstline.reports.blocks import Drawing, Plot, table
+from burstline.reports.figures.drawing import BAD, GOOD, INK, MUTED, TEXT, canvas, drawn, margins
+from burstline.reports.figures.drawing import in_both_widths as both
+from burstline.reports.figures.scatter import LETTER, LINE
+from burstline.reports.number_format import number
 
 ROW, ROW_NARROW, HEADING, BOTTOM = 30.0, 36.0, 26.0, 44.0
 EXPLAINED = (

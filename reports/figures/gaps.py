@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from loadgen.record.columns import Floats
-from loadgen.stats.quantiles import order_for, quantile
-from reports.blocks import Drawing, Plot, Table, table
-from reports.figures.drawing import SERIES, LogTicks, canvas, drawn, head, in_both_widths, margins
-from reports.figures.run_figures import FOOT, head_room, segments
-from reports.number_format import Scale, count, duration, number, scale_for
+from burstline.loadgen.record.columns import Floats
+from burstline.loadgen.stats.quantiles import order_for, quantile
+from burstline.reports.blocks import Drawing, Plot, Table, table
+from burstline.reports.figures.drawing import SERIES, LogTicks, canvas, drawn, head, in_both_widths, margins
+from burstline.reports.figures.run_figures import FOOT, head_room, segments
+from burstline.reports.number_format import Scale, count, duration, number, scale_for
 
 LEVELS = 6
 """Shades of a cell."""

@@ -10,10 +10,21 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
-from reports.blocks import Drawing
-from reports.figures.drawing import BAD, DASHES, GOOD, PAPER, SERIES, LogTicks, canvas, drawn, head, margins
-from reports.figures.scatter import LOG_FROM, MARKERS, whisker
-from reports.number_format import Reach
+from burstline.reports.blocks import Drawing
+from burstline.reports.figures.drawing import (
+    BAD,
+    DASHES,
+    GOOD,
+    PAPER,
+    SERIES,
+    LogTicks,
+    canvas,
+    drawn,
+    head,
+    margins,
+)
+from burstline.reports.figures.scatter import LOG_FROM, MARKERS, whisker
+from burstline.reports.number_format import Reach
 
 FEW_TICKS = 8
 LOADS_APART = 1.4

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
-from reports.blocks import Drawing, Plot, Table, table
-from reports.figures.drawing import (
+from burstline.reports.blocks import Drawing, Plot, Table, table
+from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
     HALF,
@@ -28,8 +28,8 @@ from reports.figures.drawing import (
     in_both_widths,
     margins,
 )
-from reports.number_format import Scale, duration, number, scale_for
-from roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow, largest_gap
+from burstline.reports.number_format import Scale, duration, number, scale_for
+from burstline.roofline.reconcile.reconciliation import Bar, DeviceFacts, OpRow, PhaseRow, largest_gap
 
 HEAD, FOOT = 52, 46
 LETTER = 6.4

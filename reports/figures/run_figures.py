@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from loadgen.record.columns import Columns, Floats, Ints
-from reports.blocks import Cell, Drawing, Plot, Table, table
-from reports.figures.drawing import (
+from burstline.loadgen.record.columns import Columns, Floats, Ints
+from burstline.reports.blocks import Cell, Drawing, Plot, Table, table
+from burstline.reports.figures.drawing import (
     BAD,
     DASHES,
     HALF,
@@ -27,7 +27,7 @@ from reports.figures.drawing import (
     in_both_widths,
     margins,
 )
-from reports.number_format import Scale, count, duration, number, scale_for
+from burstline.reports.number_format import Scale, count, duration, number, scale_for
 
 HEAD, FOOT = 48, 46
 """Room in CSS pixels above and below the panels of a figure, for titles and for the axis."""

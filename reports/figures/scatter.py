@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.text import Annotation
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from reports.blocks import Drawing
-from reports.figures.drawing import (
+from burstline.reports.blocks import Drawing
+from burstline.reports.figures.drawing import (
     DASHES,
     GOOD,
     INK,
@@ -27,8 +27,8 @@ from reports.figures.drawing import (
     head,
     margins,
 )
-from reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
-from reports.number_format import Reach
+from burstline.reports.figures.run_figures import FOOT, HEAD_WIDE, head_room
+from burstline.reports.number_format import Reach
 
 MARKERS = ("o", "s", "^", "D")
 """The third cue: curve k has colour SERIES[k], line style DASHES[k] and this marker."""

@@ -10,8 +10,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from roofline.predict.deployment import latency_s
-from roofline.predict.generations import DramPoint, Generation
+from burstline.roofline.predict.deployment import latency_s
+from burstline.roofline.predict.generations import DramPoint, Generation
 
 # Okabe and Ito's colours, which readers with colour-blindness can tell apart.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#999999")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reports.formats.text import columns
+from burstline.reports.formats.text import columns
 
 
 def told(found: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.sessions import turns_of
-from loadgen.record.rundir import Run
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.metrics.sessions import turns_of
+from burstline.loadgen.record.rundir import Run
 
 
 def records_csv(run: Run) -> bytes:

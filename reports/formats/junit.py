@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
-from loadgen.metrics.slo import state_decides
-from loadgen.record.summary import Summary
-from loadgen.record.verdict import TargetResult
-from loadgen.stats.figure import Absent
-from reports.model.comparison import View
-from reports.number_format import with_interval
+from burstline.loadgen.metrics.slo import state_decides
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import TargetResult
+from burstline.loadgen.stats.figure import Absent
+from burstline.reports.model.comparison import View
+from burstline.reports.number_format import with_interval
 
 CASE = {"fail": "failure", "inconclusive": "error"}
 """An inconclusive target is an error: CI must not pass on an inconclusive result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from reports.blocks import (
+from burstline.reports.blocks import (
     MARKS,
     Answer,
     Banner,
@@ -22,7 +22,7 @@ from reports.blocks import (
     Table,
     Tiles,
 )
-from servers.redact import printable
+from burstline.servers.redact import printable
 
 
 def markdown(blocks: Iterable[Block]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from reports.blocks import (
+from burstline.reports.blocks import (
     Answer,
     Banner,
     Block,

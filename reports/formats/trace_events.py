@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import orjson
 
-from loadgen.metrics.throughput import in_flight_steps
-from loadgen.record.columns import Columns, Floats
-from reports.figures import series
-from reports.model.comparison import View
+from burstline.loadgen.metrics.throughput import in_flight_steps
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.reports.figures import series
+from burstline.reports.model.comparison import View
 
 CLIENT, SERVER = 1, 2
 GAUGES = (

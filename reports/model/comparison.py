@@ -15,25 +15,32 @@ from typing import Final
 
 import numpy as np
 
-from loadgen.metrics.definitions import METRICS, Samples, latencies, samples_of
-from loadgen.record.columns import Columns, Floats
-from loadgen.record.manifest import Manifest
-from loadgen.record.rundir import Run
-from loadgen.record.summary import Summary
-from loadgen.record.telemetry import Telemetry
-from loadgen.record.verdict import Grade, Reason
-from loadgen.stats.across_runs import Noise, over_runs, percentile_over_runs
-from loadgen.stats.figure import Absent, Estimate, Figure
-from loadgen.stats.significance import Answer, Contrast, Difference, between_runs, judged, with_noise
-from loadgen.summarize import summarize_run
-from loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
-from loadgen.verdict.served_work import work_of
-from reports.figures.series import sending_order
-from reports.model.request_sample import Shown, shown_of
-from reports.model.sweep_load import differ_in_load_alone
-from servers.identity import Identity
-from servers.redact import words_of_server
-from servers.registry import ENGINES
+from burstline.loadgen.metrics.definitions import METRICS, Samples, latencies, samples_of
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.record.verdict import Grade, Reason
+from burstline.loadgen.stats.across_runs import Noise, over_runs, percentile_over_runs
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.stats.significance import (
+    Answer,
+    Contrast,
+    Difference,
+    between_runs,
+    judged,
+    with_noise,
+)
+from burstline.loadgen.summarize import summarize_run
+from burstline.loadgen.verdict.comparable import ALONE, Comparability, admitted, comparability
+from burstline.loadgen.verdict.served_work import work_of
+from burstline.reports.figures.series import sending_order
+from burstline.reports.model.request_sample import Shown, shown_of
+from burstline.reports.model.sweep_load import differ_in_load_alone
+from burstline.servers.identity import Identity
+from burstline.servers.redact import words_of_server
+from burstline.servers.registry import ENGINES
 
 Path = tuple[str, ...]
 """Where the summary keeps a figure: ("metrics", "ttft", "p50")."""

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from loadgen.record.manifest import Manifest
-from loadgen.record.rundir import Run
-from loadgen.record.verdict import Reason
-from loadgen.stats.figure import Absent
-from loadgen.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
-from reports.model.comparison import Comparison, Member, case_of
-from reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
-from servers.registry import ENGINES
-from workloads.request import WorkloadError
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.figure import Absent
+from burstline.loadgen.verdict.factors import DEFAULT, GATED, NOT_STATED, canonical, differing, factors
+from burstline.reports.model.comparison import Comparison, Member, case_of
+from burstline.reports.model.sweep_load import SweepLoad, differ_in_load_alone, load_of
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import WorkloadError
 
 CHECKED: Final = {
     "workload": "workload",

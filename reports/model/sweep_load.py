@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from loadgen.record.manifest import Manifest
+from burstline.loadgen.record.manifest import Manifest
 
 KINDS: Final = {"concurrency": ("Requests at a time", "at a time"), "rate": ("Requests per second", "/s")}
 """What a load is counted in: the heading of its column, and what stands behind one."""

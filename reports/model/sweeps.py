@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loadgen.metrics.slo import Goal, parse_goal
-from loadgen.record.manifest import ServerFacts
-from loadgen.record.verdict import Result, State
-from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.model.comparison import OUTPUT, Case, Contender, View
-from reports.model.sweep_load import SweepLoad, load_of, work_asked
-from roofline.reconcile.reconciliation import Reconciliation
+from burstline.loadgen.metrics.slo import Goal, parse_goal
+from burstline.loadgen.record.manifest import ServerFacts
+from burstline.loadgen.record.verdict import Result, State
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.reports.model.comparison import OUTPUT, Case, Contender, View
+from burstline.reports.model.sweep_load import SweepLoad, load_of, work_asked
+from burstline.roofline.reconcile.reconciliation import Reconciliation
 
 PERCENTILES: Final = ("p99", "p95", "p90", "p50")
 AGAINST: Final = ("p50", "p90", "p99")

@@ -11,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.record.columns import Floats
-from loadgen.record.record import NO_FAILURES
-from reports.blocks import Block, Cell, Column, Command, Folded, Note, Row, Side, Table, table
-from reports.figures import run_figures
-from reports.model.comparison import View
-from reports.model.request_sample import Shown
-from reports.number_format import count, counted, number, scale_for
-from reports.page.estimate_tables import LETTERS, glossary_table, title_of
-from servers.launch import StartStage
+from burstline.loadgen.record.columns import Floats
+from burstline.loadgen.record.record import NO_FAILURES
+from burstline.reports.blocks import Block, Cell, Column, Command, Folded, Note, Row, Side, Table, table
+from burstline.reports.figures import run_figures
+from burstline.reports.model.comparison import View
+from burstline.reports.model.request_sample import Shown
+from burstline.reports.number_format import count, counted, number, scale_for
+from burstline.reports.page.estimate_tables import LETTERS, glossary_table, title_of
+from burstline.servers.launch import StartStage
 
 MEANING = {
     "ok": "all that was asked",

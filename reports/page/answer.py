@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from loadgen.record.manifest import Manifest
-from loadgen.record.record import OUTCOME_WORDS, Outcome, failed
-from loadgen.record.summary import Summary
-from loadgen.record.verdict import State
-from loadgen.stats.figure import Absent, Estimate, Figure
-from loadgen.stats.significance import Answer as Decided
-from loadgen.stats.significance import Contrast
-from reports.blocks import Answer
-from reports.model.comparison import (
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.record import OUTCOME_WORDS, Outcome, failed
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.stats.significance import Answer as Decided
+from burstline.loadgen.stats.significance import Contrast
+from burstline.reports.blocks import Answer
+from burstline.reports.model.comparison import (
     E2E,
     OUTPUT,
     TITLES,
@@ -26,12 +26,12 @@ from reports.model.comparison import (
     Path,
     View,
 )
-from reports.model.sweeps import sweeps_in
-from reports.number_format import count, counted, duration, number, point, scale_of
-from reports.page.side_by_side import times_of, why_open
-from reports.page.sweep_words import best_loads, limits
-from reports.sentences import say
-from roofline.reconcile.reconciliation import Reconciliation
+from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.number_format import count, counted, duration, number, point, scale_of
+from burstline.reports.page.side_by_side import times_of, why_open
+from burstline.reports.page.sweep_words import best_loads, limits
+from burstline.reports.sentences import say
+from burstline.roofline.reconcile.reconciliation import Reconciliation
 
 QUEUED: Final = 0.25
 """Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from loadgen.record.summary import Goodput, Instrument, Summary
-from loadgen.record.verdict import Reason, Result, State
-from loadgen.stats.figure import Absent, Estimate
-from loadgen.verdict.comparable import ALONE, COMPARABLE
-from reports.blocks import MARKS, Banner, TargetLine
-from reports.model.comparison import Case, Comparison
-from reports.number_format import count, duration, number, with_interval
-from reports.sentences import COMPARED, FAILED_BY, INTERRUPTED, REPEATS, STATES, SWEEP, say
+from burstline.loadgen.record.summary import Goodput, Instrument, Summary
+from burstline.loadgen.record.verdict import Reason, Result, State
+from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
+from burstline.reports.blocks import MARKS, Banner, TargetLine
+from burstline.reports.model.comparison import Case, Comparison
+from burstline.reports.number_format import count, duration, number, with_interval
+from burstline.reports.sentences import COMPARED, FAILED_BY, INTERRUPTED, REPEATS, STATES, SWEEP, say
 
 FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""

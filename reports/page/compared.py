@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from loadgen.record.verdict import State
-from loadgen.stats.figure import Absent
-from loadgen.stats.significance import Contrast
-from loadgen.verdict.comparable import UNSAID, Fact
-from reports.blocks import Block, Cell, Column, Findings, Folded, Note, Row, Side, Table, table
-from reports.figures.ecdf import EXPLAINED, OVERLAID
-from reports.figures.forest import Ratio, forest
-from reports.model.comparison import (
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.stats.figure import Absent
+from burstline.loadgen.stats.significance import Contrast
+from burstline.loadgen.verdict.comparable import UNSAID, Fact
+from burstline.reports.blocks import Block, Cell, Column, Findings, Folded, Note, Row, Side, Table, table
+from burstline.reports.figures.ecdf import EXPLAINED, OVERLAID
+from burstline.reports.figures.forest import Ratio, forest
+from burstline.reports.model.comparison import (
     E2E,
     JUDGED,
     OUTPUT,
@@ -24,11 +24,11 @@ from reports.model.comparison import (
     Path,
     better,
 )
-from reports.number_format import interval, number, point, scale_of
-from reports.page.answer import limits_of, pair_words
-from reports.page.sections import NO_DISTRIBUTION, distributions
-from reports.page.side_by_side import findings, side_by_side, spread_table
-from reports.sentences import say
+from burstline.reports.number_format import interval, number, point, scale_of
+from burstline.reports.page.answer import limits_of, pair_words
+from burstline.reports.page.sections import NO_DISTRIBUTION, distributions
+from burstline.reports.page.side_by_side import findings, side_by_side, spread_table
+from burstline.reports.sentences import say
 
 SHORT = {
     "Peak memory of the server's processes": "Server memory",

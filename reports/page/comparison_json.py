@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from reports.model.comparison import HEADLINES, Case, Comparison
-from reports.model.sweeps import sweeps_in
-from reports.page.side_by_side import contrast_json
-from reports.page.sweep_words import sweep_json
+from burstline.reports.model.comparison import HEADLINES, Case, Comparison
+from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.page.side_by_side import contrast_json
+from burstline.reports.page.sweep_words import sweep_json
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from loadgen.record.record import OUTCOME_WORDS
-from loadgen.record.summary import Section, Summary
-from loadgen.stats.figure import Estimate
-from reports.blocks import Banner, Block, Command, Findings, Heading, Note, table
-from reports.model.comparison import LATENCIES, Case, Comparison, View, alone
-from reports.model.sweeps import sweeps_in
-from reports.number_format import counted, with_interval
-from reports.page.answer import answer
-from reports.page.banner import banner, case_banner, run_banner
-from reports.page.estimate_tables import group_table, latency_table, session_tables
-from reports.page.side_by_side import findings, side_by_side, spread_table
-from reports.page.sweep_words import all_loads, findings_of, remarks
-from reports.sentences import say
-from roofline.reconcile.reconciliation import NotReconciled
+from burstline.loadgen.record.record import OUTCOME_WORDS
+from burstline.loadgen.record.summary import Section, Summary
+from burstline.loadgen.stats.figure import Estimate
+from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, table
+from burstline.reports.model.comparison import LATENCIES, Case, Comparison, View, alone
+from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.number_format import counted, with_interval
+from burstline.reports.page.answer import answer
+from burstline.reports.page.banner import banner, case_banner, run_banner
+from burstline.reports.page.estimate_tables import group_table, latency_table, session_tables
+from burstline.reports.page.side_by_side import findings, side_by_side, spread_table
+from burstline.reports.page.sweep_words import all_loads, findings_of, remarks
+from burstline.reports.sentences import say
+from burstline.roofline.reconcile.reconciliation import NotReconciled
 
 TOTALS = (
     ("throughput", "output_tok_per_s"),

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from markupsafe import Markup, escape
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.record.summary import NamedFigure, Section, SessionFigures
-from loadgen.stats.estimates import ONE_RUN
-from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.blocks import Cell, Column, Row, Table
-from reports.model.comparison import LATENCIES, QUANTILES
-from reports.number_format import ARROWS, Scale, duration, interval, point, scale_of
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.record.summary import NamedFigure, Section, SessionFigures
+from burstline.loadgen.stats.estimates import ONE_RUN
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.reports.blocks import Cell, Column, Row, Table
+from burstline.reports.model.comparison import LATENCIES, QUANTILES
+from burstline.reports.number_format import ARROWS, Scale, duration, interval, point, scale_of
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
 LETTERS = (

@@ -14,10 +14,10 @@ from matplotlib.artist import Artist
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from reports.blocks import Block, Drawing, Folded, Overview, Plot, Side
-from reports.figures.drawing import VARIABLES, witness
-from reports.model.comparison import Comparison
-from reports.page.page import page_sections
+from burstline.reports.blocks import Block, Drawing, Folded, Overview, Plot, Side
+from burstline.reports.figures.drawing import VARIABLES, witness
+from burstline.reports.model.comparison import Comparison
+from burstline.reports.page.page import page_sections
 
 DOTS_PER_INCH = 144
 """Twice the size on the page: sharp on today's screens."""
@@ -67,7 +67,7 @@ def standalone_svg(plot: Plot, drawing: Drawing) -> str:
 @cache
 def theme() -> dict[str, str]:
     """The page's colours in its light theme, by the name of their CSS variable."""
-    css = files("reports.page").joinpath("templates/page.css").read_text("utf-8")
+    css = files("burstline.reports.page").joinpath("templates/page.css").read_text("utf-8")
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6});", css[: css.index("}")]))
 
 

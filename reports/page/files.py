@@ -14,17 +14,17 @@ from typing import Final
 import orjson
 import pyarrow.parquet as pq
 
-from loadgen.record.rundir import Run
-from reports.formats.csv import records_csv
-from reports.formats.junit import junit
-from reports.formats.markdown import markdown
-from reports.formats.text import text
-from reports.formats.trace_events import trace_json
-from reports.model.comparison import Comparison, alone, view_of
-from reports.page.comparison_json import comparison_json
-from reports.page.digest import digest
-from reports.page.figure_files import figure_files
-from reports.page.page import render
+from burstline.loadgen.record.rundir import Run
+from burstline.reports.formats.csv import records_csv
+from burstline.reports.formats.junit import junit
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import text
+from burstline.reports.formats.trace_events import trace_json
+from burstline.reports.model.comparison import Comparison, alone, view_of
+from burstline.reports.page.comparison_json import comparison_json
+from burstline.reports.page.digest import digest
+from burstline.reports.page.figure_files import figure_files
+from burstline.reports.page.page import render
 
 
 def _parquet(run: Run) -> dict[str, bytes]:

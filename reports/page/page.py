@@ -15,16 +15,16 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from reports.blocks import Block, Column, Folded, Note, Row
-from reports.formats.markdown import markdown
-from reports.model.comparison import Case, Comparison, View
-from reports.model.sweeps import Sweep, sweeps_in
-from reports.page import accounts, compared, roofline_section, sections, tradeoff
-from reports.page.answer import answer
-from reports.page.banner import banner
-from reports.page.comparison_json import comparison_json
-from reports.page.digest import digest
-from reports.sentences import say
+from burstline.reports.blocks import Block, Column, Folded, Note, Row
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.model.comparison import Case, Comparison, View
+from burstline.reports.model.sweeps import Sweep, sweeps_in
+from burstline.reports.page import accounts, compared, roofline_section, sections, tradeoff
+from burstline.reports.page.answer import answer
+from burstline.reports.page.banner import banner
+from burstline.reports.page.comparison_json import comparison_json
+from burstline.reports.page.digest import digest
+from burstline.reports.sentences import say
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def _common_facts(comparison: Comparison) -> list[str]:
 def templates() -> Environment:
     """The page's templates, compiled (70 ms); once, for a command may write several pages."""
     environment = Environment(
-        loader=PackageLoader("reports.page"),
+        loader=PackageLoader("burstline.reports.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

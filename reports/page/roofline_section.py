@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports.blocks import Block, Cell, Folded, Note, Side, Table, Tile, Tiles, table
-from reports.figures import roofline
-from reports.model.comparison import View
-from reports.number_format import count, duration, number, scale_for
-from roofline.reconcile.reconciliation import DeviceFacts, OpRow, PhaseRow, Reconciliation, Utilisation
+from burstline.reports.blocks import Block, Cell, Folded, Note, Side, Table, Tile, Tiles, table
+from burstline.reports.figures import roofline
+from burstline.reports.model.comparison import View
+from burstline.reports.number_format import count, duration, number, scale_for
+from burstline.roofline.reconcile.reconciliation import (
+    DeviceFacts,
+    OpRow,
+    PhaseRow,
+    Reconciliation,
+    Utilisation,
+)
 
 
 def is_known(view: View) -> bool:

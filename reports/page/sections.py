@@ -7,16 +7,29 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadgen.record.columns import Floats
-from loadgen.record.summary import Quantiles, Section
-from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.blocks import Block, Cell, Column, Folded, Note, Overview, Plot, Row, Side, Table, Tile, Tiles
-from reports.figures import ecdf, run_figures, series
-from reports.figures.gaps import gap_map
-from reports.figures.run_figures import Panel, SeriesLine
-from reports.model.comparison import LATENCIES, QUANTILES, Contender, View
-from reports.number_format import counted, duration, interval, number, point, scale_of
-from reports.page.estimate_tables import group_table, latency_table, session_tables, title_of
+from burstline.loadgen.record.columns import Floats
+from burstline.loadgen.record.summary import Quantiles, Section
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.reports.blocks import (
+    Block,
+    Cell,
+    Column,
+    Folded,
+    Note,
+    Overview,
+    Plot,
+    Row,
+    Side,
+    Table,
+    Tile,
+    Tiles,
+)
+from burstline.reports.figures import ecdf, run_figures, series
+from burstline.reports.figures.gaps import gap_map
+from burstline.reports.figures.run_figures import Panel, SeriesLine
+from burstline.reports.model.comparison import LATENCIES, QUANTILES, Contender, View
+from burstline.reports.number_format import counted, duration, interval, number, point, scale_of
+from burstline.reports.page.estimate_tables import group_table, latency_table, session_tables, title_of
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
 QUEUE = (("engine", "running", "running"), ("engine", "waiting", "waiting"))

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from loadgen.stats.across_runs import LEAST_RUNS, Noise, spreads_of
-from loadgen.stats.figure import Absent, Estimate
-from loadgen.stats.significance import MARGIN, MOST_RUNS, Answer, Contrast
-from reports.blocks import Cell, Column, Row, Table
-from reports.model.comparison import (
+from burstline.loadgen.stats.across_runs import LEAST_RUNS, Noise, spreads_of
+from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.loadgen.stats.significance import MARGIN, MOST_RUNS, Answer, Contrast
+from burstline.reports.blocks import Cell, Column, Row, Table
+from burstline.reports.model.comparison import (
     HEADLINES,
     TITLES,
     Case,
@@ -24,8 +24,8 @@ from reports.model.comparison import (
     better,
     turned,
 )
-from reports.number_format import ARROWS, interval, number, point, scale_of
-from reports.sentences import say
+from burstline.reports.number_format import ARROWS, interval, number, point, scale_of
+from burstline.reports.sentences import say
 
 
 @dataclass(frozen=True, slots=True)

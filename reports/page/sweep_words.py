@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
-from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.blocks import MARKS, Cell, Column, Row, Table
-from reports.model.sweep_load import KINDS
-from reports.model.sweeps import AGAINST, Point, Sweep
-from reports.number_format import ARROWS, Scale, interval, number, point, scale_for
-from reports.sentences import say
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.reports.blocks import MARKS, Cell, Column, Row, Table
+from burstline.reports.model.sweep_load import KINDS
+from burstline.reports.model.sweeps import AGAINST, Point, Sweep
+from burstline.reports.number_format import ARROWS, Scale, interval, number, point, scale_for
+from burstline.reports.sentences import say
 
 KNEE: Final = 0.9
 """The share of peak throughput that counts as reaching it."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.stats.figure import Absent, Estimate
-from reports.blocks import Block, Cell, Findings, Note, Plot, Side, Table, table
-from reports.figures.drawing import HALF, NARROW, WIDE
-from reports.figures.load_curves import LoadPanel, LoadPoint, load_curves
-from reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from reports.model.sweep_load import KINDS
-from reports.model.sweeps import AGAINST, Point, Sweep
-from reports.number_format import Scale, number, reach_of, scale_for
-from reports.page.sweep_words import (
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.reports.blocks import Block, Cell, Findings, Note, Plot, Side, Table, table
+from burstline.reports.figures.drawing import HALF, NARROW, WIDE
+from burstline.reports.figures.load_curves import LoadPanel, LoadPoint, load_curves
+from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
+from burstline.reports.model.sweep_load import KINDS
+from burstline.reports.model.sweeps import AGAINST, Point, Sweep
+from burstline.reports.number_format import Scale, number, reach_of, scale_for
+from burstline.reports.page.sweep_words import (
     Cost,
     all_loads,
     costs_of,

@@ -13,15 +13,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from roofline.calibrate.allocator import keep_freed_memory
-from roofline.calibrate.measurements import calibrate
-from roofline.calibrate.probe_numpy import NumpyProbe
-from roofline.calibrate.probe_remote import RemoteProbe
-from roofline.calibrate.probe_torch import TorchProbe
-from roofline.calibrate.timer import Probe
-from roofline.device.calibration import device_toml
-from roofline.errors import RooflineError
-from roofline.model.families import read_config
+from burstline.roofline.calibrate.allocator import keep_freed_memory
+from burstline.roofline.calibrate.measurements import calibrate
+from burstline.roofline.calibrate.probe_numpy import NumpyProbe
+from burstline.roofline.calibrate.probe_remote import RemoteProbe
+from burstline.roofline.calibrate.probe_torch import TorchProbe
+from burstline.roofline.calibrate.timer import Probe
+from burstline.roofline.device.calibration import device_toml
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import read_config
 
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -42,11 +42,11 @@ def calibrate_pinned(
     are measured, else numpy's in fp32. Raises where that process fails.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "roofline.calibrate.calibrate", str(config), str(out)]
+    command = [sys.executable, "-P", "-m", "burstline.roofline.calibrate.calibrate", str(config), str(out)]
     command += ["--device", device, "--threads", str(threads), *(["--quick"] if quick else [])]
     if torch_python:
         command += ["--torch-python", torch_python, "--dtype", dtype]
-    ours = str(Path(__file__).resolve().parents[2])
+    ours = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, str(threads))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
@@ -62,7 +62,7 @@ _OURS = f"{RooflineError.__module__}.{RooflineError.__qualname__}: "
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The process that `calibrate_pinned` starts."""
-    parser = argparse.ArgumentParser(prog="roofline.calibrate.calibrate")
+    parser = argparse.ArgumentParser(prog="burstline.roofline.calibrate.calibrate")
     parser.add_argument("config", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")

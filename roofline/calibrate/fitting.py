@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import minimize
 
-from roofline.device.calibration import GemmFit, Spread
-from roofline.predict.kernels import Amounts, Products, Rates, gemm_s
+from burstline.roofline.device.calibration import GemmFit, Spread
+from burstline.roofline.predict.kernels import Amounts, Products, Rates, gemm_s
 
 X = TypeVar("X")
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
-from roofline.calibrate.timer import Kernel, Probe, Timed, Timer
-from roofline.device.calibration import (
+from burstline.roofline.calibrate.fitting import Rows, fit_gemm, log_errors, search, spread_of
+from burstline.roofline.calibrate.timer import Kernel, Probe, Timed, Timer
+from burstline.roofline.device.calibration import (
     Calibration,
     DecodeFit,
     GemmFit,
@@ -22,9 +22,9 @@ from roofline.device.calibration import (
     ShapeTimes,
     Spread,
 )
-from roofline.device.device import Device, Level
-from roofline.model.shapes import Attention, Mla, ModelShape
-from roofline.predict.kernels import (
+from burstline.roofline.device.device import Device, Level
+from burstline.roofline.model.shapes import Attention, Mla, ModelShape
+from burstline.roofline.predict.kernels import (
     Amounts,
     Decodes,
     Prefills,

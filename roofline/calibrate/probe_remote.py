@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roofline.calibrate.probe_torch import TorchCpuProbe
-from roofline.errors import RooflineError
+from burstline.roofline.calibrate.probe_torch import TorchCpuProbe
+from burstline.roofline.errors import RooflineError
 
 # Appended, so that the other environment's own packages come first.
 _BOOT = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from roofline.calibrate.probe_remote import serve; serve(*sys.argv[2:])"
+    "from burstline.roofline.calibrate.probe_remote import serve; serve(*sys.argv[2:])"
 )
 
 
@@ -40,7 +40,7 @@ class RemoteProbe:
     """
 
     def __init__(self, python: str, threads: int, dtype: str) -> None:
-        root, self._python = str(Path(__file__).parents[2]), python
+        root, self._python = str(Path(__file__).parents[3]), python
         self._child = subprocess.Popen(
             [python, "-c", _BOOT, root, str(threads), dtype],
             stdin=subprocess.PIPE,

@@ -13,9 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from roofline.device.device import Device, Level, Link
-from roofline.errors import RooflineError
-from roofline.model.step import Step
+from burstline.roofline.device.device import Device, Level, Link
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.step import Step
 
 TIERS = ("ceiling", "generic defaults", "device fit", "measured shape")
 

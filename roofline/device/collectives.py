@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from roofline.device.device import Link
-from roofline.errors import RooflineError
+from burstline.roofline.device.device import Link
+from burstline.roofline.errors import RooflineError
 
 Algorithm = Literal["ring", "tree", "in_switch"]
 

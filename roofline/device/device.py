@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from roofline.errors import RooflineError
+from burstline.roofline.errors import RooflineError
 
 Limit = Literal["compute", "memory", "latency", "communication"]
 """What of a device bounds an op."""

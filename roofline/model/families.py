@@ -7,8 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from roofline.errors import RooflineError
-from roofline.model.shapes import QUANTS, Attention, DeltaNet, Dense, Layer, Mla, ModelShape, Moe, Quant
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.shapes import (
+    QUANTS,
+    Attention,
+    DeltaNet,
+    Dense,
+    Layer,
+    Mla,
+    ModelShape,
+    Moe,
+    Quant,
+)
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from roofline.model.parallel import Parallel, check_parallel
-from roofline.model.shapes import (
+from burstline.roofline.model.parallel import Parallel, check_parallel
+from burstline.roofline.model.shapes import (
     ELEMENT_BYTES,
     Attention,
     DeltaNet,
@@ -23,7 +23,7 @@ from roofline.model.shapes import (
     Moe,
     Quant,
 )
-from roofline.model.step import Phase, Step
+from burstline.roofline.model.step import Phase, Step
 
 __all__ = ["Op", "Phase", "Step", "experts_hit", "matmul", "ops"]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from roofline.errors import RooflineError
-from roofline.model.shapes import Attention, Dense, ModelShape, Moe
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.shapes import Attention, Dense, ModelShape, Moe
 
 
 @dataclass(frozen=True, slots=True)

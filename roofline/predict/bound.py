@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from roofline.device.collectives import collective_s
-from roofline.device.device import Device, Limit
-from roofline.model.ops import Op
+from burstline.roofline.device.collectives import collective_s
+from burstline.roofline.device.device import Device, Limit
+from burstline.roofline.model.ops import Op
 
 StepLimit = Literal["compute", "memory", "latency", "communication", "host", "KV admission"]
 

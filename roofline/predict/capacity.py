@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from roofline.device.device import Device
-from roofline.errors import RooflineError
-from roofline.model.parallel import Parallel, check_parallel
-from roofline.model.shapes import ELEMENT_BYTES, DeltaNet, Layer, Linear, ModelShape, Quant
+from burstline.roofline.device.device import Device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.parallel import Parallel, check_parallel
+from burstline.roofline.model.shapes import ELEMENT_BYTES, DeltaNet, Layer, Linear, ModelShape, Quant
 
 BLOCK_TOK = 16  # vLLM's default block
 

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roofline.device.calibration import Calibration, generic, load_calibration, with_host
-from roofline.device.device import Device, Limit
-from roofline.errors import RooflineError
-from roofline.model.shapes import ELEMENT_BYTES, Quant
-from roofline.model.step import Step
-from roofline.predict.bound import Bound, StepLimit, ceiling, ceilings, classify, classify_step
-from roofline.predict.predict import Clock, Deployment, Prediction, host_seconds, step_seconds
+from burstline.roofline.device.calibration import Calibration, generic, load_calibration, with_host
+from burstline.roofline.device.device import Device, Limit
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.shapes import ELEMENT_BYTES, Quant
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.bound import Bound, StepLimit, ceiling, ceilings, classify, classify_step
+from burstline.roofline.predict.predict import Clock, Deployment, Prediction, host_seconds, step_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,14 @@ The questions are those of arXiv 2407.14645: what faster DRAM buys, what a new g
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roofline.device.calibration import generic, with_host
-from roofline.device.device import Device, Level, load_device
-from roofline.errors import RooflineError
-from roofline.model.families import load_model
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.deployment import PhaseBound, UniformBatch, phase_bounds
-from roofline.predict.predict import Deployment, Prediction
+from burstline.roofline.device.calibration import generic, with_host
+from burstline.roofline.device.device import Device, Level, load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.deployment import PhaseBound, UniformBatch, phase_bounds
+from burstline.roofline.predict.predict import Deployment, Prediction
 
 GENERATIONS = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "b200-sxm")
 

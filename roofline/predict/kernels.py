@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from roofline.device.calibration import DecodeFit, GemmFit, LinkFit, PassFit, PrefillFit
-from roofline.device.device import Device
+from burstline.roofline.device.calibration import DecodeFit, GemmFit, LinkFit, PassFit, PrefillFit
+from burstline.roofline.device.device import Device
 
 Amounts = npt.NDArray[np.float64]
 

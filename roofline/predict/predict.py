@@ -9,15 +9,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from roofline.device.calibration import Calibration, GemmFit, ShapeTimes, Spread
-from roofline.device.collectives import collective_s
-from roofline.device.device import Device, Limit
-from roofline.model.ops import Op, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
-from roofline.model.step import Step
-from roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
-from roofline.predict.kernels import (
+from burstline.roofline.device.calibration import Calibration, GemmFit, ShapeTimes, Spread
+from burstline.roofline.device.collectives import collective_s
+from burstline.roofline.device.device import Device, Limit
+from burstline.roofline.model.ops import Op, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.bound import Bound, ceiling, classify, working_set_bytes
+from burstline.roofline.predict.kernels import (
     Amounts,
     Decodes,
     Prefills,

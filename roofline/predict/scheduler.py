@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from roofline.errors import RooflineError
-from roofline.model.step import Step
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.step import Step
 
 Ints = npt.NDArray[np.int64]
 

@@ -13,9 +13,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from roofline.errors import RooflineError
-from roofline.model.step import Step
-from roofline.predict.scheduler import (
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.scheduler import (
     NO_SPECULATION,
     Asked,
     Batch,

@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from roofline.device.device import Device
-from roofline.model.ops import ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
-from roofline.model.step import Step
-from roofline.predict.bound import ceiling, ceilings, working_set_bytes
-from roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
-from roofline.reconcile.reconciliation import Explained, Suspicion
+from burstline.roofline.device.device import Device
+from burstline.roofline.model.ops import ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import ELEMENT_BYTES, ModelShape, Quant
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.bound import ceiling, ceilings, working_set_bytes
+from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
+from burstline.roofline.reconcile.reconciliation import Explained, Suspicion
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

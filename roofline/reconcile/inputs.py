@@ -13,10 +13,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from roofline.device.calibration import Calibration
-from roofline.model.step import Step
-from roofline.predict.predict import Clock, Deployment
-from roofline.predict.simulate import Asked, Limits
+from burstline.roofline.device.calibration import Calibration
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.simulate import Asked, Limits
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -10,16 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from roofline.device.calibration import TIERS
-from roofline.errors import RooflineError
-from roofline.model.step import Step
-from roofline.predict.capacity import kv_bytes, weight_bytes
-from roofline.predict.deployment import host_sentence, unmeasured
-from roofline.predict.predict import Clock, Prediction, host_seconds
-from roofline.predict.simulate import Limits, simulate
-from roofline.reconcile.impossible import judged
-from roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
-from roofline.reconcile.reconciliation import (
+from burstline.roofline.device.calibration import TIERS
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.capacity import kv_bytes, weight_bytes
+from burstline.roofline.predict.deployment import host_sentence, unmeasured
+from burstline.roofline.predict.predict import Clock, Prediction, host_seconds
+from burstline.roofline.predict.simulate import Limits, simulate
+from burstline.roofline.reconcile.impossible import judged
+from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
+from burstline.roofline.reconcile.reconciliation import (
     WAITING,
     Bar,
     DeviceFacts,

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from roofline.device.calibration import HostFit
-from roofline.device.device import Level, Limit
-from roofline.model.shapes import Quant
+from burstline.roofline.device.calibration import HostFit
+from burstline.roofline.device.device import Level, Limit
+from burstline.roofline.model.shapes import Quant
 
 StepPhase = Literal["prefill", "decode"]
 

@@ -12,13 +12,13 @@ from typing import Literal
 
 import orjson
 
-from servers.engine import Engine
-from servers.identity import Capabilities, Identity
-from servers.launch import Launch, LaunchOptions
-from servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
-from servers.protocol.introspection import first_model, json_at
-from servers.protocol.openai import decode_completion, post
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.identity import Capabilities, Identity
+from burstline.servers.launch import Launch, LaunchOptions
+from burstline.servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.introspection import first_model, json_at
+from burstline.servers.protocol.openai import decode_completion, post
+from burstline.workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
 """What a server may take besides OpenAI's own schema: the words in `Target.takes`."""

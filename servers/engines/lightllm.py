@@ -6,12 +6,12 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servers.engine import Engine
-from servers.host.installation import Installation, find_installation, installation_for, python_of
-from servers.identity import Capabilities, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
-from servers.protocol.introspection import (
+from burstline.servers.engine import Engine
+from burstline.servers.host.installation import Installation, find_installation, installation_for, python_of
+from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.protocol.introspection import (
     MIB,
     first_model,
     gauges_in,
@@ -24,10 +24,10 @@ from servers.protocol.introspection import (
     owned_by,
     value_of,
 )
-from servers.protocol.openai import post
-from servers.protocol.replies import Tally, decode_reply
-from servers.settings import Spelling, among, switch, valued
-from workloads.request import Request
+from burstline.servers.protocol.openai import post
+from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.settings import Spelling, among, switch, valued
+from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_LIGHTLLM_PYTHON"
 MOST_SLOTS = 1024

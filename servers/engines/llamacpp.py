@@ -8,12 +8,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from servers.engine import Engine
-from servers.host.process import threads_for_server
-from servers.identity import Capabilities, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Reply, ServerTimes, Target
-from servers.protocol.introspection import (
+from burstline.servers.engine import Engine
+from burstline.servers.host.process import threads_for_server
+from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import (
+    Call,
+    EngineError,
+    Event,
+    Get,
+    HttpReply,
+    Kind,
+    Reply,
+    ServerTimes,
+    Target,
+)
+from burstline.servers.protocol.introspection import (
     MIB,
     drafts,
     first_model,
@@ -26,10 +36,10 @@ from servers.protocol.introspection import (
     owned_by,
     value_of,
 )
-from servers.protocol.openai import post
-from servers.protocol.replies import Tally, decode_reply
-from servers.settings import Spelling, switch, valued
-from workloads.request import Request
+from burstline.servers.protocol.openai import post
+from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.settings import Spelling, switch, valued
+from burstline.workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_LLAMA_SERVER"
 SERVER = "llama-server"

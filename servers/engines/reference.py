@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from servers.engines.vllm import Vllm
-from servers.identity import CpuSetup, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import EngineError, Get
-from servers.protocol.introspection import owned_by
-from servers.settings import Spelling, switch, valued
+from burstline.servers.engines.vllm import Vllm
+from burstline.servers.identity import CpuSetup, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import EngineError, Get
+from burstline.servers.protocol.introspection import owned_by
+from burstline.servers.settings import Spelling, switch, valued
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,7 +22,7 @@ _CAUSE = re.compile(r"^(?:error:|reference: error:|[\w.]*(?:Error|Exception|Kill
 
 
 class Reference(Vllm):
-    """Starts `python -m servers.reference`, which needs no installation, no folder and no GPU."""
+    """Starts `python -m burstline.servers.reference`, which needs no installation, no folder and no GPU."""
 
     name = "reference"
     title = "Burstline reference engine"
@@ -49,7 +49,8 @@ class Reference(Vllm):
         return ""
 
     def tokenizer(self, identity: Identity) -> "Tokenizer | None":
-        from servers.reference.tokenizer import built_in  # drivers import this module, without tokenizers
+        # Drivers import this module, without tokenizers.
+        from burstline.servers.reference.tokenizer import built_in
 
         return None if identity.vocab_size is None else built_in(identity.vocab_size)
 
@@ -58,8 +59,8 @@ class Reference(Vllm):
         where = ("--host", options.host, "--port", str(options.port), "--step-log", str(step_log))
         name = ("--served-model-name", options.served_name) if options.served_name else ()
         model = ("--model", options.model) if options.model not in ("", self.name) else ()
-        argv = (options.python or sys.executable, "-P", "-m", "servers.reference", *where, *name, *model)
-        argv += options.extra_args
+        argv = (options.python or sys.executable, "-P", "-m", "burstline.servers.reference")
+        argv += (*where, *name, *model, *options.extra_args)
         return Launch(argv, ready_timeout_s=120.0, stop_grace_s=5.0, step_log=step_log)
 
     def identify(self, get: Get, log: str) -> Identity:

@@ -10,13 +10,13 @@ from typing import Any
 
 import psutil
 
-from servers.engine import Engine
-from servers.host.installation import Installation, find_installation, installation_for, python_of
-from servers.host.process import threads_for_server
-from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, Event, Get, HttpReply, Kind, Reply, ServerTimes, Target
-from servers.protocol.introspection import (
+from burstline.servers.engine import Engine
+from burstline.servers.host.installation import Installation, find_installation, installation_for, python_of
+from burstline.servers.host.process import threads_for_server
+from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Event, Get, HttpReply, Kind, Reply, ServerTimes, Target
+from burstline.servers.protocol.introspection import (
     GIB,
     Mean,
     first_model,
@@ -30,10 +30,10 @@ from servers.protocol.introspection import (
     samples,
     short_dtype,
 )
-from servers.protocol.openai import post
-from servers.protocol.replies import Tally, decode_reply
-from servers.settings import Spelling, among, switch, valued
-from workloads.request import Request
+from burstline.servers.protocol.openai import post
+from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.settings import Spelling, among, switch, valued
+from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_SGLANG_PYTHON"
 

@@ -16,18 +16,18 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from servers.engine import Engine
-from servers.host.model_overlay import endless_copy
-from servers.host.process import free_ports
-from servers.host.ready import generate
-from servers.identity import Admission, Capabilities, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Reply, Target
-from servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
-from servers.protocol.openai import path_under, post
-from servers.protocol.replies import Tally, decode_reply
-from servers.settings import Spelling, among, valued
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.host.model_overlay import endless_copy
+from burstline.servers.host.process import free_ports
+from burstline.servers.host.ready import generate
+from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, EngineError, Event, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.protocol.introspection import gauges_in, json_at, logged, mean_of, number, option_of
+from burstline.servers.protocol.openai import path_under, post
+from burstline.servers.protocol.replies import Tally, decode_reply
+from burstline.servers.settings import Spelling, among, valued
+from burstline.workloads.request import Request
 
 if TYPE_CHECKING:
     from huggingface_hub import TextGenerationInput, TextGenerationStreamOutput

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import orjson
 
-from servers.engine import Engine
-from servers.host.installation import Installation, find_installation, python_of
-from servers.host.process import threads_for_server
-from servers.identity import Capabilities, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
-from servers.protocol.introspection import logged, option_of
-from servers.protocol.openai import decode_completion, post
-from servers.settings import Spelling, valued
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.host.installation import Installation, find_installation, python_of
+from burstline.servers.host.process import threads_for_server
+from burstline.servers.identity import Capabilities, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.introspection import logged, option_of
+from burstline.servers.protocol.openai import decode_completion, post
+from burstline.servers.settings import Spelling, valued
+from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_TRANSFORMERS_PYTHON"
 

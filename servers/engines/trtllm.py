@@ -6,14 +6,21 @@ import shutil
 from array import array
 from collections.abc import Mapping, Sequence
 
-from servers.engine import Engine
-from servers.identity import Admission, Capabilities, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
-from servers.protocol.introspection import drafts, first_model, gauges_in, json_at, mean_of, owned_by
-from servers.protocol.openai import decode_completion, encode_completion
-from servers.settings import Spelling, valued
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.introspection import (
+    drafts,
+    first_model,
+    gauges_in,
+    json_at,
+    mean_of,
+    owned_by,
+)
+from burstline.servers.protocol.openai import decode_completion, encode_completion
+from burstline.servers.settings import Spelling, valued
+from burstline.workloads.request import Request
 
 SERVER_VARIABLE = "BURSTLINE_TRTLLM_SERVE"
 SERVER = "trtllm-serve"

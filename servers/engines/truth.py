@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 import orjson
 
-from servers.engine import Engine
-from servers.identity import Capabilities, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, Get, HttpReply, Reply, Target
-from servers.protocol.introspection import gauges_in, owned_by
-from servers.protocol.openai import decode_completion, encode_completion
-from servers.truth.router import LATENCIES
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.introspection import gauges_in, owned_by
+from burstline.servers.protocol.openai import decode_completion, encode_completion
+from burstline.servers.truth.router import LATENCIES
+from burstline.workloads.request import Request
 
 _GAUGES = {
     "running": ("truth:requests_running",),
@@ -27,7 +27,7 @@ _READY_SCRIPT = '{"headers_s": 0, "ttft_s": 0, "n_tok": null}'
 
 
 class Truth(Engine):
-    """Starts `python -m servers.truth`, speaks vLLM's completions; each call names its index in the plan."""
+    """Starts the truth server, speaks vLLM's completions; each call names its index in the plan."""
 
     name = "truth"
     title = "Known-truth server"
@@ -56,8 +56,8 @@ class Truth(Engine):
 
     def launch(self, options: LaunchOptions) -> Launch:
         where = ("--host", options.host, "--port", str(options.port), "--model", options.served_name)
-        argv = (options.python or sys.executable, "-P", "-m", "servers.truth", *where, *options.extra_args)
-        return Launch(argv, ready_timeout_s=30.0, stop_grace_s=5.0)
+        argv = (options.python or sys.executable, "-P", "-m", "burstline.servers.truth", *where)
+        return Launch((*argv, *options.extra_args), ready_timeout_s=30.0, stop_grace_s=5.0)
 
     def ready_call(self, target: Target) -> Call:
         call = encode_completion(Request(0, (1, 2, 3), None, 3, 1), target)

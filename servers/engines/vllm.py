@@ -9,13 +9,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from servers.engine import Engine
-from servers.host.installation import Installation, find_installation, installation_for, python_of
-from servers.host.process import threads_for_server
-from servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import Call, Get, HttpReply, Reply, Target
-from servers.protocol.introspection import (
+from burstline.servers.engine import Engine
+from burstline.servers.host.installation import Installation, find_installation, installation_for, python_of
+from burstline.servers.host.process import threads_for_server
+from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import Call, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.introspection import (
     GIB,
     drafts,
     first_model,
@@ -30,9 +30,9 @@ from servers.protocol.introspection import (
     samples,
     short_dtype,
 )
-from servers.protocol.openai import decode_completion, encode_completion
-from servers.settings import Spelling, among, switch, valued
-from workloads.request import Request
+from burstline.servers.protocol.openai import decode_completion, encode_completion
+from burstline.servers.settings import Spelling, among, switch, valued
+from burstline.workloads.request import Request
 
 PYTHON_VARIABLE = "BURSTLINE_VLLM_PYTHON"
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from servers.messages import EngineError
+from burstline.servers.messages import EngineError
 
-_OURS = Path(__file__).resolve().parents[2]
+_OURS = Path(__file__).parents[3]
 _LOOK_AROUND_MS = 2000
 _LAST_BYTES = 2000
 END_S = 5.0

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from servers.engine import Engine
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import EngineError
+from burstline.servers.engine import Engine
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import EngineError
 
 ANYWHERE = "0.0.0.0"  # noqa: S104
 """What a server inside a container listens on, where its loopback is its own."""

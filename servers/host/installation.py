@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from servers.engine import Engine
-from servers.launch import LaunchOptions
-from servers.messages import EngineError
+from burstline.servers.engine import Engine
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError
 
 _ASK = """
 import importlib.metadata, importlib.util, json, sys, sysconfig

@@ -1,6 +1,6 @@
 """Keeps one engine: starts it, says how it ended, and leaves nothing of it behind.
 
-A child (`servers.host.child`) that `servers.host.process` starts. On Linux the keeper is a child subreaper:
+A `Child` that `process.py` starts. On Linux the keeper is a child subreaper:
 whatever an engine's process leaves orphaned, sessions of its own included, becomes the keeper's child, so
 that the keeper's descendants are all of the engine at any time. Elsewhere it remembers who it has seen.
 
@@ -37,8 +37,8 @@ from typing import IO
 
 import psutil
 
-from servers.launch import Launch
-from servers.redact import learn, masked
+from burstline.servers.launch import Launch
+from burstline.servers.redact import learn, masked
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from servers.messages import EngineError
+from burstline.servers.messages import EngineError
 
 
 def endless_copy(folder: Path, to: Path) -> tuple[Path, int]:

@@ -12,11 +12,11 @@ from typing import Final, Self
 
 import psutil
 
-from servers.host.child import Child, command, import_path
-from servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
-from servers.launch import Launch
-from servers.messages import EngineError
-from servers.redact import known_secrets, printable
+from burstline.servers.host.child import Child, command, import_path
+from burstline.servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
+from burstline.servers.launch import Launch
+from burstline.servers.messages import EngineError
+from burstline.servers.redact import known_secrets, printable
 
 START_S = 60.0
 """How long a keeper may take to start the engine's first process."""
@@ -35,7 +35,7 @@ class Server:
         self._code: int | None = None
         self._survivors: tuple[int, ...] | None = None
         # The keeper ends the engine before itself, also when we are killed.
-        self._keeper = Child("servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
+        self._keeper = Child("burstline.servers.host.keeper", "the keeper", orphan_grace_s=math.inf)
         self._keeper.send(KeeperTask(launch, env, log_path, known_secrets()))
         match self._next(START_S):
             case Started(pid):

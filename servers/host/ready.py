@@ -15,16 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from servers.engine import Engine
-from servers.host.child import how_it_ended
-from servers.host.process import Server
-from servers.identity import Identity
-from servers.launch import StartStage
-from servers.messages import Call, EngineError, Get, HttpReply, Kind, Reply, Target
-from servers.protocol.destination import Destination, dressed
-from servers.protocol.introspection import log_message
-from servers.protocol.openai import path_under
-from servers.protocol.replies import understood
+from burstline.servers.engine import Engine
+from burstline.servers.host.child import how_it_ended
+from burstline.servers.host.process import Server
+from burstline.servers.identity import Identity
+from burstline.servers.launch import StartStage
+from burstline.servers.messages import Call, EngineError, Get, HttpReply, Kind, Reply, Target
+from burstline.servers.protocol.destination import Destination, dressed
+from burstline.servers.protocol.introspection import log_message
+from burstline.servers.protocol.openai import path_under
+from burstline.servers.protocol.replies import understood
 
 if TYPE_CHECKING:
     from huggingface_hub import TextGenerationStreamOutput

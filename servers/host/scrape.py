@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 
-from servers.engine import Engine
-from servers.host.ready import getter
-from servers.host.telemetry import Row, missing, rows_of
-from servers.identity import Gauges
-from servers.messages import EngineError, Get, HttpReply, Target
-from servers.redact import words_of_server
+from burstline.servers.engine import Engine
+from burstline.servers.host.ready import getter
+from burstline.servers.host.telemetry import Row, missing, rows_of
+from burstline.servers.identity import Gauges
+from burstline.servers.messages import EngineError, Get, HttpReply, Target
+from burstline.servers.redact import words_of_server
 
 PERIOD_S = 1.0
 """Rarely: an engine renders its metrics on the very thread that serves requests."""

@@ -1,6 +1,6 @@
 """Watches a run from beside it: samples server, clients, machine, GPUs and the engine's own gauges.
 
-A child (`servers.host.child`): its task comes first, more clients later, and it stops when the connection
+A `Child`: its task comes first, more clients later, and it stops when the connection
 ends. Nice'd: it must not take from what it watches.
 """
 
@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from servers.host.child import Child, how_it_ended
-from servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
-from servers.host.sources import (
+from burstline.servers.host.child import Child, how_it_ended
+from burstline.servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
+from burstline.servers.host.sources import (
     CpuPressure,
     HostCpu,
     MissingSourceError,
@@ -26,10 +26,10 @@ from servers.host.sources import (
     Throttling,
     gpus,
 )
-from servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
-from servers.messages import Target
-from servers.redact import known_secrets, learn
-from servers.registry import ENGINES
+from burstline.servers.host.telemetry import LineFile, Row, as_lines, missing, rows_of
+from burstline.servers.messages import Target
+from burstline.servers.redact import known_secrets, learn
+from burstline.servers.registry import ENGINES
 
 PERIOD_S = 0.2
 DISCOVER_PERIOD_S = 1.0
@@ -66,7 +66,7 @@ class Watcher:
     """The watching process: it imports until `watch` says what. Leaving it as a context manager stops it."""
 
     def __init__(self) -> None:
-        self._child = Child("servers.host.watch", "the watcher", orphan_grace_s=STOP_S)
+        self._child = Child("burstline.servers.host.watch", "the watcher", orphan_grace_s=STOP_S)
         self._path: Path | None = None
 
     def watch(

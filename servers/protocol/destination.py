@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 import orjson
 
-from servers.messages import Call, EngineError, Target
+from burstline.servers.messages import Call, EngineError, Target
 
 _PORTS = {"http": 80, "https": 443}
 _HEADERS = (

@@ -7,8 +7,8 @@ from typing import Any
 
 import orjson
 
-from servers.identity import Gauges
-from servers.messages import Get
+from burstline.servers.identity import Gauges
+from burstline.servers.messages import Get
 
 MIB, GIB = 2**20, 2**30
 

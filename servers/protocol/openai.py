@@ -11,10 +11,18 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from servers.messages import Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
-from servers.protocol import sse
-from servers.protocol.replies import DONE, Tally, decode_reply, error_message, is_stream, loads, loads_all
-from workloads.request import Request, RequestKind
+from burstline.servers.messages import Call, Event, HttpReply, Kind, Reply, ReplyContent, Target
+from burstline.servers.protocol import sse
+from burstline.servers.protocol.replies import (
+    DONE,
+    Tally,
+    decode_reply,
+    error_message,
+    is_stream,
+    loads,
+    loads_all,
+)
+from burstline.workloads.request import Request, RequestKind
 
 _ANSWER = Kind.ANSWER  # looked up once: members of an enumeration are slow to get
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
-from servers.messages import Event, HttpReply, Kind, Reply, ServerTimes
-from servers.protocol import sse
-from servers.redact import words_of_server
+from burstline.servers.messages import Event, HttpReply, Kind, Reply, ServerTimes
+from burstline.servers.protocol import sse
+from burstline.servers.redact import words_of_server
 
 DONE = b"[DONE]"
 _TITLE = re.compile(rb"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL)

@@ -1,4 +1,4 @@
-"""`python -m servers.reference`: options, threads and cores first, since BLAS reads its environment once."""
+"""The embedded engine's command: options, threads and cores first, since BLAS reads its environment once."""
 
 import argparse
 import os
@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from roofline.calibrate.allocator import keep_freed_memory
+from burstline.roofline.calibrate.allocator import keep_freed_memory
 
 
 def _options() -> argparse.Namespace:
@@ -64,7 +64,7 @@ def main() -> None:
         sys.exit(f"error: cannot listen on {where}: {error.strerror}; try another --port")
     _take_cores(options.threads)
     keep_freed_memory()
-    from servers.reference.serve import serve  # numpy, so BLAS, is loaded here
+    from burstline.servers.reference.serve import serve  # numpy, so BLAS, is loaded here
 
     serve(options, listener)
 

@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from servers.reference.completions import ApiError, BodyReader, Writer
-from servers.reference.engine import InferenceEngine, Output
-from servers.reference.scheduler import Sequence
-from servers.reference.weights import Array
-from workloads.seeds import rng
+from burstline.servers.reference.completions import ApiError, BodyReader, Writer
+from burstline.servers.reference.engine import InferenceEngine, Output
+from burstline.servers.reference.scheduler import Sequence
+from burstline.servers.reference.weights import Array
+from burstline.workloads.seeds import rng
 
 PROMETHEUS = {"content-type": CONTENT_TYPE_LATEST}
 

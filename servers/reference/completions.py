@@ -11,11 +11,11 @@ import numpy as np
 import orjson
 from tokenizers import Tokenizer
 
-from servers.reference.scheduler import Sequence
-from servers.reference.tokenizer import TextStream
-from workloads.data_sets import Template
-from workloads.request import Sampling, WorkloadError
-from workloads.seeds import rng
+from burstline.servers.reference.scheduler import Sequence
+from burstline.servers.reference.tokenizer import TextStream
+from burstline.workloads.data_sets import Template
+from burstline.workloads.request import Sampling, WorkloadError
+from burstline.workloads.seeds import rng
 
 NOT_OFFERED: dict[str, tuple[object, ...]] = {
     "n": (1,), "best_of": (1,), "echo": (False,), "logprobs": (), "prompt_logprobs": (), "suffix": ("",),

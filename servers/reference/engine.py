@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from prometheus_client import Histogram
 
-from servers.reference.kv import KVCache
-from servers.reference.model import GEMMS, Chunk, Transformer
-from servers.reference.scheduler import Scheduler, Sequence, StepShare
-from servers.reference.steplog import StepLog
-from servers.reference.weights import Array
+from burstline.servers.reference.kv import KVCache
+from burstline.servers.reference.model import GEMMS, Chunk, Transformer
+from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare
+from burstline.servers.reference.steplog import StepLog
+from burstline.servers.reference.weights import Array
 
 LATENCIES = (
     ("vllm:time_to_first_token_seconds", "Arrival to first token."),

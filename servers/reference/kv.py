@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from servers.reference.weights import Array, ModelConfig
+from burstline.servers.reference.weights import Array, ModelConfig
 
 Index = npt.NDArray[np.intp]
 PAGE_BYTES = mmap.PAGESIZE

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from servers.reference.kv import Index, KVCache
-from servers.reference.weights import Array, ModelConfig, Weights
+from burstline.servers.reference.kv import Index, KVCache
+from burstline.servers.reference.weights import Array, ModelConfig, Weights
 
 GEMMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 QUERY_TILE = 64

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from servers.reference.kv import BlockPool
-from workloads.request import GREEDY, Sampling
+from burstline.servers.reference.kv import BlockPool
+from burstline.workloads.request import GREEDY, Sampling
 
 
 @dataclass(eq=False, slots=True)

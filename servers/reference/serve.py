@@ -11,16 +11,22 @@ from types import FrameType
 
 import uvicorn
 
-from servers.reference import tokenizer
-from servers.reference.api import Api
-from servers.reference.completions import BodyReader
-from servers.reference.engine import InferenceEngine
-from servers.reference.kv import BlockPool, KVCache
-from servers.reference.model import GEMMS, Transformer
-from servers.reference.scheduler import Scheduler
-from servers.reference.steplog import StepLog
-from servers.reference.weights import ModelConfig, ModelError, assemble, random_source, safetensors_source
-from workloads.chat import template_of
+from burstline.servers.reference import tokenizer
+from burstline.servers.reference.api import Api
+from burstline.servers.reference.completions import BodyReader
+from burstline.servers.reference.engine import InferenceEngine
+from burstline.servers.reference.kv import BlockPool, KVCache
+from burstline.servers.reference.model import GEMMS, Transformer
+from burstline.servers.reference.scheduler import Scheduler
+from burstline.servers.reference.steplog import StepLog
+from burstline.servers.reference.weights import (
+    ModelConfig,
+    ModelError,
+    assemble,
+    random_source,
+    safetensors_source,
+)
+from burstline.workloads.chat import template_of
 
 
 def serve(options: argparse.Namespace, listener: socket.socket) -> None:

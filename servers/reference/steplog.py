@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from servers.host.telemetry import LineFile
+from burstline.servers.host.telemetry import LineFile
 
 SCHEMA = 1
 

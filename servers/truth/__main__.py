@@ -1,18 +1,18 @@
-"""`python -m servers.truth`: serves the known truth until SIGTERM or SIGINT."""
+"""`python -m burstline.servers.truth`: serves the known truth until SIGTERM or SIGINT."""
 
 import argparse
 import signal
 import sys
 from pathlib import Path
 
-from servers.truth.router import Router, TruthSetup
-from servers.truth.script import Script, scripts_from_json
-from servers.truth.serve import TruthServer, prepare_process
+from burstline.servers.truth.router import Router, TruthSetup
+from burstline.servers.truth.script import Script, scripts_from_json
+from burstline.servers.truth.serve import TruthServer, prepare_process
 
 
 def main() -> int:
     """Serve as asked; print the URL once it listens."""
-    parser = argparse.ArgumentParser(prog="python -m servers.truth", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m burstline.servers.truth", description=__doc__)
     add_arguments(parser)
     args = parser.parse_args()
     setup = TruthSetup(scripts_from_json(script_text(args), Script()), args.model, args.max_model_len)

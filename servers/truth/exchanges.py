@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 
 import orjson
 
-from servers.truth.http_requests import HttpRequest
-from servers.truth.router import RoutedAnswer
+from burstline.servers.truth.http_requests import HttpRequest
+from burstline.servers.truth.router import RoutedAnswer
 
 
 class ClientSocket:

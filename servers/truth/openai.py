@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servers.truth.script import Script
-from workloads.request import WorkloadError
+from burstline.servers.truth.script import Script
+from burstline.workloads.request import WorkloadError
 
 Json = dict[str, Any]
 Prompt = Sequence[int] | str

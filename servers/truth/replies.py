@@ -15,8 +15,8 @@ from itertools import accumulate, chain, repeat
 
 import orjson
 
-from servers.truth.openai import DIALECTS, Dialect, Json, Portion, Wanted
-from servers.truth.script import Script
+from burstline.servers.truth.openai import DIALECTS, Dialect, Json, Portion, Wanted
+from burstline.servers.truth.script import Script
 
 STAMP = b"%-19d"
 HOLE_NUMBER = 2**63 - 1

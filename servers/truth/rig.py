@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from urllib.request import ProxyHandler, build_opener
 
-from servers.host.child import Child, ChildLostError
-from servers.messages import EngineError
-from servers.truth.exchanges import Served, from_jsonl
-from servers.truth.router import Router, TruthSetup
-from servers.truth.script import Script
-from servers.truth.serve import TruthServer, prepare_process
+from burstline.servers.host.child import Child, ChildLostError
+from burstline.servers.messages import EngineError
+from burstline.servers.truth.exchanges import Served, from_jsonl
+from burstline.servers.truth.router import Router, TruthSetup
+from burstline.servers.truth.script import Script
+from burstline.servers.truth.serve import TruthServer, prepare_process
 
 _TIMEOUT_S = 30.0
 _opener = build_opener(ProxyHandler({}))
@@ -46,7 +46,7 @@ class TruthRig:
 @contextmanager
 def truth_server(scripts: Sequence[Script]) -> Iterator[TruthRig]:
     """A server that plays these scripts on a free port of 127.0.0.1; see `started`."""
-    with started("servers.truth.rig", TruthSetup(tuple(scripts))) as rig:
+    with started("burstline.servers.truth.rig", TruthSetup(tuple(scripts))) as rig:
         yield rig
 
 

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 import orjson
 
-from servers.truth.http_requests import HttpRequest
-from servers.truth.openai import DIALECTS, PATHS, Prompt, Wanted
-from servers.truth.replies import Replies, TimedReply, plain_reply
-from servers.truth.script import Script, script_from_header
-from workloads.request import WorkloadError
+from burstline.servers.truth.http_requests import HttpRequest
+from burstline.servers.truth.openai import DIALECTS, PATHS, Prompt, Wanted
+from burstline.servers.truth.replies import Replies, TimedReply, plain_reply
+from burstline.servers.truth.script import Script, script_from_header
+from burstline.workloads.request import WorkloadError
 
 LATENCIES = {"ttft": "truth:time_to_first_token_seconds", "e2e": "truth:e2e_request_latency_seconds"}
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import orjson
 
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)

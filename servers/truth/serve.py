@@ -14,11 +14,11 @@ from contextlib import suppress
 from heapq import heappop, heappush, heapreplace
 from itertools import count
 
-from servers.messages import EngineError
-from servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
-from servers.truth.http_requests import SO_TIMESTAMPNS, HttpRequest, kernel_ns_of, take_call
-from servers.truth.replies import STAMP, TimedReply, Write, plain_reply
-from servers.truth.router import Router
+from burstline.servers.messages import EngineError
+from burstline.servers.truth.exchanges import ClientSocket, Serving, served, to_jsonl
+from burstline.servers.truth.http_requests import SO_TIMESTAMPNS, HttpRequest, kernel_ns_of, take_call
+from burstline.servers.truth.replies import STAMP, TimedReply, Write, plain_reply
+from burstline.servers.truth.router import Router
 
 _PR_SET_TIMERSLACK = 29
 _SENDS_PER_POLL = 64

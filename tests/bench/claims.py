@@ -31,13 +31,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.driver.canary import canary
-from loadgen.record.manifest import RunNoise
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.stats.across_runs import Noise, noise_of
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.stats.significance import Answer, Contrast
-from reports.model.comparison import JUDGED, Contender, contrasts_of, view_of
+from burstline.loadgen.driver.canary import canary
+from burstline.loadgen.record.manifest import RunNoise
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.stats.across_runs import Noise, noise_of
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.stats.significance import Answer, Contrast
+from burstline.reports.model.comparison import JUDGED, Contender, contrasts_of, view_of
 from tests.bench.wire import ours, server
 
 N_BURSTS = 10

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from loadgen.record.rundir import open_run
+from burstline.loadgen.record.rundir import open_run
 from tests.bench.wire import build
 from tests.cluster.lab import Lab, lab
 

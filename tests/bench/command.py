@@ -111,11 +111,11 @@ class Memory(threading.Thread):
 
 
 ROLES = {
-    "loadgen.driver.drive": "driver",
-    "servers.host.watch": "watcher",
-    "loadgen.record.decode": "decoder",
-    "loadgen.driver.canary": "canary",
-    "servers.host.keeper": "keeper",
+    "burstline.loadgen.driver.drive": "driver",
+    "burstline.servers.host.watch": "watcher",
+    "burstline.loadgen.record.decode": "decoder",
+    "burstline.loadgen.driver.canary": "canary",
+    "burstline.servers.host.keeper": "keeper",
 }
 
 

@@ -23,13 +23,13 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.record import http1
-from loadgen.record.capture import Capture, Reads
-from loadgen.record.capture_store import CaptureWriter, read_captures
-from loadgen.record.decode import decoded_batches
-from loadgen.record.tables import record_table
-from servers.registry import ENGINES
-from workloads.request import Request
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Capture, Reads
+from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
+from burstline.loadgen.record.decode import decoded_batches
+from burstline.loadgen.record.tables import record_table
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 
 LENGTHS = (16, 64, 128)
 HEAD = (

@@ -27,19 +27,19 @@ from tests.loadgen.making import summarized
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from burstline.bench.fire import fire
-from loadgen.driver.job import Job
-from loadgen.record.capture import Capture, Reads
-from loadgen.record.capture_store import read_captures
-from loadgen.record.decode import decoded_batches
-from loadgen.record.tables import record_table
-from loadgen.record.verdict import tolerance_s
-from loadgen.stats.estimates import early_stopping_floor
-from loadgen.summarize import Context
-from loadgen.wire.os_limits import ensure_fd_limit
-from servers.messages import HttpReply, Kind, Reply, Target
-from servers.protocol.openai import decode_completion
+from burstline.loadgen.driver.job import Job
+from burstline.loadgen.record.capture import Capture, Reads
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.decode import decoded_batches
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.record.verdict import tolerance_s
+from burstline.loadgen.stats.estimates import early_stopping_floor
+from burstline.loadgen.summarize import Context
+from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.servers.messages import HttpReply, Kind, Reply, Target
+from burstline.servers.protocol.openai import decode_completion
+from burstline.workloads.request import Request
 from tests.bench.wire import server
-from workloads.request import Request
 
 RATES_PER_S = (10_000, 50_000)
 TTFT_MS = 200

@@ -28,8 +28,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.metrics.sessions import turns_of
-from loadgen.record.rundir import Run, open_run
+from burstline.loadgen.metrics.sessions import turns_of
+from burstline.loadgen.record.rundir import Run, open_run
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 from tests.workloads import made_files

@@ -26,7 +26,7 @@ from peer_tools import TOOLS, Load, Reported
 from peer_truth import Shape, Truth, c_server, python_server
 from wire import busy_s
 
-from servers.host.sources import ProcessTree
+from burstline.servers.host.sources import ProcessTree
 
 PERIOD_S = 0.2
 TIMEOUT_S = 150.0

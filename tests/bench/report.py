@@ -23,14 +23,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.record.capture import Capture, Reads
-from loadgen.record.capture_store import CaptureWriter
-from loadgen.record.manifest import ArrivalFacts, Manifest
-from loadgen.record.rundir import RunDir
-from servers.host.telemetry import Row
-from workloads.lengths import Lengths
-from workloads.plan import Plan, Shape, make_plan
-from workloads.prompts import vocabulary_from_size
+from burstline.loadgen.record.capture import Capture, Reads
+from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
+from burstline.loadgen.record.rundir import RunDir
+from burstline.servers.host.telemetry import Row
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Plan, Shape, make_plan
+from burstline.workloads.prompts import vocabulary_from_size
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 EVENT = (

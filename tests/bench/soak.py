@@ -122,7 +122,11 @@ def sizes(folder: Path) -> dict[str, int]:
 
 def parts_of(pid: int) -> list[tuple[str, psutil.Process]]:
     """The processes of the run that last, by name."""
-    names = {"loadgen.driver.drive": "driver", "servers.host.watch": "watcher", "servers.truth": "server"}
+    names = {
+        "burstline.loadgen.driver.drive": "driver",
+        "burstline.servers.host.watch": "watcher",
+        "burstline.servers.truth": "server",
+    }
     found = []
     try:
         main_process = psutil.Process(pid)

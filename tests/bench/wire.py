@@ -27,16 +27,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.driver import drive
-from loadgen.driver.job import Counters, Go, Job, Ready
-from loadgen.record.capture import NO_STAMP, Capture, Reads
-from loadgen.record.capture_store import read_captures
-from loadgen.record.drive_report import CanaryReport, DriveReport
-from servers.engine import Engine
-from servers.host.child import Failed
-from servers.messages import Call, Target
-from servers.registry import ENGINES
-from workloads.request import Request
+from burstline.loadgen.driver import drive
+from burstline.loadgen.driver.job import Counters, Go, Job, Ready
+from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.drive_report import CanaryReport, DriveReport
+from burstline.servers.engine import Engine
+from burstline.servers.host.child import Failed
+from burstline.servers.messages import Call, Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 
 HERE = Path(__file__).parent
 _STAMPS = re.compile(rb'"t":(\d+),"a":(\d+)')

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.report import write_report
+from burstline.loadgen.record.record import Outcome, Record
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.summarize import summarize_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.model.contenders import comparison_of
+from burstline.reports.page.page import render
 from burstline.suites.execution import comparison_of_suite
-from loadgen.record.record import Outcome, Record
-from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.summarize import summarize_run
-from reports.model.comparison import alone, view_of
-from reports.model.contenders import comparison_of
-from reports.page.page import render
 from tests.reports import synthetic
 from tests.reports.synthetic_sweep import finished_run
 

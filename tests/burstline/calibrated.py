@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
-from loadgen.record.rundir import Run, open_run
+from burstline.loadgen.record.rundir import Run, open_run
 
 
 def calibrated(run: Run, env: Mapping[str, str] | None = None) -> Run:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from loadgen.record import tables
-from loadgen.record.manifest import Manifest
-from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.summarize import summarize_run
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.summarize import summarize_run
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import vocabulary_from_size
 from tests.reports import synthetic
-from workloads.lengths import Lengths
-from workloads.plan import Shape, make_plan
-from workloads.prompts import vocabulary_from_size
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from burstline.cli import main
-from roofline.device.calibration import calibration_toml, generic
+from burstline.roofline.device.calibration import calibration_toml, generic
 
 ASKED = ["--prompt", "200", "--output", "200"]
 

@@ -18,12 +18,12 @@ from burstline.certification import (
     drill,
     ladder,
 )
+from burstline.loadgen.record.typed_json import from_json
+from burstline.loadgen.record.verdict import tolerance_s
+from burstline.loadgen.verdict.certificate import Certificate, EventRateLimit, MetricError, ServedSchedule
 from burstline.verbs.certify import told
-from loadgen.record.typed_json import from_json
-from loadgen.record.verdict import tolerance_s
-from loadgen.verdict.certificate import Certificate, EventRateLimit, MetricError, ServedSchedule
-from workloads.arrivals import parse_arrival
-from workloads.spec import LoadSpec
+from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.spec import LoadSpec
 
 CLEAN = Certificate(
     errors={"ttft": MetricError(10, 1e-6, 2e-6, 3e-6, 0.2, 0.21, 0.200001, 0.210001)},

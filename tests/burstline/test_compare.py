@@ -14,14 +14,21 @@ import orjson
 import pytest
 
 from burstline import cli
-from loadgen.record import tables
-from loadgen.record.manifest import GpuFacts, HostFacts, LoadFacts, Manifest, ServerFacts, StageFacts
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.summarize import summarize_run
-from loadgen.verdict.factors import canonical
-from reports.model.contenders import CHECKED, CHOSEN, labels_of
-from servers.identity import Identity
-from servers.settings import Setting
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import (
+    GpuFacts,
+    HostFacts,
+    LoadFacts,
+    Manifest,
+    ServerFacts,
+    StageFacts,
+)
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.summarize import summarize_run
+from burstline.loadgen.verdict.factors import canonical
+from burstline.reports.model.contenders import CHECKED, CHOSEN, labels_of
+from burstline.servers.identity import Identity
+from burstline.servers.settings import Setting
 from tests.reports import synthetic
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.router import TruthSetup

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.record.rundir import open_run
+from burstline.loadgen.record.rundir import open_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 LOAD = [

@@ -15,8 +15,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.models.model_folder import make_model
-from loadgen.record.rundir import Run, open_run
 from tests.servers.golden import GOLDEN
 from tests.truth.queue import Queue
 from tests.truth.rig import truth_server
@@ -219,7 +219,7 @@ def killed_in_the_load(tmp_path: Path, *words: str) -> tuple[str, dict[str, Any]
             if "sent," in line and " 0 first tokens" not in line:
                 break
         for child in psutil.Process(process.pid).children(recursive=True):
-            if {"servers.truth", "tests.truth"} & set(child.cmdline()):
+            if {"burstline.servers.truth", "tests.truth"} & set(child.cmdline()):
                 child.kill()
         stdout, stderr = process.communicate(timeout=100)
     print("".join(seen), stderr, stdout)

@@ -3,10 +3,10 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 from burstline import cli
+from burstline.servers.engines.transformers_serve import PYTHON_VARIABLE
+from burstline.servers.registry import ENGINES
 from burstline.verbs import engines
 from burstline.verbs.engines import EngineRow, rows, table
-from servers.engines.transformers_serve import PYTHON_VARIABLE
-from servers.registry import ENGINES
 
 
 def test_every_engine_is_listed_with_how_to_get_those_that_are_not_here():

@@ -14,10 +14,10 @@ import pytest
 
 from burstline.bench import fire
 from burstline.driver_processes import Driver
-from loadgen.driver.job import Counters, Job, Ready
-from loadgen.record.capture_store import read_captures
-from servers.messages import Target
-from workloads.request import Request
+from burstline.loadgen.driver.job import Counters, Job, Ready
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.servers.messages import Target
+from burstline.workloads.request import Request
 
 
 def job_in(folder: Path) -> Job:

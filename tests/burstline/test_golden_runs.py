@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from burstline.cli import main
-from loadgen.record.capture_store import read_captures
-from loadgen.record.decode import decoded_batches
-from loadgen.record.manifest import SCHEMA
-from loadgen.record.rundir import open_run
-from loadgen.record.tables import record_table
-from loadgen.summarize import summarize_run
-from servers.registry import ENGINES
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.decode import decoded_batches
+from burstline.loadgen.record.manifest import SCHEMA
+from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.summarize import summarize_run
+from burstline.servers.registry import ENGINES
 
 RUNS = Path(__file__).parents[1] / "golden" / "runs"
 GOLDEN = sorted(RUNS.iterdir(), key=lambda path: int(path.name))

@@ -9,11 +9,11 @@ import pytest
 from burstline import host_overhead
 from burstline.bench.fire import DriveOutcome
 from burstline.host_overhead import BURST, add_host, fit_of, host_fit
-from roofline.device.calibration import HostFit, device_toml, load_calibration
-from roofline.device.device import load_device
-from roofline.model.step import Step
-from servers.messages import EngineError
-from workloads.spec import LoadSpec
+from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.step import Step
+from burstline.servers.messages import EngineError
+from burstline.workloads.spec import LoadSpec
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1,

@@ -10,13 +10,13 @@ import orjson
 import pytest
 
 from burstline import cli
-from loadgen.record.rundir import Run, open_run
-from servers.engines.vllm import PYTHON_VARIABLE
-from servers.host import process
-from servers.host.ready import wait_ready
-from servers.launch import LaunchOptions
-from servers.messages import Target
-from servers.registry import ENGINES
+from burstline.loadgen.record.rundir import Run, open_run
+from burstline.servers.engines.vllm import PYTHON_VARIABLE
+from burstline.servers.host import process
+from burstline.servers.host.ready import wait_ready
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import Target
+from burstline.servers.registry import ENGINES
 from tests.burstline.calibrated import calibrated
 from tests.servers.tiny_model import CONFIG, make_tiny_model
 from tests.truth.rig import truth_server

@@ -1,7 +1,7 @@
 """The display's view of a telemetry file that grows."""
 
 from burstline.bench.progress import LiveTelemetry
-from servers.host.telemetry import Row, as_lines
+from burstline.servers.host.telemetry import Row, as_lines
 
 
 def test_the_newest_memory_and_the_rate_between_two_counts_are_shown(tmp_path):

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from burstline.bench.load_options import checked
 from burstline.bench.vocabulary import ASSUMED
 from burstline.flags import add_options, read_options
+from burstline.servers.identity import Identity
 from burstline.suites.toml_table import TomlTable
-from servers.identity import Identity
-from workloads.arrivals import parse_arrival
-from workloads.options import options_of, words_of
-from workloads.request import WorkloadError
-from workloads.seeds import rng
-from workloads.spec import DataSource, Goals, HangUps, LoadSpec, Sharing, TraceSource, WarmUp
+from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.options import options_of, words_of
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
+from burstline.workloads.spec import DataSource, Goals, HangUps, LoadSpec, Sharing, TraceSource, WarmUp
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 
@@ -110,9 +110,9 @@ def test_a_silly_wish_is_refused_with_the_flag_that_made_it(spec, words):
     ids=lambda x: checked(x).name if isinstance(x, LoadSpec) else "",
 )
 def test_auto_is_a_driver_for_every_2000_in_flight_on_half_the_cores(spec, n_workers, monkeypatch):
-    monkeypatch.setattr("loadgen.driver.job._n_cores", lambda: 16)
+    monkeypatch.setattr("burstline.loadgen.driver.job._n_cores", lambda: 16)
     assert checked(replace(spec, workers="auto")).n_workers == n_workers
-    monkeypatch.setattr("loadgen.driver.job._n_cores", lambda: 1)
+    monkeypatch.setattr("burstline.loadgen.driver.job._n_cores", lambda: 1)
     assert checked(replace(spec, workers="auto")).n_workers == 1
 
 

@@ -8,14 +8,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from burstline.cli import main
-from loadgen.record.rundir import open_run
-from servers.engines.truth import Truth
-from servers.messages import Target
+from burstline.loadgen.record.rundir import open_run
+from burstline.servers.engines.truth import Truth
+from burstline.servers.messages import Target
+from burstline.workloads.data_sets import Materials, data_requests, read_data
 from tests.burstline.test_run import finished, the_run
 from tests.servers.tiny_model import make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
-from workloads.data_sets import Materials, data_requests, read_data
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 

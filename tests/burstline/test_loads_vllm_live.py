@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from burstline.cli import main
-from loadgen.record.rundir import Run, open_run
-from loadgen.summarize import summarize_run
-from servers.engines.vllm import PYTHON_VARIABLE, Vllm
-from servers.host import process
-from servers.host.ready import wait_ready
-from servers.launch import LaunchOptions
-from servers.messages import Target
+from burstline.loadgen.record.rundir import Run, open_run
+from burstline.loadgen.summarize import summarize_run
+from burstline.servers.engines.vllm import PYTHON_VARIABLE, Vllm
+from burstline.servers.host import process
+from burstline.servers.host.ready import wait_ready
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import Target
 from tests.servers.tiny_model import make_tiny_model
 from tests.workloads import made_files
 

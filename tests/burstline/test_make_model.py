@@ -30,9 +30,9 @@ from burstline.models.random_weights import (
     tensors_of,
     write_weights,
 )
-from roofline.model.families import bundled_models, read_config
-from servers.reference.weights import ModelConfig, assemble, safetensors_source
-from workloads.request import WorkloadError
+from burstline.roofline.model.families import bundled_models, read_config
+from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
+from burstline.workloads.request import WorkloadError
 
 
 @pytest.fixture(scope="module")

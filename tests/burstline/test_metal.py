@@ -13,23 +13,23 @@ import pytest
 from burstline import host_overhead
 from burstline.bench.report import write_report
 from burstline.cli import main
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
+from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.machine import cpu_calibration, hardware
 from burstline.machine.efficiency import reconciled
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import DEVICE_FILE, Hints, Stated
 from burstline.machine.host_facts import CpuTime
 from burstline.machine.roofline_input import _logged, seen_in
-from loadgen.record import tables
-from loadgen.record.manifest import GpuFacts, HostFacts, Manifest, ServerFacts
-from loadgen.record.rundir import RunDir, open_run
-from reports.formats.text import text
-from reports.model.comparison import view_of
-from reports.page.digest import overview
-from roofline.calibrate import calibrate
-from roofline.device.calibration import HostFit, device_toml, load_calibration
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from servers.identity import CpuSetup, Identity
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import view_of
+from burstline.reports.page.digest import overview
+from burstline.roofline.calibrate import calibrate
+from burstline.roofline.device.calibration import HostFit, device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.servers.identity import CpuSetup, Identity
 from tests.reports import synthetic
 
 ON_H100 = Hints(device="h100-sxm5-80g", model_config="llama-2-7b")

@@ -17,11 +17,11 @@ import numpy as np
 import psutil
 import pytest
 
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.machine.roofline_input import seen_in, setup_of
-from loadgen.record.rundir import Run, open_run
-from roofline.model.step import Step
-from roofline.predict.simulate import simulate
-from roofline.reconcile.inputs import StepSeen
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.simulate import simulate
+from burstline.roofline.reconcile.inputs import StepSeen
 from tests.burstline.calibrated import calibrated
 from tests.servers.tiny_model import make_tiny_model
 

@@ -87,8 +87,8 @@ def test_a_run_never_imports_what_frames_and_notebooks_need(
 
 
 def test_frames_are_there_all_the_same_for_those_who_ask(tmp_path: Path) -> None:
-    from loadgen.record.tables import keep_pandas_out, telemetry_table
-    from servers.host.telemetry import Row
+    from burstline.loadgen.record.tables import keep_pandas_out, telemetry_table
+    from burstline.servers.host.telemetry import Row
 
     keep_pandas_out()
     frame = telemetry_table([Row(5, "server", "rss_bytes", None, "gone")]).to_pandas()

@@ -11,16 +11,16 @@ from burstline.bench import plan_for_server
 from burstline.bench.load_options import Load, checked
 from burstline.bench.plan_for_server import plan_for
 from burstline.bench.server_session import Site
-from servers.host.ready import Startup
-from servers.identity import Identity
-from servers.messages import Target
-from servers.registry import ENGINES
+from burstline.servers.host.ready import Startup
+from burstline.servers.identity import Identity
+from burstline.servers.messages import Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.plan import Plan
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import LoadSpec
+from burstline.workloads.text_prompts import words_of
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
-from workloads.plan import Plan
-from workloads.request import WorkloadError
-from workloads.spec import LoadSpec
-from workloads.text_prompts import words_of
 
 ENGINE = ENGINES["transformers"]
 

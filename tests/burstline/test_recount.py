@@ -13,20 +13,20 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline.bench.recount import recount
 from burstline.bench.server_session import Site
-from loadgen.record.capture_store import CaptureWriter
-from loadgen.record.decode import GLANCE, uncounted
-from loadgen.record.manifest import Manifest
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.tables import counts_of
-from servers.host.ready import Startup
-from servers.identity import Identity
-from servers.messages import Target
-from servers.protocol.openai import decode_completion
-from servers.registry import ENGINES
+from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.decode import GLANCE, uncounted
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.tables import counts_of
+from burstline.servers.host.ready import Startup
+from burstline.servers.identity import Identity
+from burstline.servers.messages import Target
+from burstline.servers.protocol.openai import decode_completion
+from burstline.servers.registry import ENGINES
+from burstline.workloads.plan import Plan
+from burstline.workloads.request import Request
 from tests.burstline.answering import answering
 from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
-from workloads.plan import Plan
-from workloads.request import Request
 
 COUNTS = "counts.parquet"
 TEXTS = ("a b c", "a b c d e")
@@ -150,7 +150,9 @@ def test_a_server_that_counts_is_not_looked_through(tmp_path: Path, monkeypatch:
     assert (said, asked, (run.path / COUNTS).exists()) == ([], [], False)
     many = [capture(wire((10, event(1, finish="length")), (30, DONE)))] * GLANCE
     silent = capture(wire((10, event(finish="length")), (30, DONE)))
-    monkeypatch.setattr("loadgen.record.decode.read_captures", lambda _: iter([*many, silent]))
+    monkeypatch.setattr("burstline.loadgen.record.decode.read_captures", lambda _: iter([*many, silent]))
     assert list(uncounted(run.captures, decode_completion)) == []
-    monkeypatch.setattr("loadgen.record.decode.read_captures", lambda _: iter([silent, *many, silent]))
+    monkeypatch.setattr(
+        "burstline.loadgen.record.decode.read_captures", lambda _: iter([silent, *many, silent])
+    )
     assert list(uncounted(run.captures, decode_completion)) == [(0, "x")] * 2

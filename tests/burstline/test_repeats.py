@@ -7,9 +7,9 @@ import pytest
 
 from burstline.bench import noise
 from burstline.cli import main
-from loadgen.record.manifest import Manifest, ServerFacts
-from loadgen.record.rundir import open_run
-from servers.identity import Identity
+from burstline.loadgen.record.manifest import Manifest, ServerFacts
+from burstline.loadgen.record.rundir import open_run
+from burstline.servers.identity import Identity
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 

@@ -15,17 +15,17 @@ import pytest
 
 from burstline import cli
 from burstline.bench.server_session import check_start, choose_engine
+from burstline.loadgen.record.rundir import open_run
 from burstline.server_options import ServerOptions
-from loadgen.record.rundir import open_run
-from servers.messages import Call, Target
-from servers.protocol.destination import Destination, dressed
-from servers.registry import ENGINES
+from burstline.servers.messages import Call, Target
+from burstline.servers.protocol.destination import Destination, dressed
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request, Sampling, WorkloadError
 from tests.burstline.answering import answering
 from tests.servers.tiny_model import make_tiny_model
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
-from workloads.request import Request, Sampling, WorkloadError
 
 pytestmark = pytest.mark.usefixtures("without_page")
 TARGET = Target("http://x", "m")
@@ -253,7 +253,9 @@ def test_what_makes_no_sense_of_a_request_is_one_line_and_exit_code_2(
     assert said in lines[0], lines
     assert not (tmp_path / "runs").exists()
     left = [process.cmdline() for process in psutil.Process().children()]
-    assert not any("loadgen.driver.drive" in argv for argv in left)  # started before the flags were checked
+    assert not any(
+        "burstline.loadgen.driver.drive" in argv for argv in left
+    )  # started before the flags were checked
 
 
 def test_a_bundle_without_certificates_is_named(tmp_path: Path) -> None:

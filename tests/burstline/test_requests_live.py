@@ -15,16 +15,16 @@ import pytest
 from safetensors.numpy import save_file
 
 from burstline import cli
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.models.model_folder import make_model
-from loadgen.record.rundir import Run, open_run
-from servers.engines import vllm
-from servers.host import process
-from servers.host.ready import send, wait_ready
-from servers.launch import LaunchOptions
-from servers.messages import Target
-from servers.protocol.openai import reply_content
-from servers.registry import ENGINES
-from workloads.request import Request
+from burstline.servers.engines import vllm
+from burstline.servers.host import process
+from burstline.servers.host.ready import send, wait_ready
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import Target
+from burstline.servers.protocol.openai import reply_content
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 
 pytestmark = [
     pytest.mark.slow,

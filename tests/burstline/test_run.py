@@ -16,9 +16,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from burstline import cli
 from burstline.bench import run as run_module
-from loadgen.driver.canary import canary
-from loadgen.record.rundir import open_run
-from loadgen.record.verdict import State
+from burstline.loadgen.driver.canary import canary
+from burstline.loadgen.record.rundir import open_run
+from burstline.loadgen.record.verdict import State
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 

@@ -7,7 +7,7 @@ import pytest
 
 from burstline.bench.server_session import choose_engine, serving
 from burstline.server_options import ServerOptions
-from servers.messages import EngineError
+from burstline.servers.messages import EngineError
 from tests.burstline.answering import answering
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "vllm"}]}

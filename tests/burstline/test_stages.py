@@ -6,13 +6,13 @@ import random
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.record.rundir import open_run
+from burstline.loadgen.record.rundir import open_run
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import vocabulary_from_size
+from burstline.workloads.spec import WarmUp
+from burstline.workloads.warm_up import with_warm_up
 from tests.burstline.test_run import finished, the_run
-from workloads.lengths import Lengths
-from workloads.plan import Shape, make_plan
-from workloads.prompts import vocabulary_from_size
-from workloads.spec import WarmUp
-from workloads.warm_up import with_warm_up
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 

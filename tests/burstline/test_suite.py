@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from burstline import cli, exit_codes
+from burstline.loadgen.record.summary import Summary
+from burstline.roofline.model.families import bundled_models
 from burstline.suites import execution
 from burstline.suites.execution import finished_in, run_suite
 from burstline.suites.suite import load_suite, parse_suite, schedule
-from loadgen.record.summary import Summary
-from roofline.model.families import bundled_models
+from burstline.workloads.options import words_of
+from burstline.workloads.request import WorkloadError
 from tests.burstline.waiting import wait_until
-from workloads.options import words_of
-from workloads.request import WorkloadError
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = sorted((ROOT / "suites").glob("*.toml"))

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
-from loadgen.record.rundir import Run, open_run
-from servers.host.process import require_free_port
+from burstline.loadgen.record.rundir import Run, open_run
+from burstline.servers.host.process import require_free_port
 
 ROOT = Path(__file__).parents[2]
 NEEDED = (

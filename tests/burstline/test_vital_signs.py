@@ -10,10 +10,10 @@ import pytest
 from burstline.bench.fire import VitalSigns
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
-from servers.host.ready import Startup
-from servers.identity import Identity
-from servers.messages import EngineError, HttpReply, Target
-from servers.registry import ENGINES
+from burstline.servers.host.ready import Startup
+from burstline.servers.identity import Identity
+from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
 
 

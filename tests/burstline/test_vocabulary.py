@@ -7,11 +7,11 @@ import pytest
 from burstline.bench import vocabulary
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import vocabulary_for, vocabulary_of_folder
-from servers.host.ready import Startup
-from servers.identity import Identity
-from servers.messages import HttpReply, Target
-from servers.registry import ENGINES
-from workloads.request import WorkloadError
+from burstline.servers.host.ready import Startup
+from burstline.servers.identity import Identity
+from burstline.servers.messages import HttpReply, Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import WorkloadError
 
 
 def site_of(name: str, **facts: object) -> Site:

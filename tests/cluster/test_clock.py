@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
-from loadgen.record.drive_report import MAX_DRIFT, ClockError, ClockExchange, ClockMap, Offset
+from burstline.loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
+from burstline.loadgen.record.drive_report import MAX_DRIFT, ClockError, ClockExchange, ClockMap, Offset
 
 delays = st.lists(
     st.tuples(st.integers(1_000, 50_000_000), st.integers(1_000, 50_000_000)), min_size=1, max_size=40

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.record.capture import Reads
-from loadgen.record.capture_store import read_captures
-from loadgen.record.rundir import open_run
+from burstline.loadgen.record.capture import Reads
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.rundir import open_run
 from tests.bench.wire import build
 from tests.cluster.lab import SHIFT_S, Lab, can_make_namespaces, lab
 
@@ -202,7 +202,7 @@ def kill_one(made: Lab, pattern: str):
 @pytest.mark.parametrize("victim", ["driver", "actor"])
 def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
-    pattern = {"driver": "loadgen.driver.drive", "actor": "ray::WorkerActor"}[victim]
+    pattern = {"driver": "burstline.loadgen.driver.drive", "actor": "ray::WorkerActor"}[victim]
     argv = long_run(cluster, truth.url, tmp_path / "runs")
     code, took_s, printed = interrupted(cluster, argv, 2.0, kill_one(cluster, pattern))
     truth.log()
@@ -213,7 +213,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     assert outcomes["ok"] >= 150
     assert code == 4, printed
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
-    assert not pids(cluster, "loadgen.driver.drive")
+    assert not pids(cluster, "burstline.loadgen.driver.drive")
 
 
 def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
@@ -230,7 +230,7 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     assert sum(outcomes.values()) == 240
     assert (run.path / "report.html").exists()
     assert took_s < 15
-    assert not pids(cluster, "loadgen.driver.drive")
+    assert not pids(cluster, "burstline.loadgen.driver.drive")
     assert not pids(cluster, "ray::WorkerActor")
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.record.rundir import open_run
+from burstline.loadgen.metrics.definitions import METRICS, latencies
+from burstline.loadgen.record.rundir import open_run
 from tests.cluster.lab import Lab, lab
 
 DELAY_S = 0.020
@@ -35,7 +35,7 @@ def run_at(made: Lab, folder: Path, prompt_tok: int, name: str):
     """A run from the first namespace at a truth server in the second, whose packets are 20 ms late."""
     near, far = made.hosts
     script = orjson.dumps([{"ttft_s": TTFT_S, "gaps_s": [0.02]}]).decode()
-    serve = [sys.executable, "-m", "servers.truth", "--host", made.address(far), "--port", "8000"]
+    serve = [sys.executable, "-m", "burstline.servers.truth", "--host", made.address(far), "--port", "8000"]
     with subprocess.Popen(
         made.command(far, [*serve, "--script", script]),
         stdout=subprocess.PIPE,

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import psutil
 
-from loadgen.driver import drive
-from loadgen.driver.job import Counters, Go, Job, Ready
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import read_captures
-from loadgen.record.decode import decoded_batches
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.record import Record
-from servers.host.child import Failed
-from servers.messages import target_at
-from servers.registry import ENGINES
-from workloads.request import Request
+from burstline.loadgen.driver import drive
+from burstline.loadgen.driver.job import Counters, Go, Job, Ready
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.decode import decoded_batches
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.record import Record
+from burstline.servers.host.child import Failed
+from burstline.servers.messages import target_at
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 
 N_PROMPT_TOK, N_OUTPUT_TOK = 4, 3
 REPOSITORY = Path(__file__).parents[2]

@@ -29,16 +29,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from burstline.cli import main
-from loadgen.record import http1
-from loadgen.record.capture import Capture
-from loadgen.record.record import Record, record_of
-from loadgen.record.tables import record_table
-from loadgen.wire.exchange import Exchange
-from servers.messages import EngineError, HttpReply, Read
-from servers.protocol.replies import understood
-from servers.registry import ENGINES
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.record import Record, record_of
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.servers.messages import EngineError, HttpReply, Read
+from burstline.servers.protocol.replies import understood
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 from tests.faults.lab import GOLDEN_RUN, noted
-from workloads.request import Request
 
 CORPUS = Path(__file__).parent / "corpus"
 GOLDEN = Path(__file__).parents[1] / "golden"

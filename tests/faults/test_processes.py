@@ -21,8 +21,8 @@ from urllib.parse import quote
 import psutil
 import pytest
 
-from loadgen.record.files import PARTIAL
-from loadgen.record.rundir import open_run
+from burstline.loadgen.record.files import PARTIAL
+from burstline.loadgen.record.rundir import open_run
 from tests.faults import hostile
 from tests.faults.lab import REPOSITORY, Command, Ended, burstline, counted, files_with, noted, verb
 
@@ -189,7 +189,7 @@ def killed_part(tmp_path: Path, module: str) -> tuple[Ended, Path]:
 
 
 def test_a_killed_driver_is_told_in_one_line_with_a_report(tmp_path: Path) -> None:
-    ended, run = killed_part(tmp_path, "loadgen.driver.drive")
+    ended, run = killed_part(tmp_path, "burstline.loadgen.driver.drive")
     noted(
         "kill -9 of a load driver",
         "report, no traceback",
@@ -206,7 +206,7 @@ def test_a_killed_driver_is_told_in_one_line_with_a_report(tmp_path: Path) -> No
 
 
 def test_a_killed_server_is_its_own_fault_with_a_report(tmp_path: Path) -> None:
-    ended, run = killed_part(tmp_path, "servers.truth")
+    ended, run = killed_part(tmp_path, "burstline.servers.truth")
     noted(
         "kill -9 of the server",
         "exit 5, report",
@@ -219,7 +219,7 @@ def test_a_killed_server_is_its_own_fault_with_a_report(tmp_path: Path) -> None:
     assert not ended.orphans
 
 
-@pytest.mark.parametrize("module", ["servers.host.watch", "servers.host.keeper"])
+@pytest.mark.parametrize("module", ["burstline.servers.host.watch", "burstline.servers.host.keeper"])
 def test_a_killed_helper_costs_no_report(module: str, tmp_path: Path) -> None:
     ended, run = killed_part(tmp_path, module)
     noted(
@@ -406,7 +406,7 @@ def test_planted_secrets_are_in_no_file_of_a_run_that_started_the_engine(tmp_pat
             with contextlib.suppress(psutil.Error):
                 words = process.cmdline()
                 # What the user typed is the user's: the command itself, a fork of it, and the engine.
-                if "burstline" not in words and "servers.truth" not in words:
+                if "burstline" not in words and "burstline.servers.truth" not in words:
                     titles.add(" ".join(words))
         time.sleep(0.1)
     ended = command.end()

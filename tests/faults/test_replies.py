@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.record.capture import reply_limit_bytes
+from burstline.loadgen.record.capture import reply_limit_bytes
 from tests.faults import hostile
 from tests.faults.hostile import STREAM_HEAD, chunk, event, streams, usage
 from tests.faults.lab import N_OUTPUT_TOK, N_PROMPT_TOK, Shot, counted, noted, shoot

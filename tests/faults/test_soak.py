@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.pool import IN, OUT
-from loadgen.wire.wire import Wire
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.pool import IN, OUT
+from burstline.loadgen.wire.wire import Wire
 from tests.faults.lab import noted
 
 RATE = 50
@@ -134,8 +134,8 @@ class Poller:
 def test_an_hour_of_load_leaks_neither_memory_nor_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     for module in ("wire", "dispatcher", "pool", "reader"):
-        monkeypatch.setattr(f"loadgen.wire.{module}.now", lambda: world.now_ns)
-    monkeypatch.setattr("loadgen.wire.wire.new_poller", lambda: Poller(world))
+        monkeypatch.setattr(f"burstline.loadgen.wire.{module}.now", lambda: world.now_ns)
+    monkeypatch.setattr("burstline.loadgen.wire.wire.new_poller", lambda: Poller(world))
     fakes = SimpleNamespace(
         **{
             name: getattr(__import__("socket"), name)
@@ -143,7 +143,7 @@ def test_an_hour_of_load_leaks_neither_memory_nor_sockets(monkeypatch: pytest.Mo
         }
     )
     fakes.socket = lambda family, kind: Socket(world)
-    monkeypatch.setattr("loadgen.wire.pool.socket", fakes)
+    monkeypatch.setattr("burstline.loadgen.wire.pool.socket", fakes)
     failures: list[Exchange] = []
     n_ended = 0
 

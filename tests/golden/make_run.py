@@ -14,11 +14,11 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from loadgen.record.manifest import SCHEMA
-from loadgen.record.rundir import open_run
-from reports.formats.text import text
-from reports.model.comparison import view_of
-from reports.page.digest import headline
+from burstline.loadgen.record.manifest import SCHEMA
+from burstline.loadgen.record.rundir import open_run
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import view_of
+from burstline.reports.page.digest import headline
 from tests.burstline.calibrated import calibrated
 
 LOAD = ("--requests", "64", "--prompt-tokens", "24", "--output-tokens", "6", "--salt", "60d")

@@ -9,12 +9,12 @@ from typing import Any
 import orjson
 import pyarrow as pa
 
-from loadgen.record.capture import Capture
-from loadgen.record.record import Record, record_of
-from loadgen.summarize import summarize
-from servers.messages import Read
-from servers.protocol.openai import decode_completion
-from workloads.request import Request
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.record import Record, record_of
+from burstline.loadgen.summarize import summarize
+from burstline.servers.messages import Read
+from burstline.servers.protocol.openai import decode_completion
+from burstline.workloads.request import Request
 
 MS = 1_000_000
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from loadgen.record import tables
+from burstline.loadgen.record import tables
 from tests.truth.queue import departures
 
 N_SERVERS = 8

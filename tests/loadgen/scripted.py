@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from servers.engine import Engine
-from servers.messages import Call, Target
-from workloads.request import Request
+from burstline.servers.engine import Engine
+from burstline.servers.messages import Call, Target
+from burstline.workloads.request import Request
 
 Script = Callable[[asyncio.StreamWriter, "Asked"], Awaitable[None]]
 

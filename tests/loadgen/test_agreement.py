@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from loadgen.metrics.server_histograms import agreement, disagreement
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, Estimate
-from servers.host.telemetry import Row
+from burstline.loadgen.metrics.server_histograms import agreement, disagreement
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.tables import record_table, telemetry_table
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok
 
 EDGES_S = (0.01, 0.1, 0.25, 0.5, 1.0, np.inf)

@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, canary, due_after_s
-from loadgen.driver.self_measurement import CanaryErrors
-from loadgen.record.capture import NO_STAMP, Capture, Reads
-from loadgen.record.drive_report import CanaryReport
-from loadgen.record.tables import record_table
-from loadgen.summarize import Context
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.wire import Wire
-from servers.messages import Read
+from burstline.loadgen.driver.canary import INDEX, PERIOD_S, REQUEST, canary, due_after_s
+from burstline.loadgen.driver.self_measurement import CanaryErrors
+from burstline.loadgen.record.capture import NO_STAMP, Capture, Reads
+from burstline.loadgen.record.drive_report import CanaryReport
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.summarize import Context
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.wire import Wire
+from burstline.servers.messages import Read
 from tests.loadgen.making import HEAD, MS, chunk, ok, summarized
 from tests.pitfalls.chain import play
 from tests.truth.script import Script

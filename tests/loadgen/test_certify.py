@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.tables import record_table
-from loadgen.record.typed_json import from_json, to_json
-from loadgen.verdict.certificate import Certificate, certificate, limit
-from servers.truth.exchanges import Served
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.record.typed_json import from_json, to_json
+from burstline.loadgen.verdict.certificate import Certificate, certificate, limit
+from burstline.servers.truth.exchanges import Served
 from tests.loadgen.making import failed, ok
 
 MS = 1_000_000

@@ -5,8 +5,8 @@ import struct
 import numpy as np
 import pytest
 
-from loadgen.record.capture import NO_STAMP
-from loadgen.wire import clock
+from burstline.loadgen.record.capture import NO_STAMP
+from burstline.loadgen.wire import clock
 
 MS = 1_000_000
 START = 1_700_000_000 * 1_000_000_000

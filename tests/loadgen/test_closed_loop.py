@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from loadgen.metrics.steady_state import LIVES_A_BLOCK, plateau
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table
-from loadgen.stats.quantiles import Samples, percentiles
-from loadgen.stats.serial_correlation import OrderedSamples, percentile_in_order
+from burstline.loadgen.metrics.steady_state import LIVES_A_BLOCK, plateau
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.stats.quantiles import Samples, percentiles
+from burstline.loadgen.stats.serial_correlation import OrderedSamples, percentile_in_order
 from tests.loadgen.making import ok
 
 PS = (0.5, 0.9)

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.record import tables
-from loadgen.record.columns import columns_of
-from loadgen.record.record import Record
-from loadgen.record.verdict import Reason
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.stats.quantiles import percentile
-from loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
-from loadgen.verdict.factors import differing
-from loadgen.verdict.served_work import ServedWork, quantization_of, settings_of
-from servers.identity import Identity
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.record import Record
+from burstline.loadgen.record.verdict import Reason
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.stats.quantiles import percentile
+from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE, comparability
+from burstline.loadgen.verdict.factors import differing
+from burstline.loadgen.verdict.served_work import ServedWork, quantization_of, settings_of
+from burstline.servers.identity import Identity
+from burstline.workloads.plan import Plan, fingerprint
+from burstline.workloads.prefixes import expected_hit_fraction, hits
+from burstline.workloads.request import Request, Sampling
 from tests.loadgen.making import failed, ok
-from workloads.plan import Plan, fingerprint
-from workloads.prefixes import expected_hit_fraction, hits
-from workloads.request import Request, Sampling
 
 SETTINGS = {
     "concurrency": "open loop",

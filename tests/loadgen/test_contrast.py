@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from loadgen.stats.across_runs import Noise
-from loadgen.stats.estimates import Absent
-from loadgen.stats.significance import (
+from burstline.loadgen.stats.across_runs import Noise
+from burstline.loadgen.stats.estimates import Absent
+from burstline.loadgen.stats.significance import (
     Answer,
     Contrast,
     Difference,

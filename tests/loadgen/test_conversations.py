@@ -3,15 +3,15 @@
 import json
 from array import array
 
-from loadgen.driver import drive
-from loadgen.driver.conversations import Conversations
-from servers.messages import ReplyContent
+from burstline.loadgen.driver import drive
+from burstline.loadgen.driver.conversations import Conversations
+from burstline.servers.messages import ReplyContent
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.request import Request, Turn
+from burstline.workloads.sessions import SessionShape, drawn_sessions
 from tests.pitfalls.chain import VOCABULARY, fired
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
-from workloads.lengths import Lengths
-from workloads.request import Request, Turn
-from workloads.sessions import SessionShape, drawn_sessions
 
 
 def shape(turns: int = 3, **more) -> SessionShape:

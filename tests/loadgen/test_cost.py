@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics.memory import cost
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, measured
+from burstline.loadgen.metrics.memory import cost
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent, measured
 
 
 class Rows(Telemetry):

@@ -7,15 +7,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import CaptureWriter, DamagedCapturesError
-from loadgen.record.decode import decode_run
-from servers.host.child import ChildLostError
-from servers.protocol.openai import decode_completion
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.capture_store import CaptureWriter, DamagedCapturesError
+from burstline.loadgen.record.decode import decode_run
+from burstline.servers.host.child import ChildLostError
+from burstline.servers.protocol.openai import decode_completion
+from burstline.workloads.plan import Plan
+from burstline.workloads.plan_table import plan_tables
+from burstline.workloads.request import Request
 from tests.loadgen.making import DONE, capture, event, records_of, usage, wire
-from workloads.plan import Plan
-from workloads.plan_table import plan_tables
-from workloads.request import Request
 
 
 def write_run(directory, n, captured):

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.metrics.definitions import METRICS, samples_of
-from loadgen.record.columns import columns_of
-from loadgen.stats.estimates import Absent, Estimate, early_stopping_bound, order_statistic_ranks
-from loadgen.stats.quantiles import Samples, percentile
-from loadgen.stats.serial_correlation import (
+from burstline.loadgen.metrics.definitions import METRICS, samples_of
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.stats.estimates import Absent, Estimate, early_stopping_bound, order_statistic_ranks
+from burstline.loadgen.stats.quantiles import Samples, percentile
+from burstline.loadgen.stats.serial_correlation import (
     OrderedSamples,
     block_length,
     bound_in_order,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from loadgen.stats import distributions as ours
+from burstline.loadgen.stats import distributions as ours
 
 Q = np.array([1e-6, 0.005, 0.025, 0.11, 0.49, 0.91, 0.975, 0.995, 1 - 1e-6])
 
@@ -44,5 +44,5 @@ def test_slope_and_ranks_are_scipys_with_ties_too() -> None:
 
 
 def test_scipy_stats_is_not_imported() -> None:
-    code = "import sys, loadgen.stats.distributions; print('scipy.stats' in sys.modules)"
+    code = "import sys, burstline.loadgen.stats.distributions; print('scipy.stats' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"

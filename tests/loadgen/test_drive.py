@@ -20,19 +20,19 @@ from typing import Any
 
 import pytest
 
-from loadgen.driver import drive
-from loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
-from loadgen.record import http1
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import read_captures
-from loadgen.record.drive_report import DriveReport
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.os_limits import ensure_fd_limit
-from servers.host.child import Failed
-from servers.messages import Target
-from servers.registry import ENGINES
+from burstline.loadgen.driver import drive
+from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.os_limits import ensure_fd_limit
+from burstline.servers.host.child import Failed
+from burstline.servers.messages import Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request, WorkloadError
 from tests.loadgen.scripted import Asked, FakeEngine, Script, Scripted, reset, serving, stream
-from workloads.request import Request, WorkloadError
 
 MS = 1_000_000
 
@@ -256,7 +256,7 @@ def test_connections_that_never_open_delay_the_start_no_longer_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drive, "_OPENING_S", 0.1)
-    monkeypatch.setattr("loadgen.driver.drive.Wire.when_open", lambda self, call: None)
+    monkeypatch.setattr("burstline.loadgen.driver.drive.Wire.when_open", lambda self, call: None)
     with served(stream) as server:
         report = driven(job_for(tmp_path, server.url, [0.0] * 5))
     assert (report.n_sent, report.failures) == (5, {})
@@ -340,7 +340,7 @@ def test_each_slot_of_a_closed_loop_gets_as_many_requests_as_any_other(tmp_path:
 def test_too_few_file_descriptors_are_refused_with_the_fix() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))\n"
-        "from loadgen.wire.os_limits import ensure_fd_limit\n"
+        "from burstline.loadgen.wire.os_limits import ensure_fd_limit\n"
         "ensure_fd_limit(150); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "ensure_fd_limit(1000)"
     )
@@ -355,7 +355,7 @@ def test_enough_file_descriptors_are_no_matter() -> None:
 
 
 def test_a_driver_imports_nothing_heavy() -> None:
-    code = "import sys, loadgen.driver.drive; print(*sys.modules)"
+    code = "import sys, burstline.loadgen.driver.drive; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True).split()
     assert "numpy" in loaded
     heavy = {"asyncio", "httpx", "huggingface_hub", "pandas", "pyarrow", "matplotlib", "scipy", "tokenizers"}
@@ -366,8 +366,8 @@ DRIVER = """
 import sys
 from multiprocessing.connection import Client
 from tests.loadgen.scripted import FakeEngine
-from servers.registry import ENGINES
-from loadgen.driver import drive
+from burstline.servers.registry import ENGINES
+from burstline.loadgen.driver import drive
 ENGINES["fake"] = FakeEngine()
 conn = Client(sys.argv[1])
 drive.run(conn.recv(), conn)

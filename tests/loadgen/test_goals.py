@@ -3,16 +3,24 @@ from dataclasses import replace
 import pytest
 
 from burstline import exit_codes
-from loadgen.metrics.slo import good, judge_goals, parse_goal, state_decides
-from loadgen.record.columns import columns_of
-from loadgen.record.manifest import RunNoise
-from loadgen.record.summary import MetricFigures, Summary, Throughput
-from loadgen.record.tables import record_table
-from loadgen.record.verdict import Grade, PercentileGrade, Reason, Result, State, TargetResult, Verdict
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.summarize import Context
+from burstline.loadgen.metrics.slo import good, judge_goals, parse_goal, state_decides
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.manifest import RunNoise
+from burstline.loadgen.record.summary import MetricFigures, Summary, Throughput
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.record.verdict import (
+    Grade,
+    PercentileGrade,
+    Reason,
+    Result,
+    State,
+    TargetResult,
+    Verdict,
+)
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.summarize import Context
+from burstline.workloads.request import WorkloadError
 from tests.loadgen.making import failed, ok, summarized
-from workloads.request import WorkloadError
 
 VALID = Verdict(State.VALID)
 

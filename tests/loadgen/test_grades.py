@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import RECORDS, record_table
-from loadgen.record.verdict import Grade, State
-from loadgen.stats.estimates import measured
-from loadgen.summarize import Context
-from loadgen.verdict.grades import grades
-from loadgen.verdict.judge import Evidence, judge
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import RECORDS, record_table
+from burstline.loadgen.record.verdict import Grade, State
+from burstline.loadgen.stats.estimates import measured
+from burstline.loadgen.summarize import Context
+from burstline.loadgen.verdict.grades import grades
+from burstline.loadgen.verdict.judge import Evidence, judge
 from tests.loadgen.making import failed, ok, summarized
 
 N = 800

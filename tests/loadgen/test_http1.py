@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.record import http1
-from loadgen.record.capture import Reads
-from servers.messages import EngineError, Read
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Reads
+from burstline.servers.messages import EngineError, Read
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 
 EVENTS = [b"data: one\n\n", b"data: two\r\n\r\n", b"data: \xe2\x82\xac 10\r\n\r\n", b"data: [DONE]\n\n"]

@@ -2,12 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.metrics.instrument import instrument
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent
-from servers.host.telemetry import Row
+from burstline.loadgen.metrics.instrument import instrument
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table, telemetry_table
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent
+from burstline.servers.host.telemetry import Row
 from tests.loadgen.making import MS, ok
 
 

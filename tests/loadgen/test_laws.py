@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from loadgen.metrics.laws import broken_laws
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.manifest import ArrivalFacts
-from loadgen.record.summary import Summary
-from loadgen.record.verdict import State
-from loadgen.stats.estimates import Estimate
-from loadgen.summarize import Context, summarize
+from burstline.loadgen.metrics.laws import broken_laws
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.manifest import ArrivalFacts
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import State
+from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.summarize import Context, summarize
 from tests.loadgen.queueing import queued
 
 

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 from burstline import exit_codes
-from loadgen.metrics.definitions import METRICS
-from loadgen.record.verdict import State
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.record.verdict import State
 from tests.pitfalls.test_mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[2]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics.definitions import (
+from burstline.loadgen.metrics.definitions import (
     METRICS,
     connect,
     e2e,
@@ -16,10 +16,10 @@ from loadgen.metrics.definitions import (
     ttft,
     ttft_service,
 )
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table
-from loadgen.stats.estimates import Absent
-from loadgen.stats.quantiles import percentiles
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.stats.estimates import Absent
+from burstline.loadgen.stats.quantiles import percentiles
 from tests.loadgen.making import DONE, chat, event, failed, ok, recorded, request, usage
 
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from loadgen.wire import clock
-from loadgen.wire.clock import Offsets
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.network import Network, is_remote
+from burstline.loadgen.wire import clock
+from burstline.loadgen.wire.clock import Offsets
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.network import Network, is_remote
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="transmit stamps are Linux's")
 

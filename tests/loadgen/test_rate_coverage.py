@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loadgen.metrics.steady_state import LIVES_A_BLOCK, steady_part
-from loadgen.metrics.throughput import throughputs_in
-from loadgen.record import tables
-from loadgen.record.columns import Columns, columns_of
-from loadgen.stats.estimates import Estimate
-from loadgen.stats.serial_correlation import ratio_interval
+from burstline.loadgen.metrics.steady_state import LIVES_A_BLOCK, steady_part
+from burstline.loadgen.metrics.throughput import throughputs_in
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.stats.serial_correlation import ratio_interval
 from tests.loadgen.queueing import queued
 from tests.loadgen.test_closed_loop import loop
 

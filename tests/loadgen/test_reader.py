@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.wire.exchange import READ as ROW
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.pool import IN, Connection, Poller, new_poller
-from loadgen.wire.reader import LOST, READ, Reader
-from loadgen.wire.wire import Wire
+from burstline.loadgen.wire.exchange import READ as ROW
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.pool import IN, Connection, Poller, new_poller
+from burstline.loadgen.wire.reader import LOST, READ, Reader
+from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, chunk
 
 LATER = 2**62
@@ -255,7 +255,7 @@ def test_any_split_of_any_reply_makes_the_same_exchange(
 
 
 def test_a_reply_too_long_to_wait_is_packed_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.wire.dispatcher._WAITING_BYTES", 50_000)
+    monkeypatch.setattr("burstline.loadgen.wire.dispatcher._WAITING_BYTES", 50_000)
     event = chunk(b"data: %s\n\n" % (b"x" * 980))
     pieces = [STREAM_HEAD, *[event] * 200, b"0\r\n\r\n"]
     found = exchanged(pieces, closes=False)

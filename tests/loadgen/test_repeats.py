@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from loadgen.stats.across_runs import Noise, noise_of, over_runs, percentile_over_runs, spreads_of
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.stats.quantiles import Samples, percentile
+from burstline.loadgen.stats.across_runs import Noise, noise_of, over_runs, percentile_over_runs, spreads_of
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.stats.quantiles import Samples, percentile
 
 
 def samples(values, weight=1):

@@ -8,21 +8,21 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from loadgen.record import rundir
-from loadgen.record.capture_store import CaptureWriter
-from loadgen.record.drive_report import DriveReport, DurationSpread
-from loadgen.record.files import write_json
-from loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.summary import Summary
-from loadgen.record.tables import record_table
-from loadgen.record.verdict import State, Verdict
-from loadgen.summarize import summarize_run
-from servers.host.telemetry import Row
-from servers.identity import Identity
+from burstline.loadgen.record import rundir
+from burstline.loadgen.record.capture_store import CaptureWriter
+from burstline.loadgen.record.drive_report import DriveReport, DurationSpread
+from burstline.loadgen.record.files import write_json
+from burstline.loadgen.record.manifest import SCHEMA, Manifest, ServerFacts
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.record.verdict import State, Verdict
+from burstline.loadgen.summarize import summarize_run
+from burstline.servers.host.telemetry import Row
+from burstline.servers.identity import Identity
+from burstline.workloads.plan import Plan
+from burstline.workloads.request import Request, WorkloadError
 from tests.loadgen.making import DONE, capture, event, ok, usage, wire
-from workloads.plan import Plan
-from workloads.request import Request, WorkloadError
 
 
 @pytest.fixture

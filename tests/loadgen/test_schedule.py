@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.wire.dispatcher import Schedule
-from loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.dispatcher import Schedule
+from burstline.loadgen.wire.exchange import Exchange
 
 AHEAD_NS = 100
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from loadgen.metrics.sessions import Turns, session_figures
-from loadgen.metrics.steady_state import cold_start
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table
+from burstline.loadgen.metrics.sessions import Turns, session_figures
+from burstline.loadgen.metrics.steady_state import cold_start
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table
 from tests.loadgen.making import failed, ok
 
 PAUSE_S = 0.5

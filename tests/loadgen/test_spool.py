@@ -10,10 +10,16 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.record.capture import Capture
-from loadgen.record.capture_store import CaptureWriter, DamagedCapturesError, packed, read_captures, unpacked
-from loadgen.wire.clock import Offsets
-from servers.messages import Read
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.capture_store import (
+    CaptureWriter,
+    DamagedCapturesError,
+    packed,
+    read_captures,
+    unpacked,
+)
+from burstline.loadgen.wire.clock import Offsets
+from burstline.servers.messages import Read
 
 moments = st.none() | st.integers(-(10**12), 10**15)
 texts = st.none() | st.text(min_size=1, max_size=50)

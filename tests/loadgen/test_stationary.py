@@ -5,14 +5,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.metrics.slo import parse_goal
-from loadgen.metrics.steady_state import steady_part
-from loadgen.record.columns import columns_of
-from loadgen.record.manifest import ArrivalFacts
-from loadgen.record.tables import RECORDS, record_table
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.summarize import Context, figures
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.metrics.steady_state import steady_part
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.manifest import ArrivalFacts
+from burstline.loadgen.record.tables import RECORDS, record_table
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.summarize import Context, figures
 from tests.loadgen.making import ok, summarized
 from tests.loadgen.queueing import MEAN_S, N_SERVERS, queued, table
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats as sps
 
-from loadgen.stats.estimates import (
+from burstline.loadgen.stats.estimates import (
     Absent,
     Estimate,
     early_stopping_bound,
@@ -15,8 +15,8 @@ from loadgen.stats.estimates import (
     measured,
     order_statistic_ranks,
 )
-from loadgen.stats.quantiles import Ranked, Samples, mean, percentile, percentiles, quantile_of
-from loadgen.stats.serial_correlation import rate_interval
+from burstline.loadgen.stats.quantiles import Ranked, Samples, mean, percentile, percentiles, quantile_of
+from burstline.loadgen.stats.serial_correlation import rate_interval
 
 FLOORS = {0.5: 11, 0.9: 64, 0.95: 130, 0.99: 662, 0.999: 6636}
 

@@ -6,13 +6,13 @@ import numpy as np
 import orjson
 import pytest
 
-import loadgen
-from loadgen.metrics.definitions import METRICS
-from loadgen.record.tables import RECORDS, record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry
-from loadgen.summarize import Context
-from servers.host.telemetry import Row
-from servers.identity import Identity
+import burstline.loadgen
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.record.tables import RECORDS, record_table, telemetry_table
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.summarize import Context
+from burstline.servers.host.telemetry import Row
+from burstline.servers.identity import Identity
 from tests.loadgen.making import failed, ok, summarized
 
 SECTIONS = {
@@ -136,7 +136,9 @@ def test_the_same_records_give_the_same_bytes():
 BY_BLAS = {"dot", "vdot", "inner", "matmul", "einsum", "tensordot", "corrcoef", "cov", "polyfit", "linalg"}
 
 
-@pytest.mark.parametrize("path", sorted(Path(loadgen.__file__).parent.rglob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted(Path(burstline.loadgen.__file__).parent.rglob("*.py")), ids=lambda p: p.stem
+)
 def test_nothing_is_summed_by_blas_whose_last_digits_go_by_the_number_of_threads(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         assert not isinstance(node, ast.MatMult), path

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.metrics.slo import parse_goal
-from loadgen.record.manifest import ArrivalFacts
-from loadgen.record.tables import RECORDS, record_table
-from loadgen.summarize import Context
+from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.record.manifest import ArrivalFacts
+from burstline.loadgen.record.tables import RECORDS, record_table
+from burstline.loadgen.summarize import Context
 from tests.loadgen.making import failed, ok, summarized
 from tests.loadgen.queueing import queued
 

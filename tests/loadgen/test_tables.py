@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table, telemetry_table
-from servers.host.telemetry import Row
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table, telemetry_table
+from burstline.servers.host.telemetry import Row
 from tests.loadgen.making import failed, ok, records_of
 
 

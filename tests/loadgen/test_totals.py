@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.metrics.throughput import (
+from burstline.loadgen.metrics.throughput import (
     ONE_RUN,
     Window,
     burst,
@@ -16,11 +16,11 @@ from loadgen.metrics.throughput import (
     throughputs,
     whole_run,
 )
-from loadgen.record.columns import columns_of
-from loadgen.record.tables import record_table, telemetry_table
-from loadgen.record.telemetry import Telemetry
-from loadgen.stats.estimates import Absent, Estimate
-from servers.host.telemetry import Row
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.tables import record_table, telemetry_table
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.servers.host.telemetry import Row
 from tests.loadgen.making import MS, failed, ok
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from loadgen.stats.stationarity import mann_kendall, warm_up_end
+from burstline.loadgen.stats.stationarity import mann_kendall, warm_up_end
 
 
 def noise(n, seed=0):

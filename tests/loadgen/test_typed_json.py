@@ -8,11 +8,11 @@ from typing import Literal
 import orjson
 import pytest
 
-from loadgen.record.summary import LACKING, Burst, MetricFigures, Summary, Throughput
-from loadgen.record.tables import record_table
-from loadgen.record.typed_json import MismatchError, from_json, to_json
-from loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
-from loadgen.stats.figure import Absent, Estimate
+from burstline.loadgen.record.summary import LACKING, Burst, MetricFigures, Summary, Throughput
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.record.typed_json import MismatchError, from_json, to_json
+from burstline.loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
+from burstline.loadgen.stats.figure import Absent, Estimate
 from tests.loadgen.making import ok, summarized
 
 

@@ -1,9 +1,9 @@
 import pytest
 
-from loadgen.record.typed_json import to_json
-from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
-from loadgen.stats.estimates import Estimate
-from loadgen.verdict.judge import Evidence, judge
+from burstline.loadgen.record.typed_json import to_json
+from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, worst
+from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.verdict.judge import Evidence, judge
 
 
 def at(value_s):

@@ -21,12 +21,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadgen.record import http1
-from loadgen.record.capture import Capture
-from loadgen.wire.dispatcher import Dispatcher
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.pool import Connection, Pool, new_poller
-from loadgen.wire.wire import Wire
+from burstline.loadgen.record import http1
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.wire.dispatcher import Dispatcher
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.pool import Connection, Pool, new_poller
+from burstline.loadgen.wire.wire import Wire
 from tests.loadgen.scripted import STREAM_HEAD, Asked, Script, Scripted, chunk, reset, serving, stream
 from tests.loadgen.wire_client import Transport
 
@@ -36,7 +36,7 @@ Shot = tuple[list[Capture], Transport, Scripted]
 
 @pytest.fixture(autouse=True)
 def _connections_are_opened_just_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loadgen.wire.dispatcher._OPEN_AHEAD_NS", 50 * MS)
+    monkeypatch.setattr("burstline.loadgen.wire.dispatcher._OPEN_AHEAD_NS", 50 * MS)
 
 
 def shoot(
@@ -181,7 +181,7 @@ def test_a_connection_that_stood_long_before_its_first_request_may_be_stale_too(
     stood_s: float, n_resent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp closes a connection on which nothing came for 5 s, also one that was opened ahead."""
-    monkeypatch.setattr("loadgen.wire.dispatcher._STALE_NS", 100 * MS)
+    monkeypatch.setattr("burstline.loadgen.wire.dispatcher._STALE_NS", 100 * MS)
     asked_before: list[Asked] = []
 
     async def closes_on_first(writer: asyncio.StreamWriter, asked: Asked) -> None:
@@ -681,7 +681,7 @@ def test_a_bug_in_the_wire_ends_every_exchange_and_is_told(monkeypatch: pytest.M
     def breaks(self: object, *_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("loadgen.wire.dispatcher.Dispatcher.expire", breaks)
+    monkeypatch.setattr("burstline.loadgen.wire.dispatcher.Dispatcher.expire", breaks)
 
     async def scenario() -> None:
         async with serving(hangs) as server:
@@ -728,7 +728,7 @@ def test_nobody_waits_for_the_connections_of_a_wire_that_has_come_to_grief(
     def breaks(self: object, *_: object) -> None:
         raise OSError("no watches left")
 
-    monkeypatch.setattr("loadgen.wire.pool.Pool.tick", breaks)
+    monkeypatch.setattr("burstline.loadgen.wire.pool.Pool.tick", breaks)
 
     async def scenario() -> None:
         transport = Transport("http://127.0.0.1:1", barrier=True)

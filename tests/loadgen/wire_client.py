@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, MutableSequence
 
 import httpx
 
-from loadgen.record.http1 import body_of
-from loadgen.wire.exchange import Exchange
-from loadgen.wire.wire import Wire
-from servers.protocol.destination import addresses_of
+from burstline.loadgen.record.http1 import body_of
+from burstline.loadgen.wire.exchange import Exchange
+from burstline.loadgen.wire.wire import Wire
+from burstline.servers.protocol.destination import addresses_of
 
 OPENING_LIMIT_S = 60.0
 """How long opening connections may delay the start of a load."""

@@ -19,7 +19,6 @@ from tests.truth.rig import TruthRig
 
 HERE = Path(__file__).parent
 OURS = HERE.parents[1]
-OWN = frozenset({"burstline", "loadgen", "servers", "workloads", "roofline", "reports"})
 TIMEOUT_S = 60.0
 AT_ONCE = 4
 """So many requests at once are the load: what comes before it asks one after another."""
@@ -38,7 +37,7 @@ class Loaded:
     def foreign(self) -> set[str]:
         """The top names of what is neither the standard library's nor ours."""
         tops = {name.partition(".")[0] for name in self.modules}
-        ours = OWN | sys.stdlib_module_names | {"__main__", "__mp_main__", "sitecustomize"}
+        ours = sys.stdlib_module_names | {"burstline", "__main__", "__mp_main__", "sitecustomize"}
         return {top for top in tops - ours if not top.startswith(("_", "cython"))}
 
 

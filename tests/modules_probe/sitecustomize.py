@@ -12,11 +12,11 @@ import sys
 FOLDER = os.environ.get("BURSTLINE_MODULES_TO")
 ROLES = {
     "burstline": "main",
-    "loadgen.driver.drive": "driver",
-    "loadgen.driver.canary": "canary",
-    "loadgen.record.decode": "decoder",
-    "servers.host.watch": "watcher",
-    "servers.host.keeper": "keeper",
+    "burstline.loadgen.driver.drive": "driver",
+    "burstline.loadgen.driver.canary": "canary",
+    "burstline.loadgen.record.decode": "decoder",
+    "burstline.servers.host.watch": "watcher",
+    "burstline.servers.host.keeper": "keeper",
 }
 
 

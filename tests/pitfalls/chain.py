@@ -19,26 +19,26 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from loadgen.driver import drive
-from loadgen.driver.job import Counters, Go, Job, Ready
-from loadgen.record.capture_store import read_captures
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.decode import decoded_batches, with_cancelled
-from loadgen.record.drive_report import DriveReport
-from loadgen.record.record import Record
-from loadgen.record.tables import record_table
-from loadgen.summarize import Context
-from servers.engines.truth import Truth
-from servers.host.child import Failed
-from servers.messages import Call, Target
-from servers.protocol.openai import encode_completion
-from servers.registry import ENGINES
+from burstline.loadgen.driver import drive
+from burstline.loadgen.driver.job import Counters, Go, Job, Ready
+from burstline.loadgen.record.capture_store import read_captures
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.decode import decoded_batches, with_cancelled
+from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.record import Record
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.summarize import Context
+from burstline.servers.engines.truth import Truth
+from burstline.servers.host.child import Failed
+from burstline.servers.messages import Call, Target
+from burstline.servers.protocol.openai import encode_completion
+from burstline.servers.registry import ENGINES
+from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
+from burstline.workloads.request import Request
 from tests.loadgen.making import records_of, summarized
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
 from tests.truth.serve import Served
-from workloads.prompts import DrawnRequests, vocabulary_from_size
-from workloads.request import Request
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 

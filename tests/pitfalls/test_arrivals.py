@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.stats.stationarity import mann_kendall, warm_up_end
+from burstline.loadgen.metrics.definitions import METRICS, latencies
+from burstline.loadgen.stats.stationarity import mann_kendall, warm_up_end
+from burstline.workloads import achieved, arrivals
+from burstline.workloads.seeds import rng
 from tests.pitfalls.chain import fired, play, requests
 from tests.truth.queue import Queue, departures, service_times
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
-from workloads import achieved, arrivals
-from workloads.seeds import rng
 
 FAST = Script(ttft_s=0.0, gaps_s=(0.0,))
 

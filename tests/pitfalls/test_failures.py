@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.driver.job import Job
-from servers.messages import Target
+from burstline.loadgen.driver.job import Job
+from burstline.servers.messages import Target
+from burstline.workloads.prompts import salted
 from tests.pitfalls.chain import VOCABULARY, fired, play, requests
 from tests.truth.rig import truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
-from workloads.prompts import salted
 
 FAST = {"ttft_s": 0.0, "gaps_s": (0.001,)}
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
-from loadgen.record.record import Record
+from burstline.loadgen.record.record import Record
 from tests.pitfalls.chain import play
 from tests.truth.script import Script
 

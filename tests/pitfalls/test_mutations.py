@@ -16,14 +16,14 @@ from types import FunctionType
 
 import pytest
 
-from loadgen.driver import drive, self_measurement
-from loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
-from loadgen.record import columns, record, telemetry
-from loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
-from loadgen.verdict import factors, grades, judge
-from loadgen.wire import clock, exchange
-from servers.protocol import openai, sse
-from workloads import arrivals
+from burstline.loadgen.driver import drive, self_measurement
+from burstline.loadgen.metrics import definitions, server_histograms, slo, steady_state, throughput
+from burstline.loadgen.record import columns, record, telemetry
+from burstline.loadgen.stats import across_runs, estimates, quantiles, serial_correlation, significance
+from burstline.loadgen.verdict import factors, grades, judge
+from burstline.loadgen.wire import clock, exchange
+from burstline.servers.protocol import openai, sse
+from burstline.workloads import arrivals
 
 
 @dataclass(frozen=True)

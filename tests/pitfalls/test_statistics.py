@@ -13,18 +13,18 @@ import orjson
 import pytest
 
 from burstline.bench.report import write_report
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.tables import telemetry_table
-from loadgen.record.telemetry import Telemetry
-from servers.host.ready import getter
-from servers.host.scrape import _gauge_rows
-from servers.messages import Target
-from servers.registry import ENGINES
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.tables import telemetry_table
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.servers.host.ready import getter
+from burstline.servers.host.scrape import _gauge_rows
+from burstline.servers.messages import Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.seeds import rng
 from tests.pitfalls.chain import fired, play, requests
 from tests.pitfalls.proxy import late_proxy
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.script import Script
-from workloads.seeds import rng
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run"
 

@@ -17,22 +17,22 @@ import numpy as np
 import pytest
 from scipy import stats as sps
 
-import loadgen.wire.clock
+import burstline.loadgen.wire.clock
 from burstline.bench.load_options import checked
 from burstline.certification import Fired, drill
 from burstline.certification import fired as fired_drill
-from loadgen.driver.job import Stop
-from loadgen.metrics.definitions import METRICS, latencies
-from loadgen.record.tables import record_table
-from loadgen.summarize import Context
-from loadgen.verdict.certificate import EventRateLimit, limit
+from burstline.loadgen.driver.job import Stop
+from burstline.loadgen.metrics.definitions import METRICS, latencies
+from burstline.loadgen.record.tables import record_table
+from burstline.loadgen.summarize import Context
+from burstline.loadgen.verdict.certificate import EventRateLimit, limit
+from burstline.workloads.arrivals import parse_arrival
+from burstline.workloads.spec import LoadSpec
 from tests.loadgen.making import summarized
 from tests.pitfalls.chain import Played, fired, play, requests
 from tests.truth.rig import truth_server
 from tests.truth.script import Script
 from tests.workloads.open_requests import in_flight
-from workloads.arrivals import parse_arrival
-from workloads.spec import LoadSpec
 
 S = 1_000_000_000
 
@@ -272,7 +272,7 @@ def test_21_a_step_of_the_wall_clock_changes_nothing(monkeypatch: pytest.MonkeyP
         clock_gettime_ns = staticmethod(stepped)
         CLOCK_REALTIME = time.CLOCK_REALTIME
 
-    monkeypatch.setattr(loadgen.wire.clock, "time", Time)
+    monkeypatch.setattr(burstline.loadgen.wire.clock, "time", Time)
     script = Script(ttft_s=0.1, gaps_s=(0.05,))
     played = play(script, 4, n_output_tok=14, meanwhile=lambda conn: began.append(time.monotonic()))
     assert played.report.n_clock_steps == 2

@@ -3,9 +3,9 @@
 import pytest
 
 from burstline.bench.report import write_report
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from loadgen.record.rundir import Run, RunDir, open_run
 from tests.reports import synthetic
 
 

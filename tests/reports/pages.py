@@ -1,12 +1,12 @@
 """A run's page, and what it says first."""
 
-from loadgen.record.rundir import Run
-from loadgen.record.summary import Summary
-from reports.blocks import Answer, Banner
-from reports.model.comparison import View, alone, view_of
-from reports.page.answer import answer
-from reports.page.banner import banner
-from reports.page.page import render
+from burstline.loadgen.record.rundir import Run
+from burstline.loadgen.record.summary import Summary
+from burstline.reports.blocks import Answer, Banner
+from burstline.reports.model.comparison import View, alone, view_of
+from burstline.reports.page.answer import answer
+from burstline.reports.page.banner import banner
+from burstline.reports.page.page import render
 
 
 def page_of(run: Run) -> str:

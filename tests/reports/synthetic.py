@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.record import tables
-from loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
-from loadgen.record.record import Outcome, Record
-from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.summarize import summarize_run
-from servers.host.telemetry import Row
-from servers.identity import Identity
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import GpuFacts, Manifest, ServerFacts
+from burstline.loadgen.record.record import Outcome, Record
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.summarize import summarize_run
+from burstline.servers.host.telemetry import Row
+from burstline.servers.identity import Identity
 
 MS = 1_000_000
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.record import tables
-from loadgen.record.manifest import ArrivalFacts, GpuFacts, HostFacts, Manifest, ServerFacts
-from loadgen.record.record import Record
-from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.summarize import summarize_run
-from servers.identity import Identity
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import ArrivalFacts, GpuFacts, HostFacts, Manifest, ServerFacts
+from burstline.loadgen.record.record import Record
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.summarize import summarize_run
+from burstline.servers.identity import Identity
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import vocabulary_from_size
 from tests.reports import synthetic
-from workloads.lengths import Lengths
-from workloads.plan import Shape, make_plan
-from workloads.prompts import vocabulary_from_size
 
 MS, LAG_NS, MAX_SEQS = 1_000_000, 60_000, 64
 PROMPT_TOK, OUTPUT_TOK = 128, 24

@@ -10,17 +10,17 @@ from PIL import Image
 
 from burstline.cli import main
 from burstline.exit_codes import of_summary
-from loadgen.metrics.slo import parse_goal
-from loadgen.record import tables
-from loadgen.record.manifest import Manifest
-from loadgen.record.rundir import RunDir, open_run
-from loadgen.record.verdict import Reason, State, Verdict
-from loadgen.summarize import Context, summarize
-from reports.formats.junit import junit
-from reports.formats.markdown import markdown
-from reports.model.comparison import alone, view_of
-from reports.page.digest import digest
-from reports.page.figure_files import figure_files
+from burstline.loadgen.metrics.slo import parse_goal
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.loadgen.record.verdict import Reason, State, Verdict
+from burstline.loadgen.summarize import Context, summarize
+from burstline.reports.formats.junit import junit
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.model.comparison import alone, view_of
+from burstline.reports.page.digest import digest
+from burstline.reports.page.figure_files import figure_files
 from tests.reports import synthetic
 
 TARGETS = ("ttft.p50<=1ms", "ttft.p50<=1000s", "ttft.mean<=1000s", "ttft<=10s")

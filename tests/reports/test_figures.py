@@ -3,10 +3,10 @@ import re
 import numpy as np
 import pytest
 
-from loadgen.stats.quantiles import quantile_of
-from reports.figures import ecdf, gaps, run_figures
-from reports.figures.run_figures import Panel, SeriesLine
-from reports.number_format import number
+from burstline.loadgen.stats.quantiles import quantile_of
+from burstline.reports.figures import ecdf, gaps, run_figures
+from burstline.reports.figures.run_figures import Panel, SeriesLine
+from burstline.reports.number_format import number
 
 
 def values_of(plot) -> list[list[str]]:

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.stats.figure import Absent, Estimate
-from reports.number_format import Scale, interval, number, point, scale_for
+from burstline.loadgen.stats.figure import Absent, Estimate
+from burstline.reports.number_format import Scale, interval, number, point, scale_for
 
 
 @pytest.mark.parametrize(

@@ -6,24 +6,24 @@ from html.parser import HTMLParser
 
 import pytest
 
-from loadgen.record import tables
-from loadgen.record.manifest import Manifest
-from loadgen.record.record import Outcome
-from loadgen.record.rundir import Run, RunDir, open_run
-from loadgen.record.summary import Summary
-from loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
-from loadgen.stats.figure import Absent, Estimate, measured
-from loadgen.summarize import summarize_run
-from reports.formats.text import text
-from reports.model.comparison import view_of
-from reports.number_format import duration, number, scale_for
-from reports.page import sections
-from reports.page.banner import run_banner
-from reports.page.digest import overview
-from reports.page.page import _json_in_html
-from servers.identity import Identity
-from servers.launch import StartStage
-from servers.settings import Setting
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.record import Outcome
+from burstline.loadgen.record.rundir import Run, RunDir, open_run
+from burstline.loadgen.record.summary import Summary
+from burstline.loadgen.record.verdict import Reason, Result, State, TargetResult, Verdict
+from burstline.loadgen.stats.figure import Absent, Estimate, measured
+from burstline.loadgen.summarize import summarize_run
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import view_of
+from burstline.reports.number_format import duration, number, scale_for
+from burstline.reports.page import sections
+from burstline.reports.page.banner import run_banner
+from burstline.reports.page.digest import overview
+from burstline.reports.page.page import _json_in_html
+from burstline.servers.identity import Identity
+from burstline.servers.launch import StartStage
+from burstline.servers.settings import Setting
 from tests.reports import synthetic
 from tests.reports.pages import answer_of, page_of
 from tests.reports.synthetic_sweep import finished_run

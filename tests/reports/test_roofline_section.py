@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
-from reports.model.comparison import view_of
-from reports.number_format import number
-from reports.page.roofline_section import _changed, _more
-from reports.page.roofline_section import metal as section
-from roofline.reconcile.reconciliation import Bar, NotReconciled
+from burstline.reports.figures.roofline import _Dot, _label_rows, roofline, waterfall
+from burstline.reports.model.comparison import view_of
+from burstline.reports.number_format import number
+from burstline.reports.page.roofline_section import _changed, _more
+from burstline.reports.page.roofline_section import metal as section
+from burstline.roofline.reconcile.reconciliation import Bar, NotReconciled
 from tests.reports.pages import page_of
 
 

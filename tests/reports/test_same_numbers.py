@@ -14,11 +14,11 @@ import pandas as pd
 import pytest
 
 from burstline.cli import main
-from loadgen.metrics.definitions import METRICS
-from loadgen.record.rundir import Run, open_run
-from loadgen.record.summary import Section, Summary
-from loadgen.stats.figure import Absent, Estimate, Figure
-from reports.number_format import SCALES
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.record.rundir import Run, open_run
+from burstline.loadgen.record.summary import Section, Summary
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.reports.number_format import SCALES
 from tests.reports.pages import page_of as made_page
 from tests.reports.synthetic_sweep import finished_run
 

@@ -14,22 +14,22 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from burstline.cli import main
-from loadgen.metrics.steady_state import ColdStart
-from loadgen.record.manifest import ArrivalFacts, Manifest
-from loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
-from loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
-from loadgen.stats.estimates import Estimate
-from loadgen.verdict import warnings
-from loadgen.verdict.judge import Evidence, judge
-from reports.model.comparison import Comparison
-from reports.model.contenders import comparison_of
-from reports.model.sweeps import sweeps_in
-from reports.page.answer import answer, limit_of
-from reports.page.banner import banner
-from reports.page.side_by_side import findings
-from reports.page.sweep_words import findings_of, remarks
-from reports.sentences import FAILED_BY, SENTENCES, STATES
-from servers.identity import Identity
+from burstline.loadgen.metrics.steady_state import ColdStart
+from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
+from burstline.loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
+from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
+from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.verdict import warnings
+from burstline.loadgen.verdict.judge import Evidence, judge
+from burstline.reports.model.comparison import Comparison
+from burstline.reports.model.contenders import comparison_of
+from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.page.answer import answer, limit_of
+from burstline.reports.page.banner import banner
+from burstline.reports.page.side_by_side import findings
+from burstline.reports.page.sweep_words import findings_of, remarks
+from burstline.reports.sentences import FAILED_BY, SENTENCES, STATES
+from burstline.servers.identity import Identity
 from tests.reports.synthetic_sweep import finished_run
 
 TABLE = Path(__file__).parent / "sentences.txt"

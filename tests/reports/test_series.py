@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.record import tables
-from loadgen.record.columns import Columns, columns_of
-from loadgen.record.telemetry import Telemetry
-from reports.figures import series
-from servers.host.telemetry import Row
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.columns import Columns, columns_of
+from burstline.loadgen.record.telemetry import Telemetry
+from burstline.reports.figures import series
+from burstline.servers.host.telemetry import Row
 from tests.reports import synthetic
 
 

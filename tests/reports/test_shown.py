@@ -5,10 +5,10 @@ import re
 import numpy as np
 import pytest
 
-from reports.figures import run_figures
-from reports.model import request_sample
-from reports.model.comparison import view_of
-from reports.model.request_sample import shown_of
+from burstline.reports.figures import run_figures
+from burstline.reports.model import request_sample
+from burstline.reports.model.comparison import view_of
+from burstline.reports.model.request_sample import shown_of
 from tests.reports import synthetic
 from tests.reports.pages import page_of
 from tests.reports.test_page import Page

@@ -1,9 +1,9 @@
 import shutil
 
-from loadgen.record.rundir import open_run
-from reports.formats.text import columns, text
-from reports.model.comparison import view_of
-from reports.page.digest import headline, overview
+from burstline.loadgen.record.rundir import open_run
+from burstline.reports.formats.text import columns, text
+from burstline.reports.model.comparison import view_of
+from burstline.reports.page.digest import headline, overview
 
 
 def test_columns_align_words_left_and_numbers_right():

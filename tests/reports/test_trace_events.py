@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.record import tables
-from loadgen.record.manifest import Manifest
-from loadgen.record.rundir import RunDir, open_run
-from reports.formats.trace_events import PHASES, trace_json
-from reports.model.comparison import view_of
+from burstline.loadgen.record import tables
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.rundir import RunDir, open_run
+from burstline.reports.formats.trace_events import PHASES, trace_json
+from burstline.reports.model.comparison import view_of
 from tests.reports import synthetic
 
 REQUIRED = {

@@ -5,21 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.record.manifest import ArrivalFacts, Manifest
-from loadgen.record.rundir import Run
-from reports.figures.scatter import Dot, Region, ScatterCurve, scatter
-from reports.formats.markdown import markdown
-from reports.formats.text import text
-from reports.model.comparison import Comparison
-from reports.model.contenders import comparison_of, differing_factors
-from reports.model.sweep_load import differ_in_load_alone, load_of
-from reports.model.sweeps import sweeps_in
-from reports.number_format import Reach
-from reports.page.banner import banner
-from reports.page.comparison_json import comparison_json
-from reports.page.digest import digest
-from reports.page.page import render
-from reports.page.sweep_words import findings_of, knee
+from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
+from burstline.loadgen.record.rundir import Run
+from burstline.reports.figures.scatter import Dot, Region, ScatterCurve, scatter
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import Comparison
+from burstline.reports.model.contenders import comparison_of, differing_factors
+from burstline.reports.model.sweep_load import differ_in_load_alone, load_of
+from burstline.reports.model.sweeps import sweeps_in
+from burstline.reports.number_format import Reach
+from burstline.reports.page.banner import banner
+from burstline.reports.page.comparison_json import comparison_json
+from burstline.reports.page.digest import digest
+from burstline.reports.page.page import render
+from burstline.reports.page.sweep_words import findings_of, knee
 from tests.reports.synthetic_sweep import finished_run
 
 TARGETS = ("ttft.p50<=60ms", "tpot.p50<=12ms")

@@ -6,21 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from burstline.loadgen.record.manifest import Manifest
+from burstline.loadgen.record.summary import MetricFigures, Summary, Throughput
+from burstline.loadgen.record.verdict import State, Verdict
+from burstline.loadgen.stats.estimates import Absent, Estimate
+from burstline.loadgen.stats.significance import Answer, Contrast
+from burstline.loadgen.verdict.comparable import COMPARABLE, Comparability
+from burstline.reports.figures.ecdf import Curve, ecdf
+from burstline.reports.formats.markdown import markdown
+from burstline.reports.formats.text import text
+from burstline.reports.model.comparison import HEADLINES, Case, Comparison, Contender, Headline
+from burstline.reports.page.banner import banner
+from burstline.reports.page.digest import digest
+from burstline.reports.page.page import render
+from burstline.reports.page.side_by_side import finding, remarks, side_by_side
 from burstline.suites.execution import comparison_of_suite
-from loadgen.record.manifest import Manifest
-from loadgen.record.summary import MetricFigures, Summary, Throughput
-from loadgen.record.verdict import State, Verdict
-from loadgen.stats.estimates import Absent, Estimate
-from loadgen.stats.significance import Answer, Contrast
-from loadgen.verdict.comparable import COMPARABLE, Comparability
-from reports.figures.ecdf import Curve, ecdf
-from reports.formats.markdown import markdown
-from reports.formats.text import text
-from reports.model.comparison import HEADLINES, Case, Comparison, Contender, Headline
-from reports.page.banner import banner
-from reports.page.digest import digest
-from reports.page.page import render
-from reports.page.side_by_side import finding, remarks, side_by_side
 from tests.reports.synthetic_sweep import finished_run
 
 

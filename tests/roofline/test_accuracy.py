@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from burstline import exit_codes
+from burstline.roofline.device.calibration import stack_host
+from burstline.roofline.predict.simulate import FrontEnd
 from research import __main__ as accuracy
 from research import serving_points
 from research.accuracy import _ceilings, _classes, kernel_checks
 from research.accuracy_serving import _cells, _replay, serving_checks
 from research.check import Check, errors, within
 from research.serving_points import out_of_sample_hosts, predicted_ms, read_points
-from roofline.device.calibration import stack_host
-from roofline.predict.simulate import FrontEnd
 
 DATA = Path(__file__).parents[1] / "data"
 POINTS = DATA / "serving" / "aic_silicon_e2e_llama31_8b_agg.csv"

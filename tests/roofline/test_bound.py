@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roofline.device.collectives import collective_s
-from roofline.device.device import Device, Level, Link, load_device
-from roofline.errors import RooflineError
-from roofline.model.families import read_config
-from roofline.model.ops import Op, Step, matmul, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, ModelShape, Quant
-from roofline.predict.bound import ceiling, ceilings, classify, classify_step, working_set_bytes
-from roofline.predict.capacity import check_batch, kv_bytes, largest_batch, room, weight_bytes
+from burstline.roofline.device.collectives import collective_s
+from burstline.roofline.device.device import Device, Level, Link, load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import read_config
+from burstline.roofline.model.ops import Op, Step, matmul, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, ModelShape, Quant
+from burstline.roofline.predict.bound import ceiling, ceilings, classify, classify_step, working_set_bytes
+from burstline.roofline.predict.capacity import check_batch, kv_bytes, largest_batch, room, weight_bytes
 
 MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 BF16, FP32 = QUANTS["bf16"], QUANTS["fp32"]

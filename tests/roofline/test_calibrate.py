@@ -7,19 +7,19 @@ import time
 import numpy as np
 import pytest
 
+from burstline.roofline.calibrate.calibrate import calibrate_pinned
+from burstline.roofline.calibrate.measurements import calibrate, levels_of
+from burstline.roofline.calibrate.probe_numpy import NumpyProbe
+from burstline.roofline.calibrate.probe_remote import RemoteProbe
+from burstline.roofline.device.calibration import cached_file, device_toml, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import bundled_config
+from burstline.roofline.model.ops import Step, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.predict import predict_step
 from research.accuracy_serving import bundled_model
-from roofline.calibrate.calibrate import calibrate_pinned
-from roofline.calibrate.measurements import calibrate, levels_of
-from roofline.calibrate.probe_numpy import NumpyProbe
-from roofline.calibrate.probe_remote import RemoteProbe
-from roofline.device.calibration import cached_file, device_toml, load_calibration
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from roofline.model.families import bundled_config
-from roofline.model.ops import Step, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.predict import predict_step
 
 REFERENCE = bundled_model("reference")
 MIB = 1 << 20

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from research.accuracy_serving import bundled_model
-from roofline.device.calibration import (
+from burstline.roofline.device.calibration import (
     ShapeTimes,
     calibration_toml,
     generic,
@@ -16,13 +15,21 @@ from roofline.device.calibration import (
     stack_host,
     with_host,
 )
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from roofline.model.ops import Step, matmul, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.deployment import calibrations_of
-from roofline.predict.predict import Clock, Deployment, host_seconds, predict, predict_step, step_seconds
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.ops import Step, matmul, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.deployment import calibrations_of
+from burstline.roofline.predict.predict import (
+    Clock,
+    Deployment,
+    host_seconds,
+    predict,
+    predict_step,
+    step_seconds,
+)
+from research.accuracy_serving import bundled_model
 
 BLACKWELL = ("b200-sxm", "b300-sxm", "gb200", "gb300", "rtx-pro-6000-server")
 SHIPPED = ("a100-sxm4-80g", "h100-sxm5-80g", "h200-sxm-141g", "l40s", "rtx4090", *BLACKWELL)

@@ -5,14 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from roofline.device.calibration import HostFit, generic, load_calibration, stack_host, with_host
-from roofline.device.device import load_device
-from roofline.errors import RooflineError
-from roofline.model.families import bundled_models, load_model
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, Quant
-from roofline.predict.deployment import UniformBatch, calibrations_of, latency_s, phase_bounds, unmeasured
-from roofline.predict.predict import Deployment
+from burstline.roofline.device.calibration import HostFit, generic, load_calibration, stack_host, with_host
+from burstline.roofline.device.device import load_device
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import bundled_models, load_model
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, Quant
+from burstline.roofline.predict.deployment import (
+    UniformBatch,
+    calibrations_of,
+    latency_s,
+    phase_bounds,
+    unmeasured,
+)
+from burstline.roofline.predict.predict import Deployment
 
 
 def llama(tp: int = 1) -> Deployment:

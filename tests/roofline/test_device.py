@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from roofline.device.device import DTYPES, bundled_devices, load_device, read_device
-from roofline.errors import RooflineError
+from burstline.roofline.device.device import DTYPES, bundled_devices, load_device, read_device
+from burstline.roofline.errors import RooflineError
 
 FILE = """
 name = "a laptop"

@@ -8,6 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from burstline.roofline.calibrate.fitting import spread_of
+from burstline.roofline.device.calibration import DecodeFit, GemmFit, PassFit, generic, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.ops import Step, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.kernels import Decodes, Products, Rates, decode_s, gemm_s, p_norm, pass_s
+from burstline.roofline.predict.predict import predict_step
 from research.accuracy_serving import bundled_model
 from research.experts import expert_fits, expert_tables, experts_s
 from research.fit import (
@@ -20,14 +28,6 @@ from research.fit import (
 )
 from research.held_out import held_out
 from research.kernel_tables import Rows, gemm_tables, measured_folders
-from roofline.calibrate.fitting import spread_of
-from roofline.device.calibration import DecodeFit, GemmFit, PassFit, generic, load_calibration
-from roofline.device.device import load_device
-from roofline.model.ops import Step, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.kernels import Decodes, Products, Rates, decode_s, gemm_s, p_norm, pass_s
-from roofline.predict.predict import predict_step
 
 MEASURED = Path(__file__).parents[1] / "data" / "measured"
 RATES = Rates(1e15, 3e12, 132, 50e6)

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from roofline.model.families import read_config
-from roofline.model.ops import Step, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, ModelShape
+from burstline.roofline.model.families import read_config
+from burstline.roofline.model.ops import Step, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, ModelShape
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(600)]
 

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roofline.device.device import load_device
-from roofline.model.families import load_model
-from roofline.model.ops import Step, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.predict.bound import ceilings
-from roofline.predict.predict import Clock, Deployment
-from roofline.predict.simulate import Asked, Limits, simulate
-from roofline.reconcile.impossible import judged
-from roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.families import load_model
+from burstline.roofline.model.ops import Step, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.predict.bound import ceilings
+from burstline.roofline.predict.predict import Clock, Deployment
+from burstline.roofline.predict.simulate import Asked, Limits, simulate
+from burstline.roofline.reconcile.impossible import judged
+from burstline.roofline.reconcile.inputs import Known, MeasuredRun, Setup, StepSeen
 
 H100 = load_device("h100")
 LIMITS = Limits(64, 2048, 400_000)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from roofline.errors import RooflineError
-from roofline.model.families import FAMILIES, quant_of, read_config
-from roofline.model.ops import Step, ops
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS, Dense, Moe, Quant
-from roofline.predict.capacity import kv_bytes, state_bytes, weight_bytes
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.model.families import FAMILIES, quant_of, read_config
+from burstline.roofline.model.ops import Step, ops
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS, Dense, Moe, Quant
+from burstline.roofline.predict.capacity import kv_bytes, state_bytes, weight_bytes
 
 MODELS = Path(__file__).parents[2] / "roofline" / "model" / "configs"
 PUBLISHED = {

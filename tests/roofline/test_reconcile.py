@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.record.typed_json import from_json
+from burstline.loadgen.record.typed_json import from_json
+from burstline.roofline.device.calibration import HostFit, load_calibration
+from burstline.roofline.device.device import load_device
+from burstline.roofline.model.parallel import Parallel
+from burstline.roofline.model.shapes import QUANTS
+from burstline.roofline.model.step import Step
+from burstline.roofline.predict.predict import Deployment
+from burstline.roofline.predict.simulate import Asked, Limits, simulate
+from burstline.roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
+from burstline.roofline.reconcile.reconcile import reconcile
+from burstline.roofline.reconcile.reconciliation import Reconciliation
 from research.accuracy_serving import bundled_model
-from roofline.device.calibration import HostFit, load_calibration
-from roofline.device.device import load_device
-from roofline.model.parallel import Parallel
-from roofline.model.shapes import QUANTS
-from roofline.model.step import Step
-from roofline.predict.predict import Deployment
-from roofline.predict.simulate import Asked, Limits, simulate
-from roofline.reconcile.inputs import MeasuredRun, Setup, StepSeen
-from roofline.reconcile.reconcile import reconcile
-from roofline.reconcile.reconciliation import Reconciliation
 
 H100 = load_device("h100")
 ON_H100 = Deployment(bundled_model("llama-2-7b"), QUANTS["bf16"], Parallel(), H100)

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.errors import RooflineError
-from roofline.predict.scheduler import Batch
-from roofline.predict.simulate import Asked, FrontEnd, Limits, Speculation, simulate, simulate_disaggregated
-from servers.reference.kv import BlockPool
-from servers.reference.scheduler import Scheduler, Sequence
+from burstline.roofline.errors import RooflineError
+from burstline.roofline.predict.scheduler import Batch
+from burstline.roofline.predict.simulate import (
+    Asked,
+    FrontEnd,
+    Limits,
+    Speculation,
+    simulate,
+    simulate_disaggregated,
+)
+from burstline.servers.reference.kv import BlockPool
+from burstline.servers.reference.scheduler import Scheduler, Sequence
 
 
 def tick(step):

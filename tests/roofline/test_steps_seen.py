@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roofline.reconcile.inputs import Streamed, steps_seen
+from burstline.roofline.reconcile.inputs import Streamed, steps_seen
 
 BUDGET = 256
 

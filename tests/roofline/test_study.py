@@ -2,9 +2,9 @@
 
 import pytest
 
+from burstline.roofline.predict.deployment import UniformBatch, latency_s
+from burstline.roofline.predict.generations import dram_scaling, generations
 from research.published import OTHERS, mean_error, published_runs
-from roofline.predict.deployment import UniformBatch, latency_s
-from roofline.predict.generations import dram_scaling, generations
 
 ASKED = UniformBatch(1, 200, 200)
 

@@ -4,7 +4,7 @@ import http.client
 import io
 from pathlib import Path
 
-from servers.messages import HttpReply
+from burstline.servers.messages import HttpReply
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from servers.messages import EngineError
-from servers.registry import ENGINES, register
+from burstline.servers.messages import EngineError
+from burstline.servers.registry import ENGINES, register
 
 TOY = Path(__file__).parents[2] / "docs/howto/toy_engine.py"
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from loadgen.record.capture import Capture
-from loadgen.record.record import Record, record_of
-from servers.messages import Read
-from servers.registry import ENGINES
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.record import Record, record_of
+from burstline.servers.messages import Read
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 from tests.servers import documented as said
 from tests.servers.golden import GOLDEN
-from workloads.request import Request
 
 
 @dataclass(frozen=True)

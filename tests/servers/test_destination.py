@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from servers.messages import Call, EngineError
-from servers.protocol.destination import Destination
+from burstline.servers.messages import Call, EngineError
+from burstline.servers.protocol.destination import Destination
 
 
 def fields(request: bytes) -> tuple[str, dict[str, str], bytes]:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from servers.engine import Engine
-from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE
-from servers.host import process
-from servers.host.ready import RefusalError, getter, send, wait_ready
-from servers.launch import Launch
-from servers.messages import EngineError, Target
-from servers.registry import ENGINES, engine_at
+from burstline.servers.engine import Engine
+from burstline.servers.engines.endpoint import IDS, IGNORE_EOS, USAGE
+from burstline.servers.host import process
+from burstline.servers.host.ready import RefusalError, getter, send, wait_ready
+from burstline.servers.launch import Launch
+from burstline.servers.messages import EngineError, Target
+from burstline.servers.registry import ENGINES, engine_at
+from burstline.workloads.request import Request
 from tests.servers import documented as said
-from workloads.request import Request
 
 FAKE = Path(__file__).parent / "host" / "fake_server.py"
 

@@ -7,14 +7,14 @@ from typing import Any
 import orjson
 import pytest
 
-from servers.engines import endpoint
-from servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
-from servers.launch import LaunchOptions
-from servers.messages import Call, EngineError, HttpReply, Target
-from servers.registry import ENGINES
+from burstline.servers.engines import endpoint
+from burstline.servers.engines.endpoint import IDS, IGNORE_EOS, USAGE, USAGE_EACH
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import Call, EngineError, HttpReply, Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
 from tests.servers.golden import http_reply
-from workloads.request import Request, Sampling
 
 ENGINE, CHAT = ENGINES["openai"], ENGINES["openai-chat"]
 TARGET = Target("https://host/v1", "m", "key")

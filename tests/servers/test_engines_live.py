@@ -15,16 +15,16 @@ import httpx
 import psutil
 import pytest
 
+from burstline.loadgen.record.rundir import Run, open_run
 from burstline.models.model_folder import make_model
-from loadgen.record.rundir import Run, open_run
-from servers.engines import llamacpp, sglang, vllm
-from servers.host import process
-from servers.host.ready import getter, wait_ready
-from servers.identity import Identity
-from servers.launch import Launch, LaunchOptions
-from servers.messages import HttpReply, Reply, Target
-from servers.registry import ENGINES, engine_at
-from workloads.request import Request
+from burstline.servers.engines import llamacpp, sglang, vllm
+from burstline.servers.host import process
+from burstline.servers.host.ready import getter, wait_ready
+from burstline.servers.identity import Identity
+from burstline.servers.launch import Launch, LaunchOptions
+from burstline.servers.messages import HttpReply, Reply, Target
+from burstline.servers.registry import ENGINES, engine_at
+from burstline.workloads.request import Request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engines import lightllm
-from servers.engines.lightllm import Lightllm
-from servers.host.installation import Installation
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Target
+from burstline.servers.engines import lightllm
+from burstline.servers.engines.lightllm import Lightllm
+from burstline.servers.host.installation import Installation
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.workloads.request import Request, Sampling
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
-from workloads.request import Request, Sampling
 
 ENGINE = Lightllm()
 TARGET = Target("http://h:1", "m")

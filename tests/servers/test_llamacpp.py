@@ -6,14 +6,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engines import llamacpp
-from servers.engines.llamacpp import LlamaCpp
-from servers.identity import Identity
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Kind, Target
-from servers.settings import Settings, spell
+from burstline.servers.engines import llamacpp
+from burstline.servers.engines.llamacpp import LlamaCpp
+from burstline.servers.identity import Identity
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Kind, Target
+from burstline.servers.settings import Settings, spell
+from burstline.workloads.request import Request, WorkloadError
 from tests.servers.golden import golden_reply
-from workloads.request import Request, WorkloadError
 
 ENGINE = LlamaCpp()
 LOG = """load_tensors:   CPU_Mapped model buffer size =  1024.00 MiB

@@ -10,12 +10,12 @@ import pytest
 
 from burstline.bench import vocabulary
 from burstline.bench.server_session import Site
-from servers.host.ready import Startup
-from servers.identity import Identity
-from servers.messages import Call, EngineError, HttpReply, Target
-from servers.protocol.openai import tokenize_call
-from servers.registry import ENGINES, engine_at
-from workloads.request import WorkloadError
+from burstline.servers.host.ready import Startup
+from burstline.servers.identity import Identity
+from burstline.servers.messages import Call, EngineError, HttpReply, Target
+from burstline.servers.protocol.openai import tokenize_call
+from burstline.servers.registry import ENGINES, engine_at
+from burstline.workloads.request import WorkloadError
 
 SMALLEST_VOCABULARY = 256
 """Of bytes alone; no published model has a smaller one."""

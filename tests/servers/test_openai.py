@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.messages import Event, HttpReply, Kind, Reply, Target
-from servers.protocol.openai import count_in, decode_completion, encode_completion, tokenize_call
+from burstline.servers.messages import Event, HttpReply, Kind, Reply, Target
+from burstline.servers.protocol.openai import count_in, decode_completion, encode_completion, tokenize_call
+from burstline.workloads.request import Request, Sampling
 from tests.servers.golden import golden_reply
-from workloads.request import Request, Sampling
 
 REQUEST = Request(0, array("I", [5, 6, 7]), None, 3, 16)
 TARGET = Target("http://127.0.0.1:8000", "m")

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from servers import redact
-from servers.redact import printable
+from burstline.servers import redact
+from burstline.servers.redact import printable
 
 LEARN = """
 import json, os, sys
-from servers.redact import known_secrets, learn_from
+from burstline.servers.redact import known_secrets, learn_from
 learn_from(sys.argv[1:], os.environ)
 print(json.dumps(known_secrets()))
 """

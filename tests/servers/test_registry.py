@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from burstline.servers.registry import ENGINES
 from servers.messages import HttpReply
-from servers.registry import ENGINES
 
 
 def loaded_after(code: str) -> set[str]:
@@ -18,13 +18,15 @@ def loaded_after(code: str) -> set[str]:
 
 
 def test_listing_the_engines_imports_none_of_them() -> None:
-    loaded = loaded_after("from servers.registry import ENGINES\nassert 'vllm' in ENGINES and list(ENGINES)")
-    assert not {name for name in loaded if name.startswith("servers.engines")}
+    loaded = loaded_after("from burstline.servers.registry import ENGINES\nassert 'vllm' in list(ENGINES)")
+    assert not {name for name in loaded if name.startswith("burstline.servers.engines")}
 
 
 def test_asking_for_one_engine_imports_no_other() -> None:
-    loaded = loaded_after("from servers.registry import ENGINES\nENGINES['vllm']")
-    assert {name for name in loaded if name.startswith("servers.engines.")} == {"servers.engines.vllm"}
+    loaded = loaded_after("from burstline.servers.registry import ENGINES\nENGINES['vllm']")
+    assert {name for name in loaded if name.startswith("burstline.servers.engines.")} == {
+        "burstline.servers.engines.vllm"
+    }
     assert "huggingface_hub" not in loaded
 
 

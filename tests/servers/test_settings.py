@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from burstline import cli
-from servers.identity import Identity
-from servers.messages import HttpReply
-from servers.registry import ENGINES
-from servers.settings import Setting, Settings, plain, spell
+from burstline.servers.identity import Identity
+from burstline.servers.messages import HttpReply
+from burstline.servers.registry import ENGINES
+from burstline.servers.settings import Setting, Settings, plain, spell
+from burstline.workloads.options import flag_of
+from burstline.workloads.request import WorkloadError
 from tests.servers.golden import GOLDEN, golden_reply
-from workloads.options import flag_of
-from workloads.request import WorkloadError
 
 GONE = "http://127.0.0.1:1"
 ALL_ALIKE = Settings(

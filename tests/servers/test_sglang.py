@@ -5,20 +5,20 @@ from pathlib import Path
 import orjson
 import pytest
 
-from loadgen.metrics.definitions import METRICS
-from loadgen.record.capture import Capture
-from loadgen.record.columns import columns_of
-from loadgen.record.record import record_of
-from loadgen.record.tables import record_table
-from servers.engines import sglang
-from servers.engines.sglang import Sglang
-from servers.host.installation import Installation
-from servers.identity import Admission
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Read, Target
+from burstline.loadgen.metrics.definitions import METRICS
+from burstline.loadgen.record.capture import Capture
+from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.record import record_of
+from burstline.loadgen.record.tables import record_table
+from burstline.servers.engines import sglang
+from burstline.servers.engines.sglang import Sglang
+from burstline.servers.host.installation import Installation
+from burstline.servers.identity import Admission
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Read, Target
+from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
-from workloads.request import Request, Sampling
 
 ENGINE = Sglang()
 TARGET = Target("http://h:1", "m")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from servers.registry import ENGINES
+from burstline.servers.registry import ENGINES
 
 COUNTED = {
     "vllm": """vllm:spec_decode_num_drafts_total{engine="0"} 40.0

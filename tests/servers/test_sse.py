@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.protocol import sse
+from burstline.servers.protocol import sse
 
 ONE_LINE = st.binary(max_size=20).map(lambda b: b.replace(b"\r", b"").replace(b"\n", b"").lstrip(b" "))
 

@@ -16,11 +16,11 @@ from burstline import cli, exit_codes
 from burstline.bench import server_session
 from burstline.bench.server_session import Say, serving
 from burstline.server_options import ServerOptions
-from servers.engines import lightllm, sglang, transformers_serve, vllm
-from servers.host.installation import Installation
-from servers.launch import Launch
-from servers.messages import EngineError
-from servers.registry import ENGINES
+from burstline.servers.engines import lightllm, sglang, transformers_serve, vllm
+from burstline.servers.host.installation import Installation
+from burstline.servers.launch import Launch
+from burstline.servers.messages import EngineError
+from burstline.servers.registry import ENGINES
 from tests.servers.golden import GOLDEN
 
 # Stands in for every engine's command and interpreter: does what FAKE_ENGINE says, whatever it is told.
@@ -126,7 +126,7 @@ def test_an_engine_that_is_never_ready_is_told_with_its_last_line_and_ended(
 
 
 def impatient(*arguments: object, timeout_s: float, **rest: object) -> float:
-    from servers.host.ready import wait_ready
+    from burstline.servers.host.ready import wait_ready
 
     assert timeout_s >= 600  # engines take minutes
     return wait_ready(*arguments, timeout_s=0.5, **rest)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def test_a_cause_is_told_soon_after_it_is_logged_and_on_time_outs_too(
     case: str, fake: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher logs and hangs. How long the cause took is printed (`-s`); the wait looks every 0.25 s."""
-    from servers.host import ready
+    from burstline.servers.host import ready
 
     name, log, words, timeout_s = TIMED[case]
     says = (GOLDEN / log).read_text(errors="replace") if "/" in log else LOGS[name][0]
@@ -237,8 +237,8 @@ def test_a_program_of_the_engines_own_environment_is_on_its_path(
 
 
 def test_a_wait_tells_the_stage_and_its_age_and_never_raw_json() -> None:
-    from servers.host.ready import stage_of
-    from servers.protocol.introspection import log_message
+    from burstline.servers.host.ready import stage_of
+    from burstline.servers.protocol.introspection import log_message
 
     lines = (GOLDEN / "tgi" / "server.log").read_text().splitlines()
     loading = next(k for k, line in enumerate(lines) if "Warming up model" in line)

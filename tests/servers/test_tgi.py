@@ -7,14 +7,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engines import tgi
-from servers.engines.tgi import Tgi
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Kind, Target
-from servers.protocol.openai import decode_completion
+from burstline.servers.engines import tgi
+from burstline.servers.engines.tgi import Tgi
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Kind, Target
+from burstline.servers.protocol.openai import decode_completion
+from burstline.workloads.request import Request, Sampling
 from tests.servers import documented as said
 from tests.servers.golden import GOLDEN, golden_reply, http_reply
-from workloads.request import Request, Sampling
 
 ENGINE = Tgi()
 TARGET = Target("http://h:1", "m")

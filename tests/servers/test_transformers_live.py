@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from servers.engines.transformers_serve import PYTHON_VARIABLE, TransformersServe
-from servers.host import process
-from servers.host.ready import getter, wait_ready
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Target
-from servers.registry import engine_at
+from burstline.servers.engines.transformers_serve import PYTHON_VARIABLE, TransformersServe
+from burstline.servers.host import process
+from burstline.servers.host.ready import getter, wait_ready
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.servers.registry import engine_at
+from burstline.workloads.request import Request
+from burstline.workloads.text_prompts import make_texts, words_of
 from tests.servers.tiny_model import make_tiny_model
-from workloads.request import Request
-from workloads.text_prompts import make_texts, words_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -6,13 +6,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engines import transformers_serve
-from servers.engines.transformers_serve import TransformersServe
-from servers.host.installation import Installation
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Target
+from burstline.servers.engines import transformers_serve
+from burstline.servers.engines.transformers_serve import TransformersServe
+from burstline.servers.host.installation import Installation
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.workloads.request import Request, Sampling
 from tests.servers.golden import GOLDEN, golden_reply
-from workloads.request import Request, Sampling
 
 ENGINE = TransformersServe()
 TARGET = Target("http://h:1", "models/tiny")

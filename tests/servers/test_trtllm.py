@@ -4,11 +4,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engines import trtllm
-from servers.engines.trtllm import TrtLlm
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Target
-from workloads.request import Request
+from burstline.servers.engines import trtllm
+from burstline.servers.engines.trtllm import TrtLlm
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Target
+from burstline.workloads.request import Request
 
 ENGINE = TrtLlm()
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import poisson
 
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
 from tests.truth.queue import Queue, departures, service_times
-from workloads.request import WorkloadError
-from workloads.seeds import rng
 
 
 def mean_wait(rho: float, cv: float, n: int, n_servers: int = 1, seed: int = 0) -> float:

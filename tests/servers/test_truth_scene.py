@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servers.messages import HttpReply
-from servers.protocol import sse
-from servers.protocol.openai import decode_completion
-from servers.truth import openai
-from servers.truth.openai import Wanted
-from servers.truth.replies import STAMP, Replies, TimedReply
-from servers.truth.script import Script as ProductScript
+from burstline.servers.messages import HttpReply
+from burstline.servers.protocol import sse
+from burstline.servers.protocol.openai import decode_completion
+from burstline.servers.truth import openai
+from burstline.servers.truth.openai import Wanted
+from burstline.servers.truth.replies import STAMP, Replies, TimedReply
+from burstline.servers.truth.script import Script as ProductScript
 from tests.truth.dialects import DIALECTS
 from tests.truth.replies import ScriptedReplies
 from tests.truth.script import Script

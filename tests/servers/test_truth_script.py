@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
+from burstline.workloads.request import WorkloadError
 from tests.truth.script import Script, script_from, script_from_header, scripts_from_json
-from workloads.request import WorkloadError
 
 
 def test_a_single_number_may_stand_for_a_list():

@@ -10,18 +10,18 @@ import httpx
 import orjson
 import pytest
 
-from servers.engines.truth import Truth
-from servers.messages import HttpReply, Target
-from servers.protocol import sse
-from servers.registry import ENGINES
-from servers.truth import rig, script
-from servers.truth.http_requests import take_call
+from burstline.servers.engines.truth import Truth
+from burstline.servers.messages import HttpReply, Target
+from burstline.servers.protocol import sse
+from burstline.servers.registry import ENGINES
+from burstline.servers.truth import rig, script
+from burstline.servers.truth.http_requests import take_call
+from burstline.workloads.request import Request, WorkloadError
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.rig import TruthRig, truth_server
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
 from tests.truth.serve import ScriptedServer, Served
-from workloads.request import Request, WorkloadError
 
 FAST = Script(ttft_s=0.004, gaps_s=(0.001,))
 STREAM = {"prompt": [1, 2, 3], "max_tokens": 4, "stream": True}
@@ -365,7 +365,7 @@ def test_the_products_server_serves_openais_paths_alone_and_logs_the_same():
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    argv = [sys.executable, "-m", "servers.truth", "--port", "0", *arguments]
+    argv = [sys.executable, "-m", "burstline.servers.truth", "--port", "0", *arguments]
     return subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
@@ -453,12 +453,12 @@ def test_the_adapter_asks_and_understands_the_server():
 
 
 def test_the_launch_line_starts_this_server(tmp_path):
-    from servers.launch import LaunchOptions
+    from burstline.servers.launch import LaunchOptions
 
     options = LaunchOptions("unused", "127.0.0.1", 8123, "m", tmp_path, extra_args=("--max-model-len=99",))
     argv = Truth().launch(options).argv
     assert argv[1:] == (
-        *("-P", "-m", "servers.truth", "--host", "127.0.0.1", "--port", "8123", "--model", "m"),
+        *("-P", "-m", "burstline.servers.truth", "--host", "127.0.0.1", "--port", "8123", "--model", "m"),
         "--max-model-len=99",
     )
     assert Truth().root_cause("fine\nOSError: [Errno 98] Address already in use\n").startswith("OSError")

@@ -7,14 +7,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from servers.engines import vllm
-from servers.engines.vllm import Vllm
-from servers.host.installation import Installation, find_installation
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, Event, HttpReply, Kind, Target
-from servers.registry import ENGINES
+from burstline.servers.engines import vllm
+from burstline.servers.engines.vllm import Vllm
+from burstline.servers.host.installation import Installation, find_installation
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, Event, HttpReply, Kind, Target
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 from tests.servers.golden import GOLDEN, golden_reply
-from workloads.request import Request
 
 ENGINE = Vllm()
 

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from servers.truth.__main__ import add_arguments, script_text, serve
+from burstline.servers.truth.__main__ import add_arguments, script_text, serve
 from tests.truth.dialects import ROUTES
 from tests.truth.queue import Queue
 from tests.truth.router import TruthSetup

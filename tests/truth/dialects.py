@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import servers.truth.openai as product
-from servers.truth.openai import Dialect, Json, Portion, Prompt, Wanted, generation
+import burstline.servers.truth.openai as product
+from burstline.servers.truth.openai import Dialect, Json, Portion, Prompt, Wanted, generation
+from burstline.workloads.request import WorkloadError
 from tests.truth.script import Script
-from workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ from heapq import heapreplace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from servers.truth.openai import Prompt
-from workloads.request import WorkloadError
-from workloads.seeds import rng
+from burstline.servers.truth.openai import Prompt
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
 
 _BLOCK = 4096
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import orjson
 
-from servers.truth.openai import Json, Portion, Wanted
-from servers.truth.replies import (
+from burstline.servers.truth.openai import Json, Portion, Wanted
+from burstline.servers.truth.replies import (
     Mark,
     Replies,
     TimedReply,

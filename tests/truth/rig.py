@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import orjson
 
-from servers.truth import rig
+from burstline.servers.truth import rig
 from tests.truth.router import TruthSetup
 from tests.truth.script import Script
 from tests.truth.serve import ScriptedServer, Served, serving_in_thread

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from servers.truth.http_requests import HttpRequest
-from servers.truth.openai import Prompt, Wanted
-from servers.truth.replies import TimedReply
-from servers.truth.router import RoutedAnswer, Router, TruthCounters
-from servers.truth.router import TruthSetup as ProductSetup
+from burstline.servers.truth.http_requests import HttpRequest
+from burstline.servers.truth.openai import Prompt, Wanted
+from burstline.servers.truth.replies import TimedReply
+from burstline.servers.truth.router import RoutedAnswer, Router, TruthCounters
+from burstline.servers.truth.router import TruthSetup as ProductSetup
+from burstline.workloads.request import WorkloadError
 from tests.truth.dialects import ROUTES, CachedWanted, read_request
 from tests.truth.queue import PrefixCache, Queue
 from tests.truth.replies import Pace, ScriptedReplies
 from tests.truth.script import Script
-from workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True)

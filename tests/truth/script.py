@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import servers.truth.script as product
-from servers.truth.script import script_from_header
+import burstline.servers.truth.script as product
+from burstline.servers.truth.script import script_from_header
 
 __all__ = ["FAULTS", "USAGE", "Script", "script_from", "script_from_header", "scripts_from_json"]
 

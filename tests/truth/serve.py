@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
-from servers.truth import exchanges
-from servers.truth.exchanges import ClientSocket, Serving
-from servers.truth.replies import STAMP, Write
-from servers.truth.serve import TruthServer
+from burstline.servers.truth import exchanges
+from burstline.servers.truth.exchanges import ClientSocket, Serving
+from burstline.servers.truth.replies import STAMP, Write
+from burstline.servers.truth.serve import TruthServer
 from tests.truth.dialects import n_cached_tok_of
 from tests.truth.router import LoadTally, ScriptedRouter, TruthSetup
 from tests.truth.writes import CutWrite

@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.workloads.open_requests import in_flight
-from workloads.achieved import (
+from burstline.workloads.achieved import (
     dispersion,
     gap_cv,
     gap_ks,
@@ -13,9 +12,10 @@ from workloads.achieved import (
     mean_rate_per_s,
     rate_error,
 )
-from workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
-from workloads.request import WorkloadError
-from workloads.seeds import rng
+from burstline.workloads.arrivals import ARRIVALS, Arrival, asked, parse_arrival, parse_times
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
+from tests.workloads.open_requests import in_flight
 
 RATE = 50.0
 EXAMPLES = {

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
+from burstline.workloads import rows as rows_module
+from burstline.workloads.chat import template_of
+from burstline.workloads.data_sets import Materials, data_requests, read_data
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.request import RequestKind, WorkloadError
 from tests.servers.tiny_model import make_tiny_model
-from workloads import rows as rows_module
-from workloads.chat import template_of
-from workloads.data_sets import Materials, data_requests, read_data
-from workloads.lengths import Lengths
-from workloads.request import RequestKind, WorkloadError
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 

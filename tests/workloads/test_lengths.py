@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workloads.lengths import draw_both, parse_lengths, parse_seconds
-from workloads.request import WorkloadError
-from workloads.seeds import rng
+from burstline.workloads.lengths import draw_both, parse_lengths, parse_seconds
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.seeds import rng
 
 CSV = Path(__file__).parents[1] / "data" / "workloads" / "lengths.csv"
 

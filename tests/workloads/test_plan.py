@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.lengths import Lengths, parse_lengths
-from workloads.plan import Shape, make_plan
-from workloads.prompts import (
+from burstline.workloads.lengths import Lengths, parse_lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import (
     N_SALT_TOK,
     DrawnRequests,
     Segments,
@@ -18,7 +18,7 @@ from workloads.prompts import (
     vocabulary_from_size,
     vocabulary_from_tokenizer,
 )
-from workloads.request import WorkloadError
+from burstline.workloads.request import WorkloadError
 
 VOCABULARY = vocabulary_from_size(8192, "test")
 SHAPE = Shape(Lengths(32, 32), Lengths(4, 4))

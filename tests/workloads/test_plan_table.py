@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from workloads import plan as plan_module
-from workloads.lengths import Lengths
-from workloads.plan import Plan, Shape, Stage, fingerprint, make_plan
-from workloads.plan_table import plan_of_table, plan_tables, requests_without_prompts
-from workloads.prompts import DrawnRequests, vocabulary_from_size
-from workloads.request import Request, RequestKind, Sampling, Turn
-from workloads.spec import Sharing
+from burstline.workloads import plan as plan_module
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Plan, Shape, Stage, fingerprint, make_plan
+from burstline.workloads.plan_table import plan_of_table, plan_tables, requests_without_prompts
+from burstline.workloads.prompts import DrawnRequests, vocabulary_from_size
+from burstline.workloads.request import Request, RequestKind, Sampling, Turn
+from burstline.workloads.spec import Sharing
 
 
 def plan(n=25):
@@ -65,7 +65,7 @@ def test_sessions_chats_documents_and_stages_come_back():
 
 def test_a_large_plan_is_kept_as_what_it_is_drawn_from(monkeypatch):
     monkeypatch.setattr(plan_module, "MOST_IDS", 100)
-    monkeypatch.setattr("workloads.plan_table.MOST_IDS", 100)
+    monkeypatch.setattr("burstline.workloads.plan_table.MOST_IDS", 100)
     shape = Shape(Lengths(30, 60), Lengths(1, 9), sharing=Sharing(groups=3, hit=0.5))
     before = make_plan(shape, [0.0] * 40, vocabulary_from_size(1000, "test"), seed=5)
     table = pa.concat_tables(plan_tables(before, 7))

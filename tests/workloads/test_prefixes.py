@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.lengths import Lengths
-from workloads.plan import Shape, make_plan
-from workloads.prefixes import PrefixTree, expected_hit_fraction, hits
-from workloads.prompts import salted, vocabulary_from_size
-from workloads.request import WorkloadError
-from workloads.spec import Sharing
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prefixes import PrefixTree, expected_hit_fraction, hits
+from burstline.workloads.prompts import salted, vocabulary_from_size
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.spec import Sharing
 
 VOCABULARY = vocabulary_from_size(32_000, "test")
 

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from workloads.lengths import Lengths
-from workloads.plan import Shape, make_plan
-from workloads.prompts import vocabulary_from_size
-from workloads.request import WorkloadError
-from workloads.text_prompts import Words, as_text, make_texts, words_of
+from burstline.workloads.lengths import Lengths
+from burstline.workloads.plan import Shape, make_plan
+from burstline.workloads.prompts import vocabulary_from_size
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.text_prompts import Words, as_text, make_texts, words_of
 
 
 def made_up_text(n: int = 300) -> Iterator[str]:

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from burstline.workloads.prefixes import PrefixTree, expected_hit_fraction, hits
+from burstline.workloads.prompts import salted, vocabulary_from_size
+from burstline.workloads.request import WorkloadError
+from burstline.workloads.traces import read_trace
 from tests.workloads import made_files
-from workloads.prefixes import PrefixTree, expected_hit_fraction, hits
-from workloads.prompts import salted, vocabulary_from_size
-from workloads.request import WorkloadError
-from workloads.traces import read_trace
 
 DATA = Path(__file__).parents[1] / "data" / "workloads"
 VOCABULARY = vocabulary_from_size(32_000, "test")

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers.host.child import Child, ChildLostError, how_it_ended
+from burstline.servers.host.child import Child, ChildLostError, how_it_ended
 
 OBEDIENT = "tests.servers.host.obedient"
 ROOT = Path(__file__).parents[3]
@@ -66,7 +66,7 @@ def test_a_child_that_was_never_needed_ends_quietly() -> None:
 
 PARENT = """
 import os, sys, time
-from servers.host.child import Child
+from burstline.servers.host.child import Child
 each = Child(sys.argv[1])
 each.send("be deaf")
 each.receive(30)

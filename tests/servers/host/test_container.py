@@ -9,11 +9,11 @@ import pytest
 
 from burstline.bench.server_session import serving
 from burstline.server_options import ServerOptions
-from servers.host import container, process
-from servers.host.container import Runtime, contained, find_runtime, launch_in_container
-from servers.launch import Image, Launch, LaunchOptions
-from servers.messages import EngineError
-from servers.registry import ENGINES
+from burstline.servers.host import container, process
+from burstline.servers.host.container import Runtime, contained, find_runtime, launch_in_container
+from burstline.servers.launch import Image, Launch, LaunchOptions
+from burstline.servers.messages import EngineError
+from burstline.servers.registry import ENGINES
 
 DOCKER = Runtime("docker", "/usr/bin/docker")
 PODMAN = Runtime("podman", "/usr/bin/podman")
@@ -37,7 +37,8 @@ elif words[0] == "pull":
 elif words[0] == "run":
     port = words[words.index("-p") + 1].rpartition(":")[2]
     os.environ["PYTHONPATH"] = {root!r}
-    os.execv(sys.executable, [sys.executable, "-m", "servers.truth", "--port", port, "--model", "m"])
+    argv = [sys.executable, "-m", "burstline.servers.truth", "--port", port, "--model", "m"]
+    os.execv(sys.executable, argv)
 """
 
 
@@ -154,8 +155,8 @@ def test_an_engine_in_a_container_serves_and_is_removed_by_name(docker: Path, tm
 PARENT = """
 import sys, time
 from pathlib import Path
-from servers.launch import Launch
-from servers.host import process
+from burstline.servers.launch import Launch
+from burstline.servers.host import process
 folder = Path(sys.argv[1])
 touch = "import sys, pathlib; pathlib.Path(sys.argv[1]).touch()"
 after = (sys.executable, "-c", touch, str(folder / "removed"))

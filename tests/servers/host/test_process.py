@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers.engines.vllm import Vllm
-from servers.host import child, process
-from servers.host.ready import RefusalError, getter, wait_ready
-from servers.launch import Launch
-from servers.messages import EngineError, Target
+from burstline.servers.engines.vllm import Vllm
+from burstline.servers.host import child, process
+from burstline.servers.host.ready import RefusalError, getter, wait_ready
+from burstline.servers.launch import Launch
+from burstline.servers.messages import EngineError, Target
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -175,8 +175,8 @@ def test_what_an_engine_leaves_beside_its_processes_is_removed_by_the_name_it_lo
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from servers.launch import Launch
-from servers.host import process
+from burstline.servers.launch import Launch
+from burstline.servers.host import process
 folder = Path(sys.argv[2])
 server = process.start(Launch((sys.executable, sys.argv[1], "family", str(folder))), folder / "log")
 forked = os.fork()  # it holds the keeper's input open, as a worker of multiprocessing would

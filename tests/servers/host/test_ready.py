@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from servers.host import ready
-from servers.host.ready import send
-from servers.messages import Call, EngineError, Target
+from burstline.servers.host import ready
+from burstline.servers.host.ready import send
+from burstline.servers.messages import Call, EngineError, Target
 
 
 @contextmanager

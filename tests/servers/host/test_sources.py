@@ -3,8 +3,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from servers.host import sources
-from servers.host.sources import CpuPressure, Gpu, HostCpu, MissingSourceError, Throttling, gpus
+from burstline.servers.host import sources
+from burstline.servers.host.sources import CpuPressure, Gpu, HostCpu, MissingSourceError, Throttling, gpus
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers.engines.vllm import Vllm
-from servers.host import process
-from servers.host.ready import wait_ready
-from servers.host.sources import ProcessTree
-from servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
-from servers.host.watch import DISK_FULL, Watcher
-from servers.launch import Launch
-from servers.messages import Target
+from burstline.servers.engines.vllm import Vllm
+from burstline.servers.host import process
+from burstline.servers.host.ready import wait_ready
+from burstline.servers.host.sources import ProcessTree
+from burstline.servers.host.telemetry import LineFile, Row, as_lines, load_telemetry, missing, rows_of
+from burstline.servers.host.watch import DISK_FULL, Watcher
+from burstline.servers.launch import Launch
+from burstline.servers.messages import Target
 
 FAKE = str(Path(__file__).with_name("fake_server.py"))
 ROOT = Path(__file__).parents[3]
@@ -205,7 +205,7 @@ def test_what_was_written_before_a_kill_loads_and_the_kill_is_recorded(tmp_path:
 PARENT = """
 import sys, time
 from pathlib import Path
-from servers.host.watch import Watcher
+from burstline.servers.host.watch import Watcher
 print(Watcher().watch(Path(sys.argv[1])).pid, flush=True)
 time.sleep(600)
 """

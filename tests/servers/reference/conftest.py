@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
-from servers.reference.engine import InferenceEngine
-from servers.reference.kv import BlockPool, KVCache
-from servers.reference.model import Transformer
-from servers.reference.scheduler import Scheduler
-from servers.reference.weights import ModelConfig, assemble, random_source
+from burstline.servers.reference.engine import InferenceEngine
+from burstline.servers.reference.kv import BlockPool, KVCache
+from burstline.servers.reference.model import Transformer
+from burstline.servers.reference.scheduler import Scheduler
+from burstline.servers.reference.weights import ModelConfig, assemble, random_source
 
 
 @pytest.fixture(scope="session")

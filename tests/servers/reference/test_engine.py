@@ -8,12 +8,12 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from servers.reference.engine import InferenceEngine
-from servers.reference.model import Transformer
-from servers.reference.scheduler import Sequence
-from servers.reference.steplog import StepLog, load_steps
-from workloads.request import Sampling
-from workloads.seeds import rng
+from burstline.servers.reference.engine import InferenceEngine
+from burstline.servers.reference.model import Transformer
+from burstline.servers.reference.scheduler import Sequence
+from burstline.servers.reference.steplog import StepLog, load_steps
+from burstline.workloads.request import Sampling
+from burstline.workloads.seeds import rng
 
 PROMPTS = [[int(i) for i in np.random.default_rng(n).integers(1, 300, n)] for n in (3, 9, 17, 30, 5)]
 

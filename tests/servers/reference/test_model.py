@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.reference.kv import KVCache
-from servers.reference.model import Chunk, Transformer
-from servers.reference.weights import ModelConfig, ModelError
+from burstline.servers.reference.kv import KVCache
+from burstline.servers.reference.model import Chunk, Transformer
+from burstline.servers.reference.weights import ModelConfig, ModelError
 
 BLOCK = 4
 PROMPT = np.random.default_rng(0).integers(0, 300, 40)

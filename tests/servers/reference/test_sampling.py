@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from servers.reference.engine import choose, draw
-from servers.reference.scheduler import Sequence
-from workloads.request import Sampling
-from workloads.seeds import rng
+from burstline.servers.reference.engine import choose, draw
+from burstline.servers.reference.scheduler import Sequence
+from burstline.workloads.request import Sampling
+from burstline.workloads.seeds import rng
 
 LOGITS = np.log(np.array([0.05, 0.4, 0.1, 0.25, 0.2], np.float32))
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servers.reference.kv import BlockPool
-from servers.reference.scheduler import Scheduler, Sequence, StepShare
+from burstline.servers.reference.kv import BlockPool
+from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare
 
 BLOCK = 4
 

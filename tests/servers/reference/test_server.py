@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from servers.launch import LaunchOptions
-from servers.messages import EngineError, HttpReply, Kind, Target
-from servers.protocol.openai import count_in, tokenize_call, tokens_in
-from servers.reference.steplog import load_steps
-from servers.reference.tokenizer import built_in
-from servers.reference.weights import ModelConfig, assemble, random_source
-from servers.registry import ENGINES
-from workloads.request import Request
+from burstline.servers.launch import LaunchOptions
+from burstline.servers.messages import EngineError, HttpReply, Kind, Target
+from burstline.servers.protocol.openai import count_in, tokenize_call, tokens_in
+from burstline.servers.reference.steplog import load_steps
+from burstline.servers.reference.tokenizer import built_in
+from burstline.servers.reference.weights import ModelConfig, assemble, random_source
+from burstline.servers.registry import ENGINES
+from burstline.workloads.request import Request
 
 REFERENCE = ENGINES["reference"]
 CONFIG = {
@@ -34,7 +34,7 @@ IDS = {"prompt": [5, 6, 7], "max_tokens": 6, "ignore_eos": True, "temperature": 
 
 def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     """The server's process and what it said first."""
-    argv = (sys.executable, "-m", "servers.reference", *arguments)
+    argv = (sys.executable, "-m", "burstline.servers.reference", *arguments)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     return process, process.stdout.readline()
@@ -352,7 +352,7 @@ def test_the_adapter_launches_what_the_server_understands(tmp_path: Path) -> Non
     launch = REFERENCE.launch(
         LaunchOptions("reference", "127.0.0.1", 0, "a name", tmp_path, extra_args=("--seed", "3"))
     )
-    process, said = start(*launch.argv[launch.argv.index("servers.reference") + 1 :])
+    process, said = start(*launch.argv[launch.argv.index("burstline.servers.reference") + 1 :])
     try:
         url = said.removeprefix("Listening on ").strip()
         assert httpx.get(url + "/v1/models", trust_env=False).json()["data"][0]["id"] == "a name"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from servers.reference.tokenizer import TextStream, built_in
+from burstline.servers.reference.tokenizer import TextStream, built_in
 
 TOKENIZER = built_in(8192)
 

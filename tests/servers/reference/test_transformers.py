@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from servers.reference.kv import KVCache
-from servers.reference.model import Chunk, Transformer
-from servers.reference.weights import ModelConfig, assemble, safetensors_source
+from burstline.servers.reference.kv import KVCache
+from burstline.servers.reference.model import Chunk, Transformer
+from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 torch = pytest.importorskip("torch")
