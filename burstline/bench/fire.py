@@ -14,7 +14,7 @@ from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
 from burstline.driver_processes import Driver, local_drivers
 from burstline.interrupt import uninterrupted
-from burstline.loadgen.driver.job import Counters, Done, Go, Job, Ready, Stop
+from burstline.loadgen.driver.job import NAMES, Counters, Done, Go, Job, Ready, Stop
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import DriveReport
@@ -37,6 +37,7 @@ STOPPING_LIMIT_S: Final = 8.0
 
 OnTick = Callable[[Snapshot], None]
 OnPids = Callable[[list[int]], None]
+Say = Callable[[str], None]
 
 
 class DriverDiedError(ChildLostError):
@@ -62,9 +63,16 @@ class DriveOutcome:
 
 
 def fire(
-    job: Job, n_workers: int, on_pids: OnPids, on_tick: OnTick, drivers: Drivers | None = None
+    job: Job,
+    n_workers: int,
+    on_pids: OnPids,
+    on_tick: OnTick,
+    drivers: Drivers | None = None,
+    say: Say = lambda _: None,
 ) -> DriveOutcome:
     """Drive the whole job, by processes of this machine unless `drivers` starts others.
+
+    `say` is told of each driver that is lost during the load.
 
     An interrupt asks the drivers to stop, so that every planned request still gets its capture; a second one
     is raised. Requests of a driver that is lost during the load are captured as `driver_lost`. Raises
@@ -75,7 +83,7 @@ def fire(
         with (drivers or local_drivers)(parts, counters) as started:
             on_pids([driver.pid for driver in started if driver.pid])
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
-            load = _DriverControl(started, counters, len(job.requests), on_tick, early_s).attend()
+            load = _DriverControl(started, counters, parts, on_tick, early_s, say).attend()
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
     for worker, why in load.lost.items():
         _account_for_lost(parts[worker], captured, n_workers + worker, why)
@@ -99,10 +107,17 @@ class _DriverControl:
     """Listens to the drivers until each has reported or is lost."""
 
     def __init__(
-        self, drivers: Sequence[Driver], counters: Counters, n_planned: int, on_tick: OnTick, early_s: float
+        self,
+        drivers: Sequence[Driver],
+        counters: Counters,
+        parts: Sequence[Job],
+        on_tick: OnTick,
+        early_s: float,
+        say: Say,
     ) -> None:
         self._pending = dict(enumerate(drivers))
-        self._counters, self._n_planned, self._on_tick = counters, n_planned, on_tick
+        self._counters, self._on_tick, self._say = counters, on_tick, say
+        self._shares = [len(part.requests) for part in parts]
         self._n_unready = len(drivers)
         here = all(driver.pid for driver in drivers)
         # What leads into the load is due before the run's start.
@@ -126,7 +141,7 @@ class _DriverControl:
                         self._hear(k)
                     self._check_limits()
                 if self._t0_ns is not None:
-                    self._on_tick(_snapshot(self._counters, self._n_planned, self._t0_ns))
+                    self._on_tick(_snapshot(self._counters, sum(self._shares), self._t0_ns))
             except KeyboardInterrupt:
                 if self._interrupted:
                     raise
@@ -160,7 +175,9 @@ class _DriverControl:
         del self._pending[k]
         if self._t0_ns is None and self._stop_by_s is None:
             raise DriverDiedError(f"{why}; nothing was sent")
-        self._lost[k] = why
+        n_sent = self._counters.row(k)[NAMES.index("sent")]
+        self._lost[k] = f"{why}; {n_sent:,} of its {self._shares[k]:,} requests had been sent"
+        self._say(self._lost[k])
 
     def _check_limits(self) -> None:
         at_s = time.monotonic()
@@ -203,8 +220,6 @@ def _snapshot(counters: Counters, n_planned: int, t0_ns: int) -> Snapshot:
 SILENCE_S = 20.0
 """So long without a byte from any open stream is told: an engine whose model process died may not notice."""
 HEALTH_TIMEOUT_S = 2.0
-
-Say = Callable[[str], None]
 
 
 class VitalSigns:

@@ -32,8 +32,8 @@ from burstline.bench.server_session import (
 )
 from burstline.bench.stages import send_stages
 from burstline.bench.vocabulary import ASSUMED
-from burstline.cluster.session import RayOptions, ray_session
-from burstline.cluster.workers import fleet_of
+from burstline.cluster.placement import RayOptions
+from burstline.cluster.workers import Fleet, fleet_of
 from burstline.driver_processes import local_drivers
 from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.loadgen.driver.canary import TruthProcess, canary
@@ -90,17 +90,20 @@ def run_once(settings: Settings, serve: Serving = serving) -> int:
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
-        with _accounted_for(run, engine, load, progress):
+        with _accounted_for(run, engine, load, progress), _cluster(settings.ray, load, progress) as fleet:
             progress.phase("Waiting until the server has generated a token")
-            has_canary = settings.canary and settings.ray is None
+            has_canary = settings.canary and fleet is None
             with (
                 canary() if has_canary else nullcontext() as truth,
                 Watcher() as watcher,
                 serve(engine, where, run.path, progress.phase) as site,
             ):
+                if fleet is not None:
+                    fleet.check_reach(site.target.url)
+                    load = replace(load, n_workers=len(fleet.drivers))
                 ready = make_ready(run, site, load, settings, progress.phase)
-                with _drivers(settings.ray, site, progress) as drivers:
-                    fired = fire_watched(run, ready, drivers, watcher, truth, progress)
+                drivers = local_drivers if fleet is None else fleet.connected
+                fired = fire_watched(run, ready, drivers, watcher, truth, progress)
                 whole = fired.status == "complete"
                 recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
             _keep_steps(run, site.launch, fired.t0_ns)
@@ -176,16 +179,16 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
 
 
 @contextmanager
-def _drivers(ray: RayOptions | None, site: Site, progress: Progress) -> Iterator[Drivers]:
-    """Who drives the load: workers on a cluster, or processes of this machine."""
+def _cluster(ray: RayOptions | None, load: Load, progress: Progress) -> Iterator[Fleet | None]:
+    """Workers on a cluster, asked before anything is sent to the server; None without one."""
     if ray is None:
-        yield local_drivers
+        yield None
         return
-
-    with ray_session(ray) as session, fleet_of(session, ray, site.target.url) as fleet:
+    progress.phase(f"Placing load drivers on the Ray cluster at {ray.address}")
+    with fleet_of(ray, most=load.spec.concurrency or load.arrivals.n) as fleet:
         for driver in fleet.drivers:
             progress.phase(f"{driver.name}: clock {driver.before.describe()}")
-        yield fleet.connected
+        yield fleet
 
 
 def fire_watched(
@@ -218,7 +221,7 @@ def fire_watched(
             watcher.add_clients([*pids, *([truth.pid] if truth else ())])
 
         on_tick = _display(LiveTelemetry(telemetry), signs, progress)
-        done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers)
+        done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase)
     fired = RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
         notes = (*run.manifest.server.notes, *signs.silences)

@@ -25,7 +25,7 @@ from burstline.workloads.prompts import DrawnRequests
 from burstline.workloads.spec import Goals, LoadSpec
 
 if TYPE_CHECKING:  # it takes modules that only a run with --ray needs
-    from burstline.cluster.session import RayOptions
+    from burstline.cluster.placement import RayOptions
 
 
 @dataclass(frozen=True, slots=True)

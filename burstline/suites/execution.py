@@ -17,7 +17,7 @@ from typing import Final
 import orjson
 
 from burstline import exit_codes
-from burstline.cluster.session import RayOptions, ray_session
+from burstline.cluster.placement import ray_session
 from burstline.interrupt import terminable
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run
@@ -156,7 +156,7 @@ def _over_cluster(
     environments: Mapping[str, dict[str, str]],
 ) -> list[int]:
     """Each platform's runs one after another, the platforms side by side."""
-    with ray_session(RayOptions(address)) as ray:
+    with ray_session(address) as ray:
 
         def carry_out(slot: Slot, call: Call) -> int:
             return _carry_out(slot, len(slots), folder, call)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import sys
+import tarfile
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from burstline.cluster.session import CALL_TIMEOUT_S, NodeFolder, fetch, first_line
-from burstline.cluster.workers import PLACE_TIMEOUT_S
+from burstline.cluster.agent import own_folder
+from burstline.cluster.placement import first_line
 from burstline.servers.host.process import Server, start
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
@@ -26,17 +29,21 @@ from burstline.suites.platform import Platform
 from burstline.suites.suite import Model, Slot, make_where_missing
 
 POLL_S: Final = 1.0
+CALL_TIMEOUT_S: Final = 15.0
+PLACE_TIMEOUT_S: Final = 30.0
+PIECE_BYTES: Final = 8 << 20
+"""A run's folder travels in pieces of this size."""
 MAKE_TIMEOUT_S: Final = 3600.0
 """A model of 70 billion made weights is 140 GB to write."""
 WORK_FOLDER: Final = Path("~/.cache/burstline/cluster")
 """Where a node keeps models that a suite has made, and what relative paths of a suite start from."""
 
 
-class NodeActor(NodeFolder):
+class NodeActor:
     """Runs one `burstline` command on its node, under a keeper that leaves nothing behind."""
 
     def __init__(self) -> None:
-        super().__init__("burstline-run-")
+        self._folder = own_folder("burstline-run-")
         work = WORK_FOLDER.expanduser()
         work.mkdir(parents=True, exist_ok=True)
         os.chdir(work)
@@ -73,10 +80,21 @@ class NodeActor(NodeFolder):
     def last_words(self) -> str:
         return self._server.log()[-2000:] if self._server else ""
 
+    def pack(self) -> int:
+        """Pack what the command wrote; the archive's size in bytes."""
+        with tarfile.open(self._folder / "out.tar", "w") as archive:
+            archive.add(self._folder / "out", ".")
+        return (self._folder / "out.tar").stat().st_size
+
+    def piece(self, at: int) -> bytes:
+        with (self._folder / "out.tar").open("rb") as archive:
+            archive.seek(at)
+            return archive.read(PIECE_BYTES)
+
     def close(self) -> None:
         if self._server is not None:
             self._server.stop()
-        self.remove()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class PlatformRunner:
@@ -107,7 +125,12 @@ class PlatformRunner:
                 if self._interrupted.is_set() and not told:
                     told = True
                     self._get(actor.interrupt.remote(), CALL_TIMEOUT_S)
-            fetch(self._ray, actor, "out", out)
+            with tempfile.TemporaryFile() as file:
+                for at in range(0, self._get(actor.pack.remote(), MAKE_TIMEOUT_S), PIECE_BYTES):
+                    file.write(self._get(actor.piece.remote(at), 4 * CALL_TIMEOUT_S))
+                file.seek(0)
+                with tarfile.open(fileobj=file) as archive:
+                    archive.extractall(out, filter="data")  # a node cannot name a file outside
             if code != 0:
                 print(self._get(actor.last_words.remote(), CALL_TIMEOUT_S), file=sys.stderr)
             return int(code)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from burstline.bench.server_session import check_where, choose_engine
-from burstline.cluster.session import RayOptions, parse_ray
+from burstline.cluster.placement import RayOptions, parse_ray
 from burstline.flags import add_options, read_options
 from burstline.machine.hints import Hints
 from burstline.server_options import ServerOptions, add_settings, server_of
@@ -130,10 +130,9 @@ def _ray_of(args: argparse.Namespace, spec: LoadSpec) -> RayOptions | None:
         raise WorkloadError(
             f"--ray {args.ray}: expected HOST:PORT; put the suite first: run {args.ray} --ray"
         )
-    if spec.workers == "auto":
-        raise WorkloadError("--ray needs a number of --workers, e.g. one for each node")
     address, resources = parse_ray(args.ray)
-    return RayOptions(address, spec.workers, not args.no_canary, resources)
+    n_workers = None if spec.workers == "auto" else spec.workers
+    return RayOptions(address, n_workers, not args.no_canary, resources)
 
 
 OF_A_SUITE = ("suite", "out", "dry_run", "ray", "platform")

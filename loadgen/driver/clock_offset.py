@@ -19,24 +19,31 @@ from typing import Final
 
 from burstline.loadgen.record.drive_report import ClockError, ClockExchange, Offset
 
-_PING: Final = struct.Struct("<4sQ")
+_PING: Final = struct.Struct("<4sQQ")
 _PONG: Final = struct.Struct("<4sQqq")
-_MAGIC: Final = b"BLK1"
+_MAGIC: Final = b"BLK2"
 N_EXCHANGES: Final = 64
 TIMEOUT_S: Final = 0.25
 GIVE_UP_AFTER: Final = 8
 """Datagrams lost in a row before a volley ends; before the first answer, before TCP is tried instead."""
+SILENCE_S: Final = 3.0
+"""After so long without a word the other side is given up, by both sides."""
 
 
 now = time.monotonic_ns
 
 
 class ClockServer:
-    """Answers exchanges with this process's monotonic clock, by UDP and by TCP on one port, until closed."""
+    """Answers exchanges with this process's monotonic clock, by UDP and by TCP on one port, until closed.
+
+    Each question says which answer came last, so that silence is known here even where only the way back to
+    the client is cut.
+    """
 
     def __init__(self, host: str = "") -> None:
         self._tcp = socket.create_server((host, 0))
         self.port: int = self._tcp.getsockname()[1]
+        self._confirmed, self._heard_ns = 0, now()
         self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self._udp.bind((host, self.port))
@@ -46,6 +53,10 @@ class ClockServer:
             raise
         for serve in (self._serve_udp, self._serve_tcp):
             threading.Thread(target=serve, name="clock", daemon=True).start()
+
+    def silent_s(self) -> float:
+        """Seconds since the last sign that the client hears us."""
+        return (now() - self._heard_ns) / 1e9
 
     def close(self) -> None:
         for sock in (self._udp, self._tcp):
@@ -58,7 +69,7 @@ class ClockServer:
             try:
                 data, address = self._udp.recvfrom(64)
                 t2 = now()
-                if pong := _answer(data, t2):
+                if pong := self._answer(data, t2):
                     self._udp.sendto(pong, address)
             except OSError:
                 if self._udp.fileno() < 0:
@@ -70,39 +81,43 @@ class ClockServer:
                 conn, _ = self._tcp.accept()
             except OSError:
                 return
-            threading.Thread(target=_serve_stream, args=(conn,), name="clock-tcp", daemon=True).start()
+            threading.Thread(target=self._serve_stream, args=(conn,), name="clock-tcp", daemon=True).start()
 
+    def _serve_stream(self, conn: socket.socket) -> None:
+        with conn, contextlib.suppress(OSError):
+            conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while data := conn.recv(_PING.size, socket.MSG_WAITALL):
+                if not (pong := self._answer(data, now())):
+                    return
+                conn.sendall(pong)
 
-def _serve_stream(conn: socket.socket) -> None:
-    with conn, contextlib.suppress(OSError):
-        conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while data := conn.recv(_PING.size, socket.MSG_WAITALL):
-            if not (pong := _answer(data, now())):
-                return
-            conn.sendall(pong)
-
-
-def _answer(data: bytes, t2_ns: int) -> bytes | None:
-    if len(data) != _PING.size:
-        return None
-    magic, number = _PING.unpack(data)
-    return _PONG.pack(magic, number, t2_ns, now()) if magic == _MAGIC else None
+    def _answer(self, data: bytes, t2_ns: int) -> bytes | None:
+        if len(data) != _PING.size:
+            return None
+        magic, number, confirmed = _PING.unpack(data)
+        if magic != _MAGIC:
+            return None
+        if confirmed > self._confirmed:
+            self._confirmed, self._heard_ns = confirmed, t2_ns
+        return _PONG.pack(magic, number, t2_ns, now())
 
 
 class ClockClient:
     """Asks one worker's clock: by datagrams, or over TCP where none comes through."""
 
     def __init__(self, address: tuple[str, int], timeout_s: float = TIMEOUT_S) -> None:
-        self._address, self._number = address, 0
+        self._address, self._number, self._answered = address, 0, 0
         self._sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._sock.settimeout(timeout_s)
         self._sock.connect(address)
         self._timeout_s = timeout_s
+        self._lock = threading.Lock()
         self.transport = "udp"
 
     def offset(self, n: int = N_EXCHANGES) -> Offset:
         """The offset by `n` exchanges, one after another. ClockError where none is answered."""
-        return Offset.of(list(self._volley(n)))
+        with self._lock:
+            return Offset.of(list(self._volley(n)))
 
     def close(self) -> None:
         self._sock.close()
@@ -125,7 +140,7 @@ class ClockClient:
         self._number += 1
         try:
             t1 = now()
-            self._sock.send(_PING.pack(_MAGIC, self._number))
+            self._sock.send(_PING.pack(_MAGIC, self._number, self._answered))
             while True:
                 data = self._sock.recv(_PONG.size, *self._whole())
                 t4 = now()
@@ -133,6 +148,7 @@ class ClockClient:
                     return None
                 magic, number, t2, t3 = _PONG.unpack(data)
                 if magic == _MAGIC and number == self._number:  # else a late answer to an earlier question
+                    self._answered = number
                     return ClockExchange(t1, t2, t3, t4)
         except OSError:
             return None
@@ -164,7 +180,7 @@ class ClockWatch:
         clients: Sequence[ClockClient],
         on_silent: Callable[[int], None],
         period_s: float = 1.0,
-        patience_s: float = 5.0,
+        patience_s: float = SILENCE_S,
     ) -> None:
         self.offsets: list[list[Offset]] = [[] for _ in clients]
         self._stop = threading.Event()

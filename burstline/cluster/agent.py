@@ -1,0 +1,201 @@
+"""An agent: on a node of a cluster, between one load driver there and the run, whose connection it dials.
+
+    agent -> WorkerFacts       once
+    agent <- Reach             answered by why not, None where this node can connect
+    agent <- Job               the driver starts
+    agent <- Go, Stop          passed on
+    agent -> Tail              counters and new captures, several times a second
+    agent -> Ready, Done       the driver's own; its whole spool has gone before
+    agent -> Failed            what the driver failed of, or how it ended
+
+A dead man's switch: an agent whose home is silent for SILENCE_S stops the load. Its spool stays until the
+next agent on the node finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, answer_challenge, wait
+from pathlib import Path
+from typing import BinaryIO, Final
+from urllib.parse import urlsplit
+
+from burstline.driver_processes import Driver, local_drivers
+from burstline.loadgen.driver.canary import canary
+from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockServer
+from burstline.loadgen.driver.job import Counters, Done, Go, Job, Stop
+from burstline.servers.host.child import Failed
+
+TAIL_S: Final = 0.25
+PIECE_BYTES: Final = 8 << 20
+REACH_S: Final = 5.0
+STOP_S: Final = 8.0
+"""How long a driver may take to end its requests once its agent stops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker says of itself before it gets work."""
+
+    host: str
+    clock_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Asks whether this node can connect to the server."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """A driver's counters now, and what its spool has grown by."""
+
+    counters: tuple[int, ...]
+    captures: bytes
+
+
+def main() -> None:
+    host, port, has_canary = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1"
+    key = sys.stdin.buffer.read()
+    peer = socket.create_connection((host, port), timeout=30.0)
+    peer.settimeout(None)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    home = Connection(peer.detach())
+    answer_challenge(home, key)
+    with contextlib.suppress(EOFError, OSError), _Agent(home, has_canary) as agent:
+        agent.serve()
+
+
+class _Agent:
+    """One driver and what home asks of it. Leaving it ends the driver and removes its folder."""
+
+    def __init__(self, home: Connection, has_canary: bool) -> None:
+        self._home, self._has_canary = home, has_canary
+        self._open = contextlib.ExitStack()
+        self._clock = ClockServer()
+        self._folder = own_folder("burstline-worker-")
+        self._driver: Driver | None = None
+        self._spool: BinaryIO | None = None
+        self._last: object = None
+
+    def __enter__(self) -> _Agent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+        self._clock.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def serve(self) -> None:
+        """Until home ends the connection."""
+        self._home.send(WorkerFacts(socket.gethostname(), self._clock.port))
+        while True:
+            listening = [self._home]
+            if self._driver is not None and self._last is None:
+                listening.append(self._driver.connection)
+            heard = wait(listening, TAIL_S)
+            if self._home in heard:
+                self._obey(self._home.recv())
+            if self._driver is None:
+                continue
+            if len(heard) > (self._home in heard):
+                self._listen(self._driver)
+            piece = self._tail()
+            while self._last is not None and piece:  # its spool goes before its last word
+                piece = self._tail()
+            if self._last is not None:
+                self._home.send(self._last)
+                self._driver = None
+
+    def _obey(self, message: object) -> None:
+        match message:
+            case Reach(url):
+                self._home.send(_refusal(url))
+            case Job():
+                self._start(message)
+            case Go() | Stop() if self._driver is not None:
+                if isinstance(message, Go):
+                    threading.Thread(target=self._mind_home, args=(self._driver,), daemon=True).start()
+                self._driver.send(message)
+
+    def _start(self, job: Job) -> None:
+        port = self._open.enter_context(canary()).port if self._has_canary else None
+        job = replace(
+            job, captures=self._folder / "captures", counters=self._folder / "counters", canary_port=port
+        )
+        counters = self._open.enter_context(Counters.create(job.counters, job.worker + 1))
+        self._cells = counters.row(job.worker)
+        self._open.callback(self._cells.release)
+        (self._driver,) = self._open.enter_context(local_drivers([job], counters))
+        self._spool_path = job.captures / f"driver-{job.worker}.zst"
+
+    def _listen(self, driver: Driver) -> None:
+        try:
+            message = driver.receive()
+        except Exception as error:
+            message = Failed(error)
+        if isinstance(message, Done | Failed):
+            self._last = message
+        else:
+            self._home.send(message)
+
+    def _tail(self) -> bytes:
+        """Send the counters and the next piece of the spool; that piece."""
+        if self._spool is None:
+            for path in (self._spool_path.with_name(self._spool_path.name + ".partial"), self._spool_path):
+                with contextlib.suppress(FileNotFoundError):
+                    self._spool = self._open.enter_context(path.open("rb", buffering=0))
+                    break
+        piece = self._spool.read(PIECE_BYTES) if self._spool else b""
+        self._home.send(Tail(tuple(self._cells), piece))
+        return piece
+
+    def _mind_home(self, driver: Driver) -> None:
+        """Stop the load once home has been silent for too long, and end."""
+        while self._clock.silent_s() < SILENCE_S:
+            time.sleep(TAIL_S)
+        driver.send(Stop())
+        end = time.monotonic() + STOP_S
+        while time.monotonic() < end and not self._spool_path.exists():  # it has its name when it is whole
+            time.sleep(TAIL_S)
+        os._exit(1)  # the other thread may wait for home for ever
+
+
+def _refusal(url: str) -> str | None:
+    """Why this node cannot connect to the server, None where it can."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=REACH_S).close()
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def own_folder(prefix: str) -> Path:
+    """A folder on this node, locked while this process lives; what killed ones left goes, a minute old."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX)
+    for left in folder.parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError):
+            # It is made first and then locked.
+            if left.stat().st_mtime > folder.stat().st_mtime - 60:
+                continue
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+    return folder
