@@ -29,11 +29,15 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
+import psutil
+
 from burstline.driver_processes import Driver, local_drivers
 from burstline.loadgen.driver.canary import canary
 from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockServer
 from burstline.loadgen.driver.job import Counters, Done, Go, Job, Stop
+from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
+from burstline.servers.host.sources import HostCpu
 
 TAIL_S: Final = 0.25
 PIECE_BYTES: Final = 8 << 20
@@ -88,6 +92,8 @@ class _Agent:
         self._driver: Driver | None = None
         self._spool: BinaryIO | None = None
         self._last: object = None
+        self._cpu: HostCpu | None = None
+        self._begun_s = 0.0
 
     def __enter__(self) -> _Agent:
         return self
@@ -126,6 +132,7 @@ class _Agent:
                 self._start(message)
             case Go() | Stop() if self._driver is not None:
                 if isinstance(message, Go):
+                    self._cpu, self._begun_s = HostCpu(_own_cpu_s), time.monotonic()
                     threading.Thread(target=self._mind_home, args=(self._driver,), daemon=True).start()
                 self._driver.send(message)
 
@@ -145,10 +152,28 @@ class _Agent:
             message = driver.receive()
         except Exception as error:
             message = Failed(error)
-        if isinstance(message, Done | Failed):
+        if isinstance(message, Done):
+            report = message.report
+            self._last = Done(replace(report, machine=self._machine(report)))
+        elif isinstance(message, Failed):
             self._last = message
         else:
             self._home.send(message)
+
+    def _machine(self, report: DriveReport) -> MachineUse | None:
+        """What this machine did since "go"; None where there was none."""
+        if self._cpu is None:
+            return None
+        seen = self._cpu.read()
+        whole_s = (time.monotonic() - self._begun_s) * seen["n_cpus"]
+        ours_s = report.cpu_s + (report.canary.cpu_s if report.canary else 0.0)
+        return MachineUse(
+            n_cpus=int(seen["n_cpus"]),
+            busy_fraction=seen["busy_s"] / whole_s,
+            others_fraction=max(0.0, seen["others_cpu_s"] - ours_s) / whole_s,
+            steal_fraction=seen["steal_s"] / whole_s,
+            free_bytes=psutil.virtual_memory().available,
+        )
 
     def _tail(self) -> bytes:
         """Send the counters and the next piece of the spool; that piece."""
@@ -162,14 +187,20 @@ class _Agent:
         return piece
 
     def _mind_home(self, driver: Driver) -> None:
-        """Stop the load once home has been silent for too long, and end."""
-        while self._clock.silent_s() < SILENCE_S:
+        """Stop the load once home has been silent for too long, and end; "go" was its last word."""
+        begun_s = time.monotonic()
+        while min(self._clock.silent_s(), time.monotonic() - begun_s) < SILENCE_S:
             time.sleep(TAIL_S)
         driver.send(Stop())
         end = time.monotonic() + STOP_S
         while time.monotonic() < end and not self._spool_path.exists():  # it has its name when it is whole
             time.sleep(TAIL_S)
         os._exit(1)  # the other thread may wait for home for ever
+
+
+def _own_cpu_s() -> float:
+    used = psutil.Process().cpu_times()
+    return used.user + used.system
 
 
 def _refusal(url: str) -> str | None:

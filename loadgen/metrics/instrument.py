@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from burstline.loadgen.record.columns import Columns, Floats
-from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.loadgen.record.manifest import ArrivalFacts
 from burstline.loadgen.record.summary import Instrument, ScheduleFigures
 from burstline.loadgen.record.telemetry import Telemetry
@@ -56,14 +56,22 @@ def instrument(
             max((abs(report.clock_drift_ns) / 1e9 for report in reports), default=None), "s", NO_REPORT
         ),
         clock_error_s=_clock_error(reports),
-        others_cpu_fraction=watched.cpu_fraction("others_cpu_s"),
-        steal_fraction=watched.cpu_fraction("steal_s"),
+        others_cpu_fraction=_worst(reports, lambda machine: machine.others_fraction)
+        or watched.cpu_fraction("others_cpu_s"),
+        steal_fraction=_worst(reports, lambda machine: machine.steal_fraction)
+        or watched.cpu_fraction("steal_s"),
         cpu_waiting_fraction=watched.time_fraction("pressure", "cpu_waiting_s"),
         throttled_fraction=watched.throttled_fraction(),
         client_cpu_wait_fraction=_cpu_wait(reports),
         **_canary(reports),
         **_network(reports),
     )
+
+
+def _worst(reports: Sequence[DriveReport], share: Callable[[MachineUse], float]) -> Figure | None:
+    """The largest share on a machine of the load; None where all of it ran here, beside the watcher."""
+    shares = [share(report.machine) for report in reports if report.machine is not None]
+    return measured(max(shares), "1", "") if shares else None
 
 
 def _network(reports: Sequence[DriveReport]) -> dict[str, Figure]:

@@ -163,6 +163,21 @@ class NetworkReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineUse:
+    """A remote driver's machine during its load: shares of the time of all its `n_cpus`.
+
+    `others_fraction` is what neither driver nor canary used, `steal_fraction` what a hypervisor gave to other
+    guests. `free_bytes` is the memory that was left at the end.
+    """
+
+    n_cpus: int
+    busy_fraction: float
+    others_fraction: float
+    steal_fraction: float
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class DriveReport:
     """What a driver knows about itself, for the verdict on its own run.
 
@@ -176,8 +191,9 @@ class DriveReport:
     where an older version read the replies in C. `cpu_wait_s` is how long the reading thread was ready to run
     and had no CPU, None where the kernel does not say. `network` is TCP's view of a remote server, `left` how
     long after our send the last byte of each request left this host, `acked` how long after that the server's
-    kernel had it, both by the kernel's transmit stamps. `host` and `clock` are a remote driver's:
-    where it ran, and how its clock was mapped to ours (its captures are in our clock's terms already).
+    kernel had it, both by the kernel's transmit stamps. `host`, `clock` and `machine` are a remote driver's:
+    where it ran, how its clock was mapped to ours (its captures are in our clock's terms already), and what
+    its machine did.
     """
 
     worker: int
@@ -208,3 +224,4 @@ class DriveReport:
     acked: DurationSpread | None = None
     host: str | None = None
     clock: ClockMap | None = None
+    machine: MachineUse | None = None

@@ -23,12 +23,13 @@ from burstline.reports.blocks import (
     Table,
     Tile,
     Tiles,
+    table,
 )
 from burstline.reports.figures import ecdf, run_figures, series
 from burstline.reports.figures.gaps import gap_map
 from burstline.reports.figures.run_figures import Panel, SeriesLine
 from burstline.reports.model.comparison import LATENCIES, QUANTILES, Contender, View
-from burstline.reports.number_format import counted, duration, interval, number, point, scale_of
+from burstline.reports.number_format import count, counted, duration, interval, number, point, scale_of
 from burstline.reports.page.estimate_tables import group_table, latency_table, session_tables, title_of
 
 NO_DISTRIBUTION = "Fewer than two requests succeeded: there is no distribution."
@@ -334,6 +335,39 @@ INSTRUMENT = (
 """The six figures that say most about how accurate the measurement is; the others fold."""
 
 
+MACHINES = (
+    *("Driver", "Machine", "Sent", "Failed", "Late p99", "Canary p99", "Clock error"),
+    *("Round trip p50", "Segments resent", "CPU busy", "By others", "Stolen"),
+)
+
+
+def machines(view: View) -> list[Block]:
+    """What each machine of the load did; nothing where it all came from this one."""
+    rows = []
+    for report in view.manifest.drivers:
+        if report.host is None:
+            continue
+        way, used = report.network, report.machine
+        shares = (used.busy_fraction, used.others_fraction, used.steal_fraction) if used else ()
+        rows.append(
+            (
+                *(str(report.worker), report.host),
+                *(count(n) for n in (report.n_sent, sum(report.failures.values()))),
+                _length(report.late and report.late.p99_ns),
+                _length(report.canary and report.canary.p99_ns),
+                _length(report.clock and report.clock.bound_ns),
+                _length(way and way.least_rtt_p50_ns),
+                count(way.retransmits) if way else "–",
+                *([f"{share:.0%}" for share in shares] or ["–"] * 3),
+            )
+        )
+    return [table("The machines of the load", MACHINES, rows, text=(0, 1))] if rows else []
+
+
+def _length(value_ns: float | None) -> str:
+    return "–" if value_ns is None else duration(value_ns / 1e9)
+
+
 def trust(view: View) -> list[Block]:
     """The instrument's own error, and what the verdict rests on."""
     summary = view.summary
@@ -352,5 +386,6 @@ def trust(view: View) -> list[Block]:
     whole = Side(tuple(group_table(caption, section) for caption, section in details))
     return [
         Side((first, *(group_table(caption, section) for caption, section in groups))),
+        *machines(view),
         Folded("All figures on the client, the schedule and the window", (whole,)),
     ]

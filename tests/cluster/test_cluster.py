@@ -211,7 +211,7 @@ def test_a_worker_that_is_killed_ends_as_outcomes(cluster, tmp_path, victim):
     assert sum(outcomes.values()) == 240
     assert outcomes["driver_lost"] > 0
     # What its share had ended in 3 s is home: 30, less what was in flight (0.84 s each) and the last tail.
-    assert outcomes["ok"] >= 160 + 0.9 * 30 - 0.25 * 10 - 1
+    assert outcomes["ok"] >= 160 + 0.9 * (30 - 8.4 - 2.5)
     assert code == 4, printed
     assert "is lost" in printed.split("Decoding")[0], "said while the load runs"
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
@@ -378,7 +378,9 @@ def test_a_raylet_that_is_killed_ends_as_outcomes(cluster, tmp_path):
     print(f"\nraylet killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
     start(cluster, 1, cluster.hosts[1], n_nodes=3)
     assert sum(outcomes.values()) == 240
-    assert outcomes["driver_lost"] in (80, 160)
+    assert (
+        40 <= outcomes["driver_lost"] <= 75 or 80 <= outcomes["driver_lost"] <= 150
+    )  # of one or two workers
     assert code == 4, printed
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
 
@@ -396,6 +398,8 @@ def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
     print(f"\nlink down: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
     assert sum(outcomes.values()) == 240
-    assert outcomes["driver_lost"] in (80, 160)  # Ray may have put two workers there
+    assert (
+        40 <= outcomes["driver_lost"] <= 75 or 80 <= outcomes["driver_lost"] <= 150
+    )  # of one or two workers
     assert code == 4, printed
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
