@@ -25,6 +25,7 @@ class ServerOptions:
     """The server's options, as flags and as keys of a suite's [[engine]].
 
     `container` is the image to start it in, "" for the engine's own, None to start it without.
+    `host` is the address at which an engine that is started listens.
     `n_concurrent` is how many requests there will be at once, `n_request_tok` the tokens of the longest.
     """
 
@@ -70,6 +71,7 @@ class ServerOptions:
     settings: Settings = field(default_factory=Settings)
     engine_args: tuple[str, ...] = ()
     api_key: str | None = field(default=None, repr=False)
+    host: str = "127.0.0.1"
     n_concurrent: int | None = None
     n_request_tok: int | None = None
 

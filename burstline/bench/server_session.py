@@ -29,6 +29,7 @@ from burstline.workloads.request import WorkloadError
 ATTACH_TIMEOUT_S = 15.0
 PROBE_TIMEOUT_S = 60.0
 HOST = "127.0.0.1"
+EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 only where a user asks for it
 SLOW_STOP_S = 3.0
 """A stop that takes longer is told: TGI lets open streams finish for up to 90 s, LightLLM for 60 s."""
 
@@ -275,14 +276,15 @@ def serving(engine: Engine, where: ServerOptions, run_dir: Path, say: Say) -> It
     if where.url is not None:
         yield _attached(engine, where, say)
         return
-    port = where.port or free_port(HOST)
-    require_free_port(HOST, port)
+    port = where.port or free_port(where.host)
+    require_free_port(where.host, port)
     launch = _launch(engine, where, port, run_dir, say)
     if launch.n_cores is not None:
         kept = f"the server runs on {launch.n_cores} of this machine's cores: one is left to the client"
         launch = replace(launch, notes=(*launch.notes, kept))
     served_name = launch.served_name or _our_name(engine, where)
-    target = dressed(Target(f"http://{HOST}:{port}", served_name), where)
+    near = HOST if where.host in EVERYWHERE else where.host
+    target = dressed(Target(f"http://{near}:{port}", served_name), where)
     for note in launch.notes:
         say(note)
     with start(launch, run_dir / "server.log") as server, _slow_stop_told(engine, server, say):
@@ -330,7 +332,7 @@ def _launch(engine: Engine, where: ServerOptions, port: int, run_dir: Path, say:
     words = spelled(engine, where)
     options = LaunchOptions(
         where.model or "",
-        HOST,
+        where.host,
         port,
         _our_name(engine, where),
         run_dir,

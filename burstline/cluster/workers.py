@@ -47,6 +47,7 @@ class RemoteDriver:
     before: Offset
     during: Sequence[Offset] = ()
     lost: str | None = None
+    mapped: ClockMap | None = None
     pid: None = None
     _job: Job | None = None
     _row: memoryview | None = None
@@ -71,21 +72,22 @@ class RemoteDriver:
             self.connection.send(message)
 
     def receive(self) -> Any:
-        """The next message; of a lost worker what has come home is kept before it raises."""
+        """The next message. Raises what the driver raised, ChildLostError where it or its node is lost."""
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
-            self._keep()
+            self.mapped = self._map()
             raise ChildLostError(self.lost or f"{self.name} is lost: its connection ended") from None
         match message:
             case Tail(counters, captures) if self._row is not None and self._arriving is not None:
                 self._row[:] = memoryview(struct.pack(f"<{len(counters)}q", *counters)).cast("q")
                 self._arriving.write(captures)
             case Done(report):
-                clock = self._keep()
-                return Done(replace(report, t0_ns=self._go and self._go[0], host=self.host, clock=clock))
+                self.mapped = self._map()
+                t0_ns = self._go[0] if self._go else None
+                return Done(replace(report, t0_ns=t0_ns, host=self.host, clock=self.mapped))
             case Failed(error):
-                self._keep()
+                self.mapped = self._map()
                 if isinstance(error, ChildLostError):
                     error = ChildLostError(f"{self.name} is lost: {error}")
                 raise error
@@ -100,16 +102,20 @@ class RemoteDriver:
             finally:
                 peer.detach()
 
-    def _keep(self) -> ClockMap | None:
-        """Write what came home once more, in our clock; the map from the node's, None before the start."""
+    def _map(self) -> ClockMap | None:
+        """How the node's clock was mapped to ours; None where the load never began."""
+        if self._go is None:
+            return None
+        return ClockMap.of(self.before, self._after(), self.during)
+
+    def keep(self) -> None:
+        """Write what came home once more, in our clock. After the load: it takes 0.7 us an event."""
         assert self._job is not None
         assert self._arriving is not None
         self._arriving.close()
+        mapped = self.mapped or self._map()
+        shift, factor = mapped.since_start(*self._go) if mapped and self._go else (0.0, 1.0)
         folder = _folder_of(self._job)
-        shift, factor, clock = 0.0, 1.0, None
-        if self._go is not None:
-            clock = ClockMap.of(self.before, self._after(), self.during)
-            shift, factor = clock.since_start(*self._go)
         spool = CaptureWriter(self._job.captures, self._job.worker)
         for k, capture in enumerate(read_captures(folder)):
             spool.put(partial(capture.in_clock, shift, factor))
@@ -117,7 +123,6 @@ class RemoteDriver:
                 spool.drain()  # what waits to be written is held in memory
         spool.close()
         shutil.rmtree(folder)
-        return clock
 
     def _after(self) -> Offset:
         if self.lost is None:
@@ -163,6 +168,8 @@ class Fleet:
         finally:
             for driver in self.drivers:
                 driver.connection.close()
+            for driver in self.drivers:
+                driver.keep()
             for row in rows:
                 row.release()
 

@@ -2,10 +2,11 @@
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from burstline.bench.server_session import check_start, check_where, choose_engine, serving
+from burstline.bench.server_session import HOST, check_start, check_where, choose_engine, serving
 from burstline.flags import add_options
 from burstline.interrupt import terminable
 from burstline.server_options import START, ServerOptions, add_settings, server_of
@@ -14,17 +15,24 @@ from burstline.servers.messages import EngineError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
-        "burstline serve ENGINE [--model NAME_OR_DIR] [--port N] [--container [IMAGE]] [-- ENGINE ARGS...]"
+        "burstline serve ENGINE [--model NAME_OR_DIR] [--host ADDRESS] [--port N] [--container [IMAGE]] "
+        "[-- ENGINE ARGS...]"
     )
     parser.add_argument("engine", help="reference, vllm, truth, ...")
     add_options(parser, ServerOptions, "model", *START)
     add_settings(parser)
+    parser.add_argument(
+        "--host",
+        default=HOST,
+        metavar="ADDRESS",
+        help="where it listens (127.0.0.1; 0.0.0.0: everywhere)",
+    )
     parser.set_defaults(engine_args=())
 
 
 def run(args: argparse.Namespace) -> int:
 
-    where = server_of(args)
+    where = replace(server_of(args), host=args.host)
     check_where(where)
     engine = choose_engine(where)
     check_start(engine, where, longest_tok=0)

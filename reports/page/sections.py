@@ -353,10 +353,10 @@ def machines(view: View) -> list[Block]:
             (
                 *(str(report.worker), report.host),
                 *(count(n) for n in (report.n_sent, sum(report.failures.values()))),
-                _length(report.late and report.late.p99_ns),
-                _length(report.canary and report.canary.p99_ns),
-                _length(report.clock and report.clock.bound_ns),
-                _length(way and way.least_rtt_p50_ns),
+                _length(report.late.p99_ns if report.late else None),
+                _length(report.canary.p99_ns if report.canary else None),
+                _length(report.clock.bound_ns if report.clock else None),
+                _length(way.least_rtt_p50_ns if way else None),
                 count(way.retransmits) if way else "–",
                 *([f"{share:.0%}" for share in shares] or ["–"] * 3),
             )

@@ -82,15 +82,17 @@ def launch_in_container(
     name = f"burstline-{os.getpid()}-{options.port}"
     launch = engine.launch(inside)
     launch = replace(launch, env={**launch.env, **(environment or {})})
-    launch = contained(launch, image, inside, name, runtime)
+    launch = contained(launch, image, inside, name, runtime, options.host)
     return replace(launch, image=image.name, image_digest=digest)
 
 
-def contained(launch: Launch, image: Image, options: LaunchOptions, name: str, runtime: Runtime) -> Launch:
-    """The same launch as a `run` of its image, which knows how to remove itself."""
+def contained(
+    launch: Launch, image: Image, options: LaunchOptions, name: str, runtime: Runtime, host: str = "127.0.0.1"
+) -> Launch:
+    """The same launch as a `run` of its image, which knows how to remove itself; published at `host`."""
     argv = (
         *(runtime.path, "run", "--rm", "--init", "--name", name, "--label", "burstline"),
-        *("-p", f"127.0.0.1:{options.port}:{options.port}", "--shm-size", image.shm),
+        *("-p", f"{host}:{options.port}:{options.port}", "--shm-size", image.shm),
         *(_GPUS[runtime.name] if _has_gpu(image) else ()),
         *_mounts(options),
         *(word for secret in SECRETS if secret in os.environ for word in ("-e", secret)),

@@ -271,6 +271,43 @@ def test_ctrl_c_stops_every_worker_and_leaves_the_report(cluster, tmp_path):
     assert not pids(cluster, "burstline.cluster.agent")
 
 
+def test_ctrl_c_is_heard_at_any_moment(cluster, tmp_path):
+    """While Ray is imported, connects and places, and while drivers start."""
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
+    took = []
+    for k, after_s in enumerate((0.7, 1.5, 2.5, 3.5, 4.5, 6.0)):
+        argv = long_run(cluster, truth.url, tmp_path / str(k))
+        process = subprocess.Popen(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=cluster.env()
+        )
+        time.sleep(after_s)
+        began = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        printed, _ = process.communicate(timeout=60)
+        took.append(round(time.monotonic() - began, 1))
+        assert process.returncode == 130, printed
+        assert "Traceback" not in printed
+    print(f"\nCtrl-C at six moments: ended after {took} s")
+    truth.log()
+    assert max(took) < 10
+    assert not pids(cluster, "burstline.loadgen.driver.drive")
+    assert not pids(cluster, "burstline.cluster.agent")
+
+
+def test_workers_auto_are_one_on_each_node_and_each_machine_is_on_the_page(cluster, tmp_path):
+    truth = Truth(cluster, tmp_path, ttft_ms=20, gap_ms=2)
+    done = finished(cluster, burst(cluster, truth.url, tmp_path / "runs", "--workers", "auto", n=90))
+    truth.log()
+    assert done.returncode in (0, 4), done.stderr
+    run = only_run(tmp_path / "runs")
+    assert [driver.n_sent for driver in run.manifest.drivers] == [30, 30, 30]
+    for driver in run.manifest.drivers:
+        assert driver.machine is not None
+        assert 0 <= driver.machine.others_fraction <= driver.machine.busy_fraction <= 1.05
+    page = (run.path / "report.html").read_text()
+    assert "The machines of the load" in page
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
