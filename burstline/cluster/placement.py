@@ -229,9 +229,7 @@ def hold_agent(host: str, port: int, key: bytes, has_canary: bool) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env={BLAS_THREADS: "1"} | os.environ | {"PYTHONPATH": import_path()},
-        start_new_session=True,
     )
     said, _ = agent.communicate(key)
-    if agent.returncode:
-        words = said.decode(errors="replace").split("\n")
-        raise EngineError(next((line for line in reversed(words) if line.strip()), "an agent failed"))
+    if words := said.decode(errors="replace").strip():
+        raise EngineError(words.splitlines()[-1])

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from burstline.loadgen.record.capture import Reads
 from burstline.loadgen.record.capture_store import read_captures
@@ -388,6 +389,47 @@ def test_a_suite_of_two_platforms_runs_side_by_side_and_only_once(cluster, tmp_p
     assert [path.stat().st_mtime_ns for path in runs] == before
 
 
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_a_rate_adds_up_over_nodes_and_its_union_is_poisson(cluster, tmp_path, n_workers):
+    truth = Truth(cluster, tmp_path, ttft_ms=20, gap_ms=1)
+    argv = burst(cluster, truth.url, tmp_path / "runs", "--workers", str(n_workers), n=600)
+    done = finished(cluster, [*argv, "--arrival", "poisson", "--rate", "100"])
+    arrived_s = np.sort(truth.log()[1:, 0]) / 1e9
+    assert done.returncode in (0, 4), done.stderr
+    run = only_run(tmp_path / "runs")
+    assert len(arrived_s) == 600
+    gaps_s = np.diff(arrived_s)
+    law = stats.kstest(gaps_s, "expon", args=(0, gaps_s.mean()))
+    true = len(gaps_s) / np.ptp(arrived_s)
+    due_s = run.records["due_ns"].to_numpy() / 1e9
+    planned = (len(due_s) - 1) / np.ptp(due_s)
+    print(f"\n{n_workers} nodes: {true:.1f}/s of {planned:.1f}/s; exponential gaps: p {law.pvalue:.2f}")
+    assert true == pytest.approx(planned, rel=0.02)
+    assert law.pvalue > 0.001
+
+
+def test_sessions_over_two_nodes_keep_their_order(cluster, tmp_path):
+    host = cluster.hosts[0]
+    url = f"http://{cluster.address(host)}:8178"
+    argv = burst(cluster, url, tmp_path / "runs", "--workers", "2", "--sessions", "8", "--turns", "3")
+    at = argv.index("--requests")
+    del argv[at : at + 2]
+    argv[argv.index("vllm")] = "truth"
+    where = ["--host", cluster.address(host), "--port", "8178"]
+    serve = cluster.command(host, [sys.executable, "-m", "burstline", "serve", "truth", *where])
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, env=cluster.env()) as server:
+        assert server.stdout is not None
+        assert "serves truth at" in server.stdout.readline()
+        done = finished(cluster, [*argv, "--think-s", "0.1"])
+        server.send_signal(signal.SIGINT)
+    assert done.returncode in (0, 4), done.stderr
+    run = only_run(tmp_path / "runs")
+    assert Counter(run.records["outcome"]) == {"ok": 24}
+    assert [driver.n_sent for driver in run.manifest.drivers] == [12, 12]
+    sent = run.records.sort_values("index")["sent_ns"].to_numpy().reshape(8, 3)
+    assert (np.diff(sent, axis=1) > 0.1e9).all()
+
+
 def test_ten_thousand_streams_over_three_workers(cluster, tmp_path):
     truth = Truth(cluster, tmp_path, ttft_ms=3000, gap_ms=500)
     done = finished(cluster, burst(cluster, truth.url, tmp_path / "runs", "--workers", "3", n=10_000))
@@ -423,7 +465,7 @@ def test_a_raylet_that_is_killed_ends_as_outcomes(cluster, tmp_path):
 
 
 def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
-    """Last in this file: the cluster has one node less afterwards."""
+    """The cluster has one node less afterwards."""
     truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
     argv = long_run(cluster, truth.url, tmp_path / "runs")
 
@@ -440,3 +482,17 @@ def test_a_node_that_is_lost_ends_within_ten_seconds(cluster, tmp_path):
     )  # of one or two workers
     assert code == 4, printed
     assert took_s < 6 + 10 + 6  # what was left of the load, the limit, the report
+
+
+def test_a_head_that_is_killed_takes_nothing_along(cluster, tmp_path):
+    """Last in this file: there is no cluster afterwards."""
+    truth = Truth(cluster, tmp_path, ttft_ms=200, gap_ms=20)
+    argv = long_run(cluster, truth.url, tmp_path / "runs")
+    argv[argv.index("--workers") + 1] = "2"
+    code, took_s, printed = interrupted(cluster, argv, 2.0, kill_one(cluster, "gcs_server"))
+    truth.log()
+    outcomes = Counter(only_run(tmp_path / "runs").records["outcome"])
+    print(f"\nhead killed: exit {code}, {took_s:.1f} s, {dict(outcomes)}")
+    assert outcomes == {"ok": 240}
+    assert code in (0, 4), printed
+    assert took_s < 6 + 10 + 6
