@@ -190,6 +190,7 @@ class Dispatcher:
         if exchange.hang_up_at is not None:
             self._limited.add(exchange)
         connection.exchange = exchange
+        self._reader.follow(connection)
         if not connection.used:
             exchange.connected_ns = connection.connected_ns
         payload: bytes = exchange.payload
@@ -257,7 +258,7 @@ class Dispatcher:
             exchange.payload = b""  # is never sent again
         if whole:
             self._finish(connection, exchange, exchange.last_read_ns)
-        elif exchange.mid_stream:
+        else:
             self._follow(connection, exchange)
 
     def _follow(self, connection: Connection, exchange: Exchange) -> None:
@@ -265,8 +266,7 @@ class Dispatcher:
         share = max(_WAITING_BYTES // max(1, len(self._in_flight)), _LEAST_PART_BYTES)
         share -= share * (exchange.index * 618 % 1000) // 2000
         exchange.cut_at = min(exchange.cut_at, share) if exchange.may_cut else exchange.max_bytes
-        if connection.tls is None:
-            self._reader.follow(connection)
+        self._reader.follow(connection)
 
     def _finish(self, connection: Connection, exchange: Exchange, at_ns: int) -> None:
         exchange.closed_ns = at_ns

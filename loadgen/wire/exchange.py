@@ -16,7 +16,7 @@ from burstline.loadgen.wire.clock import Offsets
 
 READ = struct.Struct("q16sqq")
 """One read: our stamp, the kernel's (`struct timespec`, zeros where there is none), the number of bytes, and
-the latest poll before which they had not come."""
+the latest moment before which they had not come."""
 MID_STREAM = b"\n\n\r\n"
 """Where an event stream stands after nearly every read: an event's blank line, the chunk's line end."""
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n")
@@ -161,8 +161,8 @@ class Exchange:
             # A copy: zstandard cuts its result short in place, and memory behind it would stay unused.
             packed = bytes(memoryview(compress(rows + body)))
             self.parts.append((len(rows), packed))
-        at_ns, stamp, _, polled_ns = READ.unpack_from(reads)
-        self.reads = bytearray(READ.pack(at_ns, stamp, start, polled_ns))
+        at_ns, stamp, _, since_ns = READ.unpack_from(reads)
+        self.reads = bytearray(READ.pack(at_ns, stamp, start, since_ns))
         self.data = data[:start]
         self.n_cut += len(data) - start
         self.walked = self.walked_blocks = start
@@ -192,8 +192,8 @@ class Exchange:
         rows = np.frombuffer(stamps, dtype=np.int64).reshape(-1, 5)
         at_ns = rows[:, 0]
         kernel_ns = offsets.monotonic(rows[:, 1:3].tobytes(), at_ns)
-        # What a read brought came after what the read before it brought, and after the last poll that did not
-        # report it. Not after that read: we may have been stopped between it and our stamp.
+        # What a read brought came after what the read before it brought, and after the moment that the reader
+        # knows for its pass. Not after that read: we may have been stopped between it and our stamp.
         came_ns = np.where(kernel_ns > 0, kernel_ns, at_ns)
         before_ns = np.r_[self.sent_ns or 0, came_ns[:-1]]
         since_ns = at_ns - np.maximum(before_ns, rows[:, 4])

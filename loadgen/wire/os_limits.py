@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,12 +59,28 @@ class Usage:
         )
 
 
-def cpu_wait_s() -> float | None:
-    """How long this thread has been ready to run without a CPU; None where the kernel does not say."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return None
+class CpuClock:
+    """What the kernel says of the thread that made it; zeros where it says nothing."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+        with suppress(OSError):
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> tuple[int, int]:
+        """How long it has been ready to run without a CPU, ns, and how often it was given one."""
+        if self._fd < 0:
+            return 0, 0
+        _, waited_ns, n_slices = os.pread(self._fd, 64, 0).split()
+        return int(waited_ns), int(n_slices)
+
+    def close(self) -> float | None:
+        """The time without a CPU in seconds, None where the kernel does not say; asked no more."""
+        waited_ns, n_slices = self.read()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        return waited_ns / 1e9 if n_slices else None
 
 
 def peak_rss_bytes() -> int:

@@ -75,22 +75,21 @@ _RECORD_BYTES = 1 << 18
 class Channel:
     """One TLS connection over two memory buffers. Whoever owns the socket moves the bytes."""
 
-    __slots__ = ("_from_peer", "_tls", "_to_peer", "closed", "standing")
+    __slots__ = ("_from_peer", "_tls", "_to_peer", "closed")
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._from_peer, self._to_peer = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._from_peer, self._to_peer, server_hostname=host)
-        self.standing = False
         self.closed = False  # the peer has sent close_notify: no more plain text will come
 
-    def shake(self) -> bool:
+    def shake(self, received: bytes) -> bool:
         """Take the handshake as far as it goes; True once it is done. Raises ssl.SSLError."""
+        self._from_peer.write(received)
         try:
             self._tls.do_handshake()
-            self.standing = True
         except ssl.SSLWantReadError:
-            pass
-        return self.standing
+            return False
+        return True
 
     def outgoing(self) -> bytes:
         """What has to be sent to the peer now."""
@@ -100,14 +99,12 @@ class Channel:
         self._tls.write(plain)
         return self._to_peer.read()
 
-    def feed(self, received: memoryview) -> None:
-        self._from_peer.write(received)
+    def decrypted(self, received: bytes | memoryview) -> bytes:
+        """All plain text that has come whole with these bytes; b"" in the middle of a record.
 
-    def decrypt(self) -> bytes:
-        """All plain text that has come whole; b"" while a record is still open. Raises ssl.SSLError.
-
-        `closed` says afterwards whether the peer has ended its side.
+        `closed` says afterwards whether the peer has ended its side. Raises ssl.SSLError.
         """
+        self._from_peer.write(received)
         pieces = []
         try:
             while piece := self._tls.read(_RECORD_BYTES):
@@ -322,12 +319,11 @@ class Pool:
         return True
 
     def _handshake(self, connection: Connection) -> bool:
-        sock, tls = connection.sock, connection.tls
-        if tls is not None:
+        sock, received = connection.sock, b""
+        if connection.tls is not None:
             received = sock.recv(1 << 16)
             if not received:
                 raise ConnectionResetError(errno.ECONNRESET, "closed during the TLS handshake")
-            tls.feed(memoryview(received))
         else:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
@@ -335,9 +331,9 @@ class Pool:
             self._poller.modify(connection.fd, IN)
             if self._tls is None:
                 return True
-            tls = connection.tls = Channel(self._tls, self._host)
-        standing = tls.shake()
-        sock.send(tls.outgoing())  # a few hundred bytes into an empty send buffer: taken whole
+            connection.tls = Channel(self._tls, self._host)
+        standing = connection.tls.shake(received)
+        sock.send(connection.tls.outgoing())  # a few hundred bytes into an empty send buffer: taken whole
         return standing
 
     def _miss(self, connection: Connection, error: OSError | ssl.SSLError) -> None:

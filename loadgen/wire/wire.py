@@ -19,11 +19,9 @@ from typing import Any
 from burstline.loadgen.wire.clock import Offsets
 from burstline.loadgen.wire.dispatcher import Dispatcher
 from burstline.loadgen.wire.exchange import NEVER, Exchange
-from burstline.loadgen.wire.exchange import READ as ROW
 from burstline.loadgen.wire.network import ERR, Network, is_remote
-from burstline.loadgen.wire.os_limits import cpu_wait_s
-from burstline.loadgen.wire.pool import IN, OUT, Channel, Connection, Pool, new_poller
-from burstline.loadgen.wire.reader import ANCILLARY_BYTES, LOST, NO_TIMESPEC, READ, READ_BYTES, Reader
+from burstline.loadgen.wire.pool import IN, OUT, Connection, Pool, new_poller
+from burstline.loadgen.wire.reader import ENDED, READ, Reader
 
 _TICK_NS = 50_000_000
 _CANARY_PART_BYTES = 1 << 16
@@ -57,7 +55,7 @@ class Wire:
     ) -> None:
         self.offsets = Offsets()
         self.error: BaseException | None = None
-        self.max_pass_ns = self.n_reads = self.n_bytes = 0
+        self.max_pass_ns = 0
         self.cpu_wait_s: float | None = None
         self._canary: Connection | None = None
         self._canary_said = Exchange()
@@ -68,8 +66,6 @@ class Wire:
         self.network = Network() if is_remote(addresses) else None
         self.pool = Pool(self._poller, addresses, tls, host, self.network)
         self.traffic = Dispatcher(self._poller, self.reader, self.pool, deadline_s, concurrency, until_s)
-        self._view = memoryview(bytearray(2 * READ_BYTES))
-        self._n_reads = self._n_bytes = 0
         self._wake_in, self._wake_out = os.pipe()
         os.set_blocking(self._wake_in, False)
         os.set_blocking(self._wake_out, False)
@@ -141,7 +137,6 @@ class Wire:
     def _run(self) -> None:
         try:
             self._serve()
-            self.cpu_wait_s = cpu_wait_s()
         except BaseException as error:  # our bug: every exchange must still end, and the cause be reported
             self.error = error
         finally:
@@ -156,6 +151,7 @@ class Wire:
                     if self._canary_said.on_part is not None:
                         self._canary_said.on_part(self._canary_said)
             self._hand_over()
+            self.cpu_wait_s = self.reader.cpu.close()
             self.pool.close()
             self._poller.close()
             os.close(self._wake_in)
@@ -211,12 +207,11 @@ class Wire:
     def _publish(self) -> None:
         # Every cell is an aligned int64 with one writer, so readers in other processes need no lock.
         traffic, reader = self.traffic, self.reader
-        self.n_reads, self.n_bytes = self._n_reads + reader.n_reads, self._n_bytes + reader.n_bytes
         if self._counters is not None:
             cells = (len(self.pool.by_fd), traffic.n_sent, traffic.n_begun, traffic.n_done, traffic.n_failed)
             # The canary goes on where the server has fallen silent: its bytes are none of the load's.
-            n_bytes = self.n_bytes - self._canary_said.n_bytes
-            for i, cell in enumerate((*cells, self.n_reads, n_bytes)):
+            n_bytes = reader.n_bytes - self._canary_said.n_bytes
+            for i, cell in enumerate((*cells, reader.n_reads, n_bytes)):
                 self._counters[i] = cell
 
     def _hand_over(self) -> None:
@@ -243,26 +238,25 @@ class Wire:
         connection = self.pool.adopt(socket.create_connection(("127.0.0.1", port), timeout=1.0))
         connection.exchange, self._canary = exchange, connection
         self._canary_said = exchange
+        self.reader.follow(connection)
         connection.sock.send(exchange.payload)
         exchange.sent_ns = now()
 
     # What comes back.
 
-    def _take(self, connection: Connection, what: int) -> None:
+    def _take(self, connection: Connection, what: int | OSError) -> None:
         """What the reader reports of a connection: it has read, has met the end, or leaves it to us."""
-        if what & LOST:
-            code = what ^ LOST
-            self.traffic.lose(connection, OSError(code, os.strerror(code)) if code else None)
-            return
-        if what != READ:
+        if isinstance(what, OSError):
+            self.traffic.lose(connection, what)
+        elif what == ENDED:
+            self.traffic.lose(connection, None)
+        elif what != READ:
             self._attend(connection, what)
-            return
-        exchange = connection.exchange
-        if exchange is not None:
-            self._look(connection, exchange)
+        elif connection.exchange is not None:
+            self._look(connection, connection.exchange)
 
     def _attend(self, connection: Connection, flags: int) -> None:
-        """A socket that the reader left alone: opening, idle, ready to take more, or with a reply to read."""
+        """A socket that is opening, idle, ready to take more, or that has stamps of what it sent."""
         exchange = connection.exchange
         if flags & ERR and self.network is not None and connection.connected_ns is not None:
             self.network.read_stamps(connection.sock, exchange)
@@ -274,65 +268,17 @@ class Wire:
             self.traffic.refuse_waiting()
         elif exchange is None:
             self._attend_idle(connection)
-        else:
-            if flags & OUT and connection.unsent is not None:
-                self.traffic.write(connection, exchange, connection.unsent)
-            if flags != OUT and connection.exchange is not None:
-                self._read(connection, exchange)
+        elif flags & OUT and connection.unsent is not None:
+            self.traffic.write(connection, exchange, connection.unsent)
 
     def _attend_idle(self, connection: Connection) -> None:
         """The server has closed an idle connection, or speaks unasked: only TLS may (its session tickets)."""
         with suppress(OSError):
-            received = connection.sock.recv(READ_BYTES)
-            if received and connection.tls is not None:
-                connection.tls.feed(memoryview(received))
-                if not connection.tls.decrypt() and not connection.tls.closed:
-                    return
-        self.traffic.lose(connection, None)
-
-    def _read(self, connection: Connection, exchange: Exchange) -> None:
-        view = self._view
-        try:
-            n, ancillary, _, _ = connection.recvmsg_into([view[:READ_BYTES]], ANCILLARY_BYTES)
-            at = now()
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self.traffic.lose(connection, error)
-            return
-        if n == 0:
-            self.traffic.lose(connection, None)
-            return
-        tls = connection.tls
-        if tls is not None:
-            n = self._decrypt(connection, tls, n)
-            if n == 0:
+            received = connection.sock.recv(1 << 16)
+            tls = connection.tls
+            if received and tls is not None and not tls.decrypted(received) and not tls.closed:
                 return
-        exchange.reads += ROW.pack(
-            at, ancillary[0][2] if ancillary else NO_TIMESPEC, n, self.reader.polled_ns
-        )
-        exchange.data += view[:n]
-        self._n_reads += 1
-        self._n_bytes += n
-        self._look(connection, exchange)
-        if tls is not None and tls.closed and connection.is_open:
-            self.traffic.lose(connection, None)
-
-    def _decrypt(self, connection: Connection, tls: Channel, n: int) -> int:
-        """Turn the `n` bytes read into plain text, in place; its length, 0 where there is none to look at."""
-        try:
-            tls.feed(self._view[:n])
-            plain = tls.decrypt()
-        except ssl.SSLError as error:
-            self.traffic.lose(connection, error)
-            return 0
-        if tls.closed and not plain:
-            self.traffic.lose(connection, None)
-            return 0
-        if len(plain) > len(self._view):
-            raise ssl.SSLError(f"{n} bytes of TLS hold {len(plain)} of plain text")
-        self._view[: len(plain)] = plain
-        return len(plain)
+        self.traffic.lose(connection, None)
 
     def _look(self, connection: Connection, exchange: Exchange) -> None:
         """Whether the exchange has ended or is to be cut, where its last bytes do not say that it goes on."""

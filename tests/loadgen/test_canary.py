@@ -174,7 +174,7 @@ def test_a_long_stream_comes_in_parts_of_which_each_event_but_the_last_counts():
                 connection.sendall(b"".join(map(chunk, events[k : k + 300])))
                 time.sleep(0.06)
             limit_s = time.monotonic() + 20
-            while wire.n_bytes < len(HEAD) + sum(len(chunk(event)) for event in events):
+            while wire.reader.n_bytes < len(HEAD) + sum(len(chunk(event)) for event in events):
                 assert time.monotonic() < limit_s
                 time.sleep(0.01)
             wire.close()
@@ -185,7 +185,7 @@ def test_a_long_stream_comes_in_parts_of_which_each_event_but_the_last_counts():
     n_said = sum(len(part.data) > len(HEAD) for part in parts)
     assert errors.report().n == n - n_said
     assert max(len(part.data) for part in parts) < 1 << 18
-    assert asked.n_bytes == wire.n_bytes
+    assert asked.n_bytes == wire.reader.n_bytes
 
 
 def test_the_canarys_gaps_are_of_many_sizes():

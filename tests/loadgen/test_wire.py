@@ -131,7 +131,7 @@ def test_every_read_is_stamped_by_us_and_by_the_kernel_in_order() -> None:
             assert read.kernel_ns is not None
             # The kernel had the bytes no later than we did, and not before the run began.
             assert 0 < read.kernel_ns <= read.at_ns
-    assert transport.wire.n_reads == sum(len(c.reads) for c in captures)
+    assert transport.wire.reader.n_reads == sum(len(c.reads) for c in captures)
 
 
 def test_no_request_leaves_before_it_is_due_and_each_leaves_in_its_turn() -> None:
@@ -423,7 +423,7 @@ def test_every_event_of_a_stream_that_is_cut_short_is_kept(script: Script, failu
         assert capture.failure == failure
         data = b"".join(read.data for read in capture.reads)
         assert data.startswith(STREAM_HEAD + b"".join(map(chunk, SOME)))
-    assert transport.wire.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
+    assert transport.wire.reader.n_bytes == sum(len(r.data) for c in captures for r in c.reads)
 
 
 def test_every_event_of_a_stream_that_is_stopped_is_kept() -> None:
