@@ -154,6 +154,8 @@ class Reader:
         else:
             return
         woken = now()
+        if woken - self._since_ns <= WAKE_UP_NS:
+            return  # the poll before is the better bound
         waited_later_ns, n_later = self.cpu.read()
         if n_later - n_slices == 1:
             self._since_ns = max(self._since_ns, woken - (waited_later_ns - waited_ns) - WAKE_UP_NS)

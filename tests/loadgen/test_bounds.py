@@ -25,7 +25,7 @@ from tests.loadgen.scripted import STREAM_HEAD, chunk
 
 pytestmark = pytest.mark.slow
 
-N_REPLIES = 400
+N_REPLIES = 250
 GAPS_S = (0.004, 0.007, 0.005)
 FEW = 1e-3
 """The share of events whose time may lie outside the bound: see docs/method.md, "Late readings"."""
