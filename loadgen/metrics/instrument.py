@@ -17,7 +17,7 @@ from burstline.loadgen.stats.quantiles import order_for, quantile
 from burstline.workloads import achieved
 
 NOT_SENT = "no request was sent"
-NO_STAMP = "the kernel stamped no read (TLS, or no Linux)"
+NO_STAMP = "the kernel stamped no read (only Linux does)"
 NO_REPORT = "no driver reported on itself"
 LEAST_CANARY_EVENTS = 10
 PEAK_S = 1.0

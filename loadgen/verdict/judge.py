@@ -52,10 +52,14 @@ class Evidence:
 
 def judge(evidence: Evidence, warnings: tuple[Reason, ...] = ()) -> Verdict:
     """The verdict: the worst state that has a reason, then the reasons of the others."""
+    client, disturbed = _client_bound(evidence), _disturbed(evidence)
+    if disturbed:  # then the machine is also why the client read late
+        disturbed += [reason for reason in client if reason.code == "read-lag"]
+        client = [reason for reason in client if reason.code != "read-lag"]
     reasons = {
         State.FAILED: [*_failed(evidence), *evidence.contradictions],
-        State.CLIENT_BOUND: _client_bound(evidence),
-        State.DISTURBED: _disturbed(evidence),
+        State.CLIENT_BOUND: client,
+        State.DISTURBED: disturbed,
         State.NOT_STATIONARY: list(evidence.not_stationary),
         State.NOT_COMPARABLE: list(evidence.not_comparable),
         State.COLD: list(evidence.cold),

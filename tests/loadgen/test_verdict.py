@@ -72,6 +72,11 @@ CASES = {
         State.VALID,
         [],
     ),
+    "read late where others took the CPU": (
+        {"grades": LATE, "others_cpu_fraction": 0.8},
+        State.DISTURBED,
+        ["busy-machine", "read-lag"],
+    ),
     "no success": ({"counts": {"planned": 9, "ok": 0, "connect": 9}}, State.FAILED, ["no-success"]),
     "ten successes of ten": ({"counts": {"planned": 10, "ok": 10}}, State.VALID, []),
     "ten successes of twelve": (
