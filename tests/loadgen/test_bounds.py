@@ -1,4 +1,4 @@
-"""The bound of a late reading holds, and is small, where the reply's end shares a read with its last token."""
+"""The bound of a late reading holds and is small where a reply's end shares a read with its last token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEW = 1e-3
 
 
 def serve(home: Connection) -> None:
-    """Each reply: tokens, the last one with its usage and [DONE] in sends of their own; then what was true."""
+    """Replies whose last token, usage and [DONE] are sends of their own; at the end what was true."""
     listener = socket.create_server(("127.0.0.1", 0))
     home.send(listener.getsockname()[1])
     selector = selectors.DefaultSelector()
