@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -41,7 +40,7 @@ from burstline.loadgen.record.summary import (
     Summary,
 )
 from burstline.loadgen.record.telemetry import Telemetry
-from burstline.loadgen.record.verdict import Reason, State, Verdict
+from burstline.loadgen.record.verdict import PercentileGrade, Reason, State, Verdict
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
 from burstline.loadgen.stats.quantiles import mean, percentiles
 from burstline.loadgen.stats.serial_correlation import (
@@ -51,14 +50,11 @@ from burstline.loadgen.stats.serial_correlation import (
     percentile_in_order,
     share_in_order,
 )
-from burstline.loadgen.verdict.grades import grades, most_moved
-from burstline.loadgen.verdict.judge import Evidence, judge
+from burstline.loadgen.verdict.grades import grades, most_moved, widened
+from burstline.loadgen.verdict.judge import HEADLINE, Evidence, judge
 from burstline.loadgen.verdict.warnings import caveats
 from burstline.servers.identity import Identity
 from burstline.workloads.spec import MAX_FAILURES
-
-HEADLINE: Final = ("ttft", "tpot", "itl", "e2e")
-"""The metrics whose percentiles the client's lateness is compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +140,8 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     window = steady.window if steady else throughput.whole_run(inside)
     c = inside.due_from(window.start_s) if steady and window else inside
     watched = context.telemetry.over(planned.end_s)
-    graded = grades(c)
     client = instrument(planned, context.reports, watched, closed_loop=closed)
+    graded = grades(c, _known(client.canary_beyond_p99_s) or 0.0)
     opening = context.turns.opens if context.turns else None
     cold = cold_start(whole, context.concurrency, opening)
     rates = (
@@ -156,7 +152,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     unjudged = Summary(
         counts=counts(planned),
         metrics={
-            name: replace(figures(metric, c, steady), instrument_error=most_moved(graded.get(name)))
+            name: figures(metric, c, steady, graded.get(name))
             for name, metric in METRICS.items()
             if metric.of or metric.pooled
         },
@@ -236,8 +232,13 @@ def _goodput(inside: Columns, c: Columns, steady: Steady | None, context: Contex
     return Goodput(names, share, *good_rates_in(inside, steady.window, steady.block_s, met, least_block))
 
 
-def figures(metric: Metric, c: Columns, steady: Steady | None = None) -> MetricFigures:
-    """The metric's percentiles and its mean."""
+def figures(
+    metric: Metric,
+    c: Columns,
+    steady: Steady | None = None,
+    graded: Mapping[str, PercentileGrade] | None = None,
+) -> MetricFigures:
+    """The metric's percentiles and its mean, with what late reading can have done to them (`graded`)."""
     if not c.ok.any() and metric.failures == "infinite":
         return MetricFigures.absent(throughput.NO_SUCCESS)
     samples = samples_of(metric, c)
@@ -249,7 +250,12 @@ def figures(metric: Metric, c: Columns, steady: Steady | None = None) -> MetricF
         in_order = OrderedSamples.of(samples, c.due_s, steady.least_block)
         quantiles = {p: percentile_in_order(figure, in_order, p) for p, figure in quantiles.items()}
         average = mean_in_order(average, in_order)
-    return MetricFigures(**{label(p): quantiles[p] for p in QUANTILES}, mean=average)
+    graded = graded or {}
+    return MetricFigures(
+        **{label(p): widened(figure, graded.get(label(p))) for p, figure in quantiles.items()},
+        mean=average,
+        instrument_error=most_moved(graded),
+    )
 
 
 def _bounds(metric: Metric, c: Columns, steady: Steady | None) -> Quantiles:
@@ -279,30 +285,26 @@ def _window(c: Columns, steady: Steady | None, cold: ColdStart | None) -> Counte
 
 def _evidence(summary: Summary, c: Columns, context: Context, steady: Steady | None) -> Evidence:
     client = summary.instrument
-    quantiles = {label(p) for p in QUANTILES}
-
-    def known(figure: Figure) -> float | None:
-        return None if isinstance(figure, Absent) else figure.point
-
     return Evidence(
         counts=summary.counts,
-        headline={
-            name: {row.name: row.figure for row in summary.metrics[name].rows() if row.name in quantiles}
-            for name in HEADLINE
-        },
         grades=summary.grades,
+        decisive={*HEADLINE, *((goal.metric, goal.statistic) for goal in context.goals if goal.statistic)},
         cause=_cause(c, summary.counts),
         death=context.death,
-        canary_beyond_s=known(client.canary_beyond_p99_s),
-        waited_fraction=known(client.client_cpu_wait_fraction),
-        throttled_fraction=known(client.throttled_fraction),
-        others_cpu_fraction=known(client.others_cpu_fraction),
+        canary_beyond_s=_known(client.canary_beyond_p99_s),
+        waited_fraction=_known(client.client_cpu_wait_fraction),
+        throttled_fraction=_known(client.throttled_fraction),
+        others_cpu_fraction=_known(client.others_cpu_fraction),
         server_here=context.server_here,
         max_failures=context.max_failures,
         status=context.status,
         not_comparable=context.not_comparable,
         not_stationary=(*context.not_stationary, *(steady.reasons if steady else ())),
     )
+
+
+def _known(figure: Figure) -> float | None:
+    return None if isinstance(figure, Absent) else figure.point
 
 
 def _cause(c: Columns, counts: Mapping[str, int]) -> str:

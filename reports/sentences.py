@@ -25,7 +25,7 @@ STATES: Final[Mapping[str, tuple[str, str, str]]] = {
     State.CLIENT_BOUND: (
         "bad",
         "✕",
-        "The client read too late: do not use the metrics graded unreliable.",
+        "The client's times are not reliable: do not use the percentiles graded unreliable.",
     ),
     State.DISTURBED: (
         "warn",
@@ -61,18 +61,21 @@ COMPARED: Final[Mapping[str, tuple[str, str, str]]] = {
 }
 """The same of a comparison's state."""
 
-FAILED_BY: Final[Mapping[str, str]] = {
+MEANT_BY: Final[Mapping[str, str]] = {
     "died": "The server died: do not use these numbers.",
     "no-request": "The plan has no requests.",
     "no-success": "Nothing was served.",
     "mostly-failed": "Too many requests failed: do not use these numbers.",
     "too-many-failures": "Too many requests failed: do not use these numbers.",
+    "read-lag": "The client read too late: do not use the percentiles graded unreliable.",
+    "instrument-error": "The client's time stamps are wrong: do not use the percentiles graded unreliable.",
+    "read-unknown": "How late the client read is not known: do not use the percentiles graded unreliable.",
 }
-"""What FAILED means, by the code of its first reason."""
+"""What a state means in this run, by the code of the reason for it."""
 
 SENTENCES: Final[Mapping[str, str]] = {
     # What limited a run: what it was, then how that shows.
-    "limit.client": "The client may have limited the run: it read replies too late",
+    "limit.client": "What limited the run is not known: the client's own times are not reliable",
     "limit.overloaded": (
         "Limited by the server: requests came faster than it served them, and its queue kept growing"
     ),
@@ -89,6 +92,10 @@ SENTENCES: Final[Mapping[str, str]] = {
     "limit.kv-cache": "Limited by the KV cache: {ran}",
     "limit.own-batch": "Limited by the server's batch: {ran}",
     "limit.queue": "Limited by the server: {ran}",
+    # What late reading did to a percentile.
+    "read.widened": "late reading may have moved it by {by}, which its interval includes",
+    "read.unreliable": "unreliable: late reading may have moved it by {by}",
+    "read.unknown": "unreliable: how late it was read is not known",
     # Why nothing is compared.
     "missing": "No finished run: {what}.",
     "nothing": "No run came to its end: there is nothing to compare.",

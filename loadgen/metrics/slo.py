@@ -225,10 +225,12 @@ def _doubt(goal: Goal, result: Result, figure: Figure, summary: Summary) -> str 
     grade, verdict = summary.grades.get(goal.metric, {}).get(str(goal.statistic)), summary.verdict
     if grade is not None and grade.grade == Grade.UNRELIABLE:
         return f"the client read too late to judge {goal.metric}.{goal.statistic}"
-    if grade is not None and grade.grade == Grade.AS_SENT and grade.as_sent_s is not None:
-        shown = figure.point if isinstance(figure, Estimate) else math.inf
-        if (grade.as_sent_s <= goal.bound) != (shown <= goal.bound):
-            return f"late sends decide it: counted from the send it is {grade.as_sent_s:.4g} s"
+    shown = figure.point if isinstance(figure, Estimate) else math.inf
+    if grade is not None and grade.read_effect_s and abs(shown - goal.bound) <= grade.read_effect_s:
+        return "late reading may decide it"
+    as_sent_s = grade.as_sent_s if grade is not None and grade.grade == Grade.AS_SENT else None
+    if as_sent_s is not None and (as_sent_s <= goal.bound) != (shown <= goal.bound):
+        return f"late sends decide it: counted from the send it is {as_sent_s:.4g} s"
     if verdict.state in (State.NOT_COMPARABLE, State.NOT_STATIONARY):
         # A target that is missed while the queue still grows would be missed by more later on.
         overloaded = any(reason.code == "overloaded" for reason in verdict.reasons)

@@ -11,7 +11,9 @@ from burstline.loadgen.stats.figure import Figure
 
 FLOOR_S: Final = 1e-3
 SHARE: Final = 0.01
-"""The instrument may move a percentile by 1 ms or by 1% of it, whichever is more."""
+"""What the instrument moves a percentile by, up to 1 ms or 1% of it, is not worth a word."""
+MOST_SHARE: Final = 0.05
+"""Beyond this share, where that is more than 1 ms, the percentile is unreliable."""
 
 
 class State(StrEnum):
@@ -59,7 +61,9 @@ class Verdict:
 
 
 class Grade(StrEnum):
-    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have."""
+    """`ok`; `as-sent`: late sends move it beyond the tolerance; `unreliable`: late reads may have moved it by
+    more than 5%, or by nobody knows how much.
+    """
 
     OK = "ok"
     AS_SENT = "as-sent"
@@ -84,8 +88,13 @@ Grades = Mapping[str, Mapping[str, PercentileGrade]]
 
 
 def tolerance_s(value_s: float) -> float:
-    """How far off a latency of this size may be."""
+    """Up to where an effect on a latency of this size is not worth a word."""
     return max(FLOOR_S, SHARE * value_s)
+
+
+def is_unreliable(value_s: float, read_s: float | None) -> bool:
+    """Whether an effect of late reading on a latency of this size, None if unknown, spoils it."""
+    return read_s is None or read_s > max(FLOOR_S, MOST_SHARE * value_s)
 
 
 class Result(StrEnum):

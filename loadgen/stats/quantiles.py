@@ -114,7 +114,7 @@ def quantile(ordered: Floats, p: float, cumulated: Floats | None = None) -> floa
         first, second = int(below), int(above)
     else:
         first, second = np.searchsorted(cumulated, [below, above], side="right").clip(max=len(ordered) - 1)
-    if share < 1e-9 or first == second:
+    if share < 1e-9 or first == second or math.isinf(ordered[first]):
         return float(ordered[first])
     if math.isinf(ordered[second]):
         return math.inf

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,9 +22,9 @@ from burstline.loadgen.metrics.definitions import (
     latencies,
     samples_of,
 )
-from burstline.loadgen.record.columns import Columns, Floats, seconds_or_nan
-from burstline.loadgen.record.verdict import Grade, PercentileGrade, tolerance_s
-from burstline.loadgen.stats.estimates import Figure, early_stopping_floor, label, measured
+from burstline.loadgen.record.columns import Columns, Floats
+from burstline.loadgen.record.verdict import Grade, PercentileGrade, is_unreliable, tolerance_s
+from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import Samples, quantile_of
 
 
@@ -35,29 +36,44 @@ def most_moved(graded: Mapping[str, PercentileGrade] | None) -> Figure | None:
     return measured(max(known, default=None), "s", "no percentile has a bound of its reading", len(known))
 
 
+def widened(figure: Figure, graded: PercentileGrade | None) -> Figure:
+    """The percentile with its interval widened by what late reading may have moved it, if that matters."""
+    moved_s = graded.read_effect_s if graded else None
+    if moved_s is None or isinstance(figure, Absent) or moved_s <= tolerance_s(figure.point):
+        return figure
+    return replace(
+        figure,
+        low=None if figure.low is None else max(figure.low - moved_s, 0.0),
+        high=None if figure.high is None else figure.high + moved_s,
+    )
+
+
 _OF_THE_SERVER: Final = ("ttft", "tpot", "itl", "e2e", "ttft_service", "e2e_service", "ttfa", "icl")
 _FROM_DUE: Final = ("ttft", "e2e", "ttfa")
 
 
-def grades(c: Columns) -> dict[str, dict[str, PercentileGrade]]:
-    """The grade of every percentile of every metric of the server that these requests support."""
+def grades(c: Columns, beyond_s: float = 0.0) -> dict[str, dict[str, PercentileGrade]]:
+    """The grade of every percentile of every metric of the server that these requests support.
+
+    Each event may have come before its stamp by its own bound and `beyond_s`, by which the canary's true
+    times lay outside such bounds.
+    """
     if not c.ok.any():
         return {name: {} for name in _OF_THE_SERVER}
-    first_error_s, last_error_s = _errors_of_ends(c)
-    return {name: _graded(name, METRICS[name], c, first_error_s, last_error_s) for name in _OF_THE_SERVER}
+    error_s = c.event_error_s
+    error_s += beyond_s
+    error_s[np.isnan(error_s)] = np.inf
+    return {name: _graded(name, METRICS[name], c, error_s) for name in _OF_THE_SERVER}
 
 
-def _graded(
-    name: str, metric: Metric, c: Columns, first_error_s: Floats, last_error_s: Floats
-) -> dict[str, PercentileGrade]:
+def _graded(name: str, metric: Metric, c: Columns, error_s: Floats) -> dict[str, PercentileGrade]:
     ranked = samples_of(metric, c).ranked_for(QUANTILES)
     values = {p: ranked.quantile(p) for p in QUANTILES if ranked.total >= early_stopping_floor(p)}
     del ranked  # a large run's are let go before the next are made
     if metric.pooled:  # one after the other: of a large run they are most of the memory
-        ends = [_quantiles(_gap_bound(name, c, least=least), values) for least in (True, False)]
+        ends = [_quantiles(_gap_bound(name, c, error_s, least=least), values) for least in (True, False)]
     else:
-        bounds = _bounds(name, metric, c, first_error_s, last_error_s)
-        ends = [_quantiles(samples, values) for samples in bounds]
+        ends = [_quantiles(samples, values) for samples in _bounds(name, metric, c, error_s)]
     found = {}
     for p, value in values.items():
         if not math.isfinite(value):
@@ -70,10 +86,9 @@ def _graded(
 
 
 def _grade(value_s: float, send_s: float | None, read_s: float | None) -> Grade:
-    allowed_s = tolerance_s(value_s)
-    if read_s is not None and read_s > allowed_s:
+    if is_unreliable(value_s, read_s):
         return Grade.UNRELIABLE
-    return Grade.AS_SENT if send_s is not None and send_s > allowed_s else Grade.OK
+    return Grade.AS_SENT if send_s is not None and send_s > tolerance_s(value_s) else Grade.OK
 
 
 def _send_effect(name: str, metric: Metric, c: Columns, p: float) -> tuple[float | None, float | None]:
@@ -86,14 +101,16 @@ def _send_effect(name: str, metric: Metric, c: Columns, p: float) -> tuple[float
     return _apart(by_due, by_send), by_send if math.isfinite(by_send) else None
 
 
-def _bounds(
-    name: str, metric: Metric, c: Columns, first_error_s: Floats, last_error_s: Floats
-) -> tuple[Samples, Samples]:
+def _bounds(name: str, metric: Metric, c: Columns, error_s: Floats) -> tuple[Samples, Samples]:
     """The least and the most that every request's value can have been, were all errors as bad as possible."""
     values = latencies(metric, c)
+    some = c.ok & (c.n_events > 0)
+    first_error_s, last_error_s = np.zeros(len(c)), np.zeros(len(c))
+    first_error_s[some] = error_s[c.starts[:-1][some]]
+    last_error_s[some] = error_s[c.starts[1:][some] - 1]
     if name == "tpot":
         n_later = c.output_tok - c.first_n
-        n_later = np.where(n_later > 0, n_later, np.inf)  # failed, or not defined: nothing to move
+        n_later = np.where(n_later > 0, n_later, 1)  # failed, or not defined: nothing to move
         return (
             Samples.per_request(values - last_error_s / n_later),
             Samples.per_request(values + first_error_s / n_later),
@@ -102,11 +119,11 @@ def _bounds(
     return Samples.per_request(values - early_s), Samples.per_request(values)
 
 
-def _gap_bound(name: str, c: Columns, *, least: bool) -> Samples:
+def _gap_bound(name: str, c: Columns, error_s: Floats, *, least: bool) -> Samples:
     """The same of gaps, each between two events that may both have come earlier."""
     came = gaps(c, counted=name != "icl")
     own = came.ends_one if least else np.append(came.ends_one[1:], False)
-    value = seconds_or_nan(c.event_error_ns[own])
+    value = error_s[own]
     if least:
         np.subtract(came.value, value, out=value)
         np.maximum(value, 0, out=value)
@@ -116,19 +133,9 @@ def _gap_bound(name: str, c: Columns, *, least: bool) -> Samples:
     return gap_samples(c, value, came.n, came.counts)
 
 
-def _errors_of_ends(c: Columns) -> tuple[Floats, Floats]:
-    """By how much each request's first and last token may have come earlier; 0 where it has none."""
-    error_s, some = c.event_error_s, c.n_events > 0
-    first_s, last_s = np.zeros(len(c)), np.zeros(len(c))
-    first_s[some], last_s[some] = error_s[c.starts[:-1][some]], error_s[c.starts[1:][some] - 1]
-    return first_s, last_s
-
-
 def _quantiles(samples: Samples, ps: Collection[float]) -> dict[float, float]:
-    """NaN where an error is unknown (NaN sorts last): then there is no bound."""
     ranked = samples.ranked_for(ps)
-    known = len(ranked.value) and not math.isnan(ranked.value[-1])
-    return {p: ranked.quantile(p) if known else math.nan for p in ps}
+    return {p: ranked.quantile(p) for p in ps}
 
 
 def _apart(a: float, b: float) -> float | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from burstline.loadgen.record.record import OUTCOME_WORDS, failed
-from burstline.loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, tolerance_s, worst
-from burstline.loadgen.stats.estimates import Estimate, Figure, early_stopping_floor
+from burstline.loadgen.record.verdict import Grade, Grades, Reason, State, Verdict, worst
+from burstline.loadgen.stats.estimates import early_stopping_floor
+
+HEADLINE: Final = tuple((metric, p) for metric in ("ttft", "tpot", "e2e") for p in ("p50", "p99"))
+"""The percentiles that people read first: where the client spoils one of them, it spoils the run."""
 
 BUSY: Final = 0.25
 """Of two cores half of one: a server there is slowed, though the instrument may not be."""
@@ -22,19 +26,19 @@ class Evidence:
     """What a verdict rests on.
 
     `counts` are requests by outcome with `planned` and `ok`, `death` says that the server died, `cause` is
-    the error of the first request that failed in the most frequent way. `headline` holds the percentiles that
-    people read first, `grades` how far the client moved them at most, `canary_beyond_s` how far the canary's
-    truth lay outside the bounds that these grades rest on (p99, None where it did not say). Shares are of
-    the run's time or the machine's CPU, None where unknown: `waited_fraction` the client waited for a CPU,
-    `throttled_fraction` its CPU quota stopped it, `others_cpu_fraction` what neither client nor server
-    used; `server_here` says that the server ran on this machine and is none of those. `max_failures` is the
-    share of planned requests that may fail.
+    the error of the first request that failed in the most frequent way. `grades` are how far the client
+    moved each percentile at most, `decisive` those that people read first and those with an SLO;
+    `canary_beyond_s` is how far the canary's truth lay outside the client's own bounds, for which these
+    grades allow (p99, None where it did not say). Shares are of the run's time or the machine's CPU, None
+    where unknown: `waited_fraction` the client waited for a CPU, `throttled_fraction` its CPU quota stopped
+    it, `others_cpu_fraction` what neither client nor server used; `server_here` says that the server ran on
+    this machine and is none of those. `max_failures` is the share of planned requests that may fail.
     `contradictions` are laws between the figures that do not hold: then none of them can be used.
     """
 
     counts: Mapping[str, int]
-    headline: Mapping[str, Mapping[str, Figure]]
     grades: Grades = field(default_factory=dict)
+    decisive: Collection[tuple[str, str]] = HEADLINE
     cause: str = ""
     death: str = ""
     canary_beyond_s: float | None = None
@@ -108,24 +112,32 @@ def _failed(evidence: Evidence) -> list[Reason]:
 
 
 def _client_bound(evidence: Evidence) -> list[Reason]:
-    """A headline metric is unreliable."""
-    reasons = []
+    """A decisive percentile is unreliable: by late reads, by wrong time stamps, or for all that is known."""
     unreliable = [
-        (each.read_effect_s or 0.0, metric, p)
-        for metric in evidence.headline
-        for p, each in evidence.grades.get(metric, {}).items()
-        if each.grade == Grade.UNRELIABLE
+        (math.inf if each.read_effect_s is None else each.read_effect_s, f"{metric.upper()} {p}")
+        for metric, row in evidence.grades.items()
+        for p, each in row.items()
+        if (metric, p) in evidence.decisive and each.grade == Grade.UNRELIABLE
     ]
-    if unreliable:
-        effect_s, metric, p = max(unreliable)
-        text = f"Late reading may have moved {metric.upper()} {p} by {effect_s * 1e3:.3g} ms"
-        names = ", ".join(dict.fromkeys(f"{m.upper()} {q}" for _, m, q in sorted(unreliable, reverse=True)))
-        advice = "Run the client on a separate machine, or on more CPUs."
-        reasons.append(Reason("read-lag", f"{text}. Unreliable: {names}.", advice))
-    if error := _over_tolerance(evidence.canary_beyond_s or 0.0, evidence.headline):
+    if not unreliable:
+        return []
+    effect_s, name = max(unreliable)
+    names = ", ".join(each for _, each in sorted(unreliable, reverse=True))
+    beyond_s = evidence.canary_beyond_s
+    if math.isinf(effect_s):
+        text = "How late the client read some replies is not known"
+        if beyond_s is None:
+            text = f"{text}, and no canary says how late it is on this machine"
+        return [Reason("read-unknown", f"{text}. Unreliable: {names}.", "Run it again, for longer.")]
+    moved = f"may have moved {name} by {effect_s * 1e3:.3g} ms. Unreliable: {names}."
+    if beyond_s and beyond_s > effect_s / 2:
+        text = (
+            f"The canary's events were {beyond_s * 1e3:.3g} ms outside the client's own bounds, which {moved}"
+        )
         advice = "Do not use these times: the client's time stamps are wrong on this machine."
-        reasons.append(Reason("instrument-error", error, advice))
-    return reasons
+        return [Reason("instrument-error", text, advice)]
+    advice = "Run the client on a separate machine, or on more CPUs."
+    return [Reason("read-lag", f"Late reading {moved}", advice)]
 
 
 def _disturbed(evidence: Evidence) -> list[Reason]:
@@ -147,20 +159,3 @@ def _disturbed(evidence: Evidence) -> list[Reason]:
         text = f"A CPU quota stopped the client {throttled:.1%} of the time."
         reasons.append(Reason("throttled", text, "Lift the client's CPU quota; comparisons need --anyway."))
     return reasons
-
-
-def _over_tolerance(beyond_s: float, headline: Mapping[str, Mapping[str, Figure]]) -> str | None:
-    """That the canary contradicts the client beyond the smallest tolerance; None where all is well."""
-    known = [
-        (value.point, f"{metric.upper()} {name}")
-        for metric, row in headline.items()
-        for name, value in row.items()
-        if isinstance(value, Estimate) and beyond_s > tolerance_s(value.point)
-    ]
-    if not known:
-        return None
-    value_s, name = min(known)
-    return (
-        f"The canary's events were {beyond_s * 1e3:.3g} ms outside the client's own bounds: the tolerance at "
-        f"{name} ({value_s * 1e3:.4g} ms) is {tolerance_s(value_s) * 1e3:.3g} ms."
-    )

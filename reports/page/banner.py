@@ -13,7 +13,7 @@ from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
 from burstline.reports.blocks import MARKS, Banner, TargetLine
 from burstline.reports.model.comparison import Case, Comparison
 from burstline.reports.number_format import count, duration, number, with_interval
-from burstline.reports.sentences import COMPARED, FAILED_BY, INTERRUPTED, REPEATS, STATES, SWEEP, say
+from burstline.reports.sentences import COMPARED, INTERRUPTED, MEANT_BY, REPEATS, STATES, SWEEP, say
 
 FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"})
 """Reasons that count the failed requests: a warning that does so too says nothing more."""
@@ -35,8 +35,8 @@ def run_banner(summary: Summary) -> Banner:
         state = INTERRUPTED
         reasons = tuple(reason for reason in reasons if reason.code != "interrupted")
     tone, mark, sentence = STATES[state]
-    if state == State.FAILED:
-        sentence = next((FAILED_BY[r.code] for r in verdict.reasons if r.code in FAILED_BY), sentence)
+    if state in (State.FAILED, State.CLIENT_BOUND):  # its own reason comes first
+        sentence = next((MEANT_BY[r.code] for r in verdict.reasons if r.code in MEANT_BY), sentence)
     elif state == State.VALID and any(t.result != Result.PASS for t in summary.targets):
         tone, sentence = "warn", f"These numbers can be used. SLOs: {_slo_results(summary)}."
     return Banner(

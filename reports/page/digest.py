@@ -110,7 +110,7 @@ def verdict_line(summary: Summary) -> Banner:
 def _numbers(summary: Summary) -> Iterator[Block]:
     metrics = {key: row for key, row in summary.metrics.items() if key in LATENCIES}
     if metrics:
-        yield latency_table("", metrics, evidence=False)
+        yield latency_table("", metrics, graded=summary.grades, evidence=False)
     if summary.sessions is not None:
         yield from session_tables(summary.sessions)
 

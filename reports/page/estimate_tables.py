@@ -5,16 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from markupsafe import Markup, escape
 
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.record.summary import NamedFigure, Section, SessionFigures
+from burstline.loadgen.record.verdict import Grade, Grades, PercentileGrade, tolerance_s
 from burstline.loadgen.stats.estimates import ONE_RUN
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 from burstline.reports.blocks import Cell, Column, Row, Table
 from burstline.reports.model.comparison import LATENCIES, QUANTILES
 from burstline.reports.number_format import ARROWS, Scale, duration, interval, point, scale_of
+from burstline.reports.sentences import say
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
 LETTERS = (
@@ -37,17 +40,24 @@ def named(key: str, title: str = "") -> Cell:
     return Cell(f"{METRICS[key].title}\u00a0{arrow}".strip(), href=f"#def-{key}")
 
 
-def latency_table(caption: str, metrics: Mapping[str, Section], *, evidence: bool = True) -> Table:
+def latency_table(
+    caption: str,
+    metrics: Mapping[str, Section],
+    *,
+    graded: Grades = MappingProxyType({}),
+    evidence: bool = True,
+) -> Table:
     """One row a metric, one column a quantile, each number over its interval, then the instrument's error.
 
-    Numbers of the headline link to their `evidence`.
+    Numbers of the headline link to their `evidence`; a note says what late reading did to one (`graded`).
     """
     figures = {key: {row.name: row.figure for row in section.rows()} for key, section in metrics.items()}
     columns = [p for p in (*QUANTILES, "mean") if any(p in row for row in figures.values())]
     errors = ["instrument_error"] if any("instrument_error" in row for row in figures.values()) else []
     notes: list[str] = []
     rows = tuple(
-        Row(tuple(_latency_cells(key, row, columns, errors, notes, evidence))) for key, row in figures.items()
+        Row(tuple(_latency_cells(key, row, graded.get(key, {}), columns, errors, notes, evidence)))
+        for key, row in figures.items()
     )
     titles = ["Latency", "Unit", *columns, *("± instrument" for _ in errors), "n"]
     known = [figure for row in figures.values() for figure in row.values() if isinstance(figure, Estimate)]
@@ -64,6 +74,7 @@ def latency_table(caption: str, metrics: Mapping[str, Section], *, evidence: boo
 def _latency_cells(
     key: str,
     row: Mapping[str, Figure],
+    graded: Mapping[str, PercentileGrade],
     columns: list[str],
     errors: list[str],
     notes: list[str],
@@ -75,21 +86,36 @@ def _latency_cells(
     yield Cell(scale.unit)
     for p in columns:
         href = f"#ev-{key}-{p}" if evidence and key in LATENCIES else ""
-        yield _value(row[p], scale, notes, href) if p in row else Cell("–")
+        yield _value(row[p], scale, notes, href, graded.get(p)) if p in row else Cell("–")
     for name in errors:
         error = row.get(name)
         yield Cell(duration(error.point)) if isinstance(error, Estimate) else Cell("–")
     yield Cell(f"{max(figure.n for figure in known):,}" if known else "–")
 
 
-def _value(figure: Figure, scale: Scale, notes: list[str], href: str = "") -> Cell:
-    """The number over its interval; a dash where it is absent, its reason added to `notes` if new."""
+def _value(
+    figure: Figure, scale: Scale, notes: list[str], href: str = "", graded: PercentileGrade | None = None
+) -> Cell:
+    """The number over its interval, or a dash; what is to say of it goes to `notes`, if new."""
     if isinstance(figure, Estimate):
-        return Cell(point(figure, scale), detail=interval(figure, scale), href=href)
-    reason = SO_IT_LACKS.sub(", so it does not exist", figure.reason)  # one note for all percentiles
-    if reason not in notes:
-        notes.append(reason)
-    return Cell("–", note=notes.index(reason) + 1)
+        cell = Cell(point(figure, scale), detail=interval(figure, scale), href=href)
+        note = _read_late(figure, graded) if graded else ""
+    else:
+        cell = Cell("–")
+        note = SO_IT_LACKS.sub(", so it does not exist", figure.reason)  # one note for all percentiles
+    if note and note not in notes:
+        notes.append(note)
+    return replace(cell, note=notes.index(note) + 1) if note else cell
+
+
+def _read_late(figure: Estimate, graded: PercentileGrade) -> str:
+    """What late reading did to a percentile; "" where that is not worth a word."""
+    moved_s, unreliable = graded.read_effect_s, graded.grade == Grade.UNRELIABLE
+    if moved_s is None:
+        return say("read.unknown")
+    if unreliable or moved_s > tolerance_s(figure.point):
+        return say("read.unreliable" if unreliable else "read.widened", by=duration(moved_s))
+    return ""
 
 
 def group_table(caption: str, section: Section, only: Collection[str] | None = None) -> Table:

@@ -53,7 +53,7 @@ def numbers(view: View) -> list[Block]:
         Overview(Tiles(tuple(_tiles(view))), tuple(_small_figures(view))),
         Side(
             (
-                latency_table("Latency of all planned requests", headline),
+                latency_table("Latency of all planned requests", headline, graded=summary.grades),
                 *(group_table(caption, section) for caption, section in groups),
             ),
             least_rem=36,
@@ -64,8 +64,8 @@ def numbers(view: View) -> list[Block]:
         ),
     ]
     if others:
-        blocks.append(Folded("Other latencies, and what other tools call by the same names",
-                             (latency_table("The same requests, measured otherwise", others),)))  # fmt: skip
+        table = latency_table("The same requests, measured otherwise", others, graded=summary.grades)
+        blocks.append(Folded("Other latencies, and what other tools call by the same names", (table,)))
     if bounds := {key: row for key, row in summary.bounds.items() if key in LATENCIES}:
         blocks.append(Folded("Upper bounds, as MLPerf computes them", (_bounds(bounds),)))
     return [*blocks, Folded("Evidence: where each of these numbers comes from", (_evidence(view),))]

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from burstline.loadgen.record.columns import columns_of
+from burstline.loadgen.record.manifest import ArrivalFacts
 from burstline.loadgen.record.tables import RECORDS, record_table
 from burstline.loadgen.record.verdict import Grade, State
-from burstline.loadgen.stats.estimates import measured
 from burstline.loadgen.summarize import Context
 from burstline.loadgen.verdict.grades import grades
 from burstline.loadgen.verdict.judge import Evidence, judge
@@ -112,11 +112,50 @@ def test_a_time_per_token_over_a_long_reply_hardly_feels_its_ends():
     assert graded(error_s=0.009, gap_s=0.4)["tpot"]["p50"].grade == Grade.OK
 
 
-def test_errors_that_were_not_recorded_are_unknown_and_no_alarm():
-    rows = [replace(ok(k, 0.1, [0.01] * 3), read_error_ns=[-1] * 4) for k in range(N)]
+def unknown_of(k):
+    row = ok(k, 0.1, [0.01] * 3)
+    return replace(row, read_error_ns=[-1] * 4)
+
+
+def test_errors_that_were_not_recorded_are_unknown_and_make_a_percentile_unreliable():
+    found = grades(columns_of(record_table([unknown_of(k) for k in range(N)])))
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        assert found[name]["p50"].read_effect_s is None
+        assert found[name]["p50"].grade == Grade.UNRELIABLE
+    summary = summarized(record_table([unknown_of(k) for k in range(N)]), Context())
+    assert summary["verdict"]["state"] == "CLIENT-BOUND"
+    assert summary["verdict"]["reasons"][0]["code"] == "read-unknown"
+
+
+def test_a_few_errors_that_were_not_recorded_spoil_no_median():
+    rows = [unknown_of(k) if k % 100 < 2 else ok(k, 0.1 + k / 1e4, [0.01] * 3) for k in range(N)]
+    rows = [row if -1 in row.read_error_ns else replace(row, read_error_ns=[0] * 4) for row in rows]
     found = grades(columns_of(record_table(rows)))
-    assert found["itl"]["p50"].read_effect_s is None
-    assert found["itl"]["p50"].grade == Grade.OK
+    assert found["ttft"]["p50"].grade == found["e2e"]["p50"].grade == found["itl"]["p50"].grade == Grade.OK
+    assert found["itl"]["p99"].grade == Grade.UNRELIABLE
+
+
+@pytest.mark.parametrize(
+    ("error_s", "grade", "wider"), [(0.0011, "ok", 0.0), (0.007, "ok", 0.007), (0.008, "unreliable", 0.008)]
+)
+def test_up_to_1_percent_nothing_is_said_up_to_5_the_interval_is_widened(error_s, grade, wider):
+    """TTFT of 150 ms: 1% are 1.5 ms, 5% are 7.5."""
+
+    def p50(error_s):
+        table = records(error_s=error_s)
+        context = Context(arrivals=ArrivalFacts("poisson", 100.0))
+        return (found := summarized(table, context))["metrics"]["ttft"]["p50"], found["grades"]["ttft"]["p50"]
+
+    (exact, _), (shown, graded) = p50(0.0), p50(error_s)
+    assert graded["grade"] == grade
+    assert exact["low"] - shown["low"] == pytest.approx(wider)
+    assert shown["high"] - exact["high"] == pytest.approx(wider)
+
+
+def test_what_the_canary_found_beyond_the_bounds_adds_to_every_event():
+    table = records(error_s=0.002)
+    assert grades(columns_of(table), 0.05)["ttft"]["p50"].read_effect_s == pytest.approx(0.052)
+    assert grades(columns_of(table), 0.06)["tpot"]["p50"].read_effect_s == pytest.approx(0.062 / 3, rel=0.01)
 
 
 def test_requests_that_failed_are_moved_by_nothing():
@@ -158,8 +197,7 @@ SEVEN = {
 @pytest.mark.parametrize(("load", "machine", "grade", "state"), SEVEN.values(), ids=SEVEN)
 def test_each_of_the_seven_cases_has_its_grade_and_its_verdict(load, machine, grade, state):
     found = graded(**load)
-    headline = {"ttft": dict.fromkeys(("p50", "p99"), measured(0.15, "s", ""))}
-    verdict = judge(Evidence({"planned": N, "ok": N}, headline, grades=found, **machine))
+    verdict = judge(Evidence({"planned": N, "ok": N}, found, **machine))
     assert (found["ttft"]["p99"].grade, verdict.state) == (grade, state)
     if grade == "as-sent":
         assert {each.grade for each in found["tpot"].values()} == {Grade.OK}

@@ -246,8 +246,8 @@ MUTATIONS = (
     Mutation(
         "a reader that is late says nothing",
         judge._client_bound,
-        "if unreliable:",
-        "if False:",
+        "if not unreliable:",
+        "if True:",
         LOADGEN + "test_grades.test_reads_that_may_be_9_ms_late_make_the_gaps_unreliable",
     ),
     Mutation(
@@ -337,9 +337,9 @@ MUTATIONS = (
     ),
     Mutation(
         "an instrument proven wrong is believed",
-        judge._over_tolerance,
-        "beyond_s > tolerance_s(value.point)",
-        "False",
+        grades.grades,
+        "error_s += beyond_s",
+        "pass",
         LOADGEN + "test_canary.test_an_instrument_that_the_canary_contradicts_is_client_bound",
     ),
     Mutation(
