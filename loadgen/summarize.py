@@ -27,7 +27,7 @@ from burstline.loadgen.metrics.steady_state import (
 from burstline.loadgen.metrics.throughput import good_rates, good_rates_in, throughputs_in
 from burstline.loadgen.metrics.token_accounting import cached_by_counters, conservation, counts, lengths
 from burstline.loadgen.record.columns import Columns, columns_of
-from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.loadgen.record.manifest import ArrivalFacts, Manifest, RunNoise, WarmUpBursts
 from burstline.loadgen.record.record import NO_FAILURES, Outcome
 from burstline.loadgen.record.rundir import Run
@@ -64,7 +64,7 @@ class Context:
     `concurrency` is a closed loop's, None in an open one. `not_comparable` and `not_stationary` are reasons
     from other checks. `arrivals` are the planned pattern, rate and burstiness; without them no part of the
     run counts as steady. `usd_per_hour` is the price of the server's hardware. `turns` are the places of the
-    requests in their sessions, if there are any.
+    requests in their sessions, if there are any. `lost` are the drivers that were lost during the load.
     """
 
     telemetry: Telemetry = field(default_factory=Telemetry.empty)
@@ -86,6 +86,7 @@ class Context:
     usd_per_hour: float | None = None
     turns: Turns | None = None
     cancel_share: float = 0.0
+    lost: tuple[LostDriver, ...] = ()
 
 
 def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
@@ -110,6 +111,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         cancel_share=manifest.hang_ups.share if manifest.hang_ups else 0.0,
         goals=tuple(map(parse_goal, manifest.targets)),
         turns=turns_of(run),
+        lost=manifest.lost,
     )
     return summarize(run.columns, context)
 
@@ -136,6 +138,9 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
     # Requests never sent (the run was interrupted) are outside the window.
     inside = whole.without(Outcome.NOT_SENT)
     duration_s = context.duration_s if context.status == "complete" else None
+    if context.lost:  # the window ends with the load that was asked for
+        duration_s = min(each.at_s for each in context.lost)
+        inside = inside.without(Outcome.DRIVER_LOST).due_before(duration_s)
     steady = steady_part(inside, pattern, concurrency=context.concurrency, duration_s=duration_s)
     window = steady.window if steady else throughput.whole_run(inside)
     c = inside.due_from(window.start_s) if steady and window else inside
@@ -191,6 +196,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         warm_up=context.warm_up,
         cold=cold.left_out() if cold and not cold_counts else None,
         cancel_share=context.cancel_share,
+        lost=context.lost,
     )
     warnings = (*warnings, *((ran_out,) if ran_out else ()))
     evidence = replace(

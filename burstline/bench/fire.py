@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import wait
 from typing import Final
@@ -17,7 +17,7 @@ from burstline.interrupt import uninterrupted
 from burstline.loadgen.driver.job import NAMES, Counters, Done, Go, Job, Ready, Stop
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
-from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.loadgen.record.record import Outcome
 from burstline.servers.host.child import ChildLostError, how_it_ended
 from burstline.servers.host.process import Server
@@ -52,13 +52,13 @@ Drivers = Callable[[Sequence[Job], Counters], AbstractContextManager[Sequence[Dr
 class DriveOutcome:
     """How a load went: the drivers' own reports, the start (ns, monotonic), and why drivers are missing.
 
-    `lost` names each driver that ended during the load, with the reason; `error` is what a driver failed of.
+    `lost` are the drivers that ended during the load; `error` is what a driver failed of.
     """
 
     reports: list[DriveReport]
     interrupted: bool
     t0_ns: int | None = None
-    lost: Mapping[int, str] = field(default_factory=dict)
+    lost: tuple[LostDriver, ...] = ()
     error: Exception | None = None
 
 
@@ -85,8 +85,8 @@ def fire(
             early_s = max(0.0, -job.due_ns[0] / 1e9) if job.due_ns else 0.0
             load = _DriverControl(started, counters, parts, on_tick, early_s, say).attend()
     captured = {capture.index for capture in read_captures(job.captures)} if load.lost else set()
-    for worker, why in load.lost.items():
-        _account_for_lost(parts[worker], captured, n_workers + worker, why)
+    for each in load.lost:
+        _account_for_lost(parts[each.worker], captured, n_workers + each.worker, each.why)
     return load
 
 
@@ -124,7 +124,7 @@ class _DriverControl:
         self._lead_s = early_s + (LEAD_S if here else CLUSTER_LEAD_S)
         self._reports: list[DriveReport] = []
         self._t0_ns: int | None = None
-        self._lost: dict[int, str] = {}
+        self._lost: list[LostDriver] = []
         self._error: Exception | None = None
         self._interrupted = False
         self._progress: tuple[int, int] | None = None
@@ -148,7 +148,7 @@ class _DriverControl:
                 self._interrupted = True
                 self._stop()
         reports = sorted(self._reports, key=lambda report: report.worker)
-        return DriveOutcome(reports, self._interrupted, self._t0_ns, self._lost, self._error)
+        return DriveOutcome(reports, self._interrupted, self._t0_ns, tuple(self._lost), self._error)
 
     def _hear(self, k: int) -> None:
         try:
@@ -176,8 +176,10 @@ class _DriverControl:
         if self._t0_ns is None and self._stop_by_s is None:
             raise DriverDiedError(f"{why}; nothing was sent")
         n_sent = self._counters.row(k)[NAMES.index("sent")]
-        self._lost[k] = f"{why}; {n_sent:,} of its {self._shares[k]:,} requests had been sent"
-        self._say(self._lost[k])
+        why = f"{why}; {n_sent:,} of its {self._shares[k]:,} requests had been sent"
+        at_s = (time.monotonic_ns() - self._t0_ns) / 1e9 if self._t0_ns else 0.0
+        self._lost.append(LostDriver(k, max(0.0, at_s), why, self._shares[k] / sum(self._shares)))
+        self._say(why)
 
     def _check_limits(self) -> None:
         at_s = time.monotonic()

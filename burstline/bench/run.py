@@ -228,7 +228,7 @@ def fire_watched(
         run.save_manifest(replace(run.manifest, server=replace(run.manifest.server, notes=notes)))
     with uninterrupted():
         error = fired.engine_error or (str(done.error) if done.error else None)
-        run.save_manifest(replace(run.manifest, drivers=tuple(done.reports), error=error))
+        run.save_manifest(replace(run.manifest, drivers=tuple(done.reports), lost=done.lost, error=error))
         _keep_telemetry(run, telemetry, fired.t0_ns)
         if sent.records:
             run.save_warm_up(sent.table(fired.t0_ns))

@@ -115,6 +115,11 @@ class Columns:
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
         return self._of(later, self.per_event(later), self.table.filter(later))
 
+    def due_before(self, end_s: float) -> Columns:
+        """The requests that were due before `end_s`."""
+        earlier = self.due_s < end_s
+        return self._of(earlier, self.per_event(earlier), self.table.filter(earlier))
+
     def without(self, outcome: Outcome) -> Columns:
         """The requests that ended in another way."""
         others = ~self.having("outcome", [outcome.value])

@@ -163,6 +163,16 @@ class NetworkReport:
 
 
 @dataclass(frozen=True, slots=True)
+class LostDriver:
+    """A driver that was lost `at_s` into the load: why, and which share of all requests was its part."""
+
+    worker: int
+    at_s: float
+    why: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class MachineUse:
     """A remote driver's machine during its load: shares of the time of all its `n_cpus`.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from burstline.loadgen.record import typed_json
-from burstline.loadgen.record.drive_report import DriveReport
+from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import StartStage
 from burstline.servers.settings import Setting
@@ -237,6 +237,7 @@ class Manifest:
     plan_sha256: str | None = field(default=None, metadata=OPTIONAL)
     load: LoadFacts | None = field(default=None, metadata=OPTIONAL)
     drivers: tuple[DriveReport, ...] = ()
+    lost: tuple[LostDriver, ...] = ()
     step_log: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
     hardware: HardwareFacts | None = field(default=None, metadata=OPTIONAL)
     error: str | None = field(default=None, metadata=OPTIONAL)

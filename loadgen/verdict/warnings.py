@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from burstline.loadgen.metrics.server_histograms import disagreement
+from burstline.loadgen.record.drive_report import LostDriver
 from burstline.loadgen.record.manifest import WarmUpBursts
 from burstline.loadgen.record.record import OUTCOME_WORDS, RECOUNTS, Outcome, failed
 from burstline.loadgen.record.summary import Conservation, Summary
@@ -25,18 +26,20 @@ def caveats(
     warm_up: WarmUpBursts | None = None,
     cold: Reason | None = None,
     cancel_share: float = 0.0,
+    lost: Sequence[LostDriver] = (),
 ) -> tuple[Reason, ...]:
     """Every warning that applies, out of the summary's own sections.
 
     `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
     `counted_cached` what the server's counters say it served. `cold` is the warning on slow first requests
     that no figure counts. Clients of `cancel_share` of the requests were to
-    hang up.
+    hang up; `lost` are drivers that were lost during the load.
     """
     lengths = summary.lengths
     earlier = None if summary.sessions is None else _point(summary.sessions.earlier_fraction)
     found = (
         _interrupted(status, summary.counts),
+        _lost(lost),
         _few(summary.counts),
         _failures(summary.counts, status),
         _abandoned(summary),
@@ -52,6 +55,15 @@ def caveats(
         disagreement(summary.agreement),
     )
     return tuple(reason for reason in found if reason is not None)
+
+
+def _lost(lost: Sequence[LostDriver]) -> Reason | None:
+    if not lost:
+        return None
+    first = min(lost, key=lambda each: each.at_s)
+    share = sum(each.share for each in lost if each.at_s < first.at_s + 1.0)
+    text = f"From {first.at_s:.1f} s on {share:.0%} of the load was missing: {first.why}."
+    return Reason("lost-drivers", text, "The figures count what was due before that.")
 
 
 def _interrupted(status: str, counts: Mapping[str, int]) -> Reason | None:

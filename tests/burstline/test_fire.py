@@ -68,5 +68,7 @@ def test_a_driver_that_does_not_stop_is_lost_and_its_requests_are_accounted_for(
     job = job_in(tmp_path)
     load = fire.fire(job, 1, lambda pids: None, ctrl_c, deaf)
     assert load.interrupted
-    assert load.lost == {0: "driver 0 did not stop within 0.1 s"}
+    (lost,) = load.lost
+    assert lost.why == "driver 0 did not stop within 0.1 s; 0 of its 7 requests had been sent"
+    assert lost.share == 1
     assert [c.failure for c in read_captures(job.captures)] == ["driver_lost"] * 7
