@@ -1,6 +1,6 @@
 """Every source of a load at a real vLLM: it counts what was planned, and its cache serves what was planned.
 
-`BURSTLINE_ROWS=500` (the default is 60) says how many rows of each format, and three times as many requests
+`BURSTLINE_ROWS=500` (the default is 40) says how many rows of each format, and four times as many requests
 of the Mooncake trace.
 """
 
@@ -25,8 +25,8 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.skipif(PYTHON_VARIABLE not in os.environ, reason=f"{PYTHON_VARIABLE} names no vLLM"),
 ]
-N_ROWS = int(os.environ.get("BURSTLINE_ROWS", "60"))
-N_MOONCAKE = 3 * N_ROWS
+N_ROWS = int(os.environ.get("BURSTLINE_ROWS", "40"))
+N_MOONCAKE = 4 * N_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_vllm_counts_what_was_planned_in_every_row(name, url, folder, tmp_path):
 
 @pytest.mark.parametrize("hit", [0.0, 0.3, 0.6, 0.9])
 def test_vllms_cache_serves_the_planned_share_within_a_point(hit, url, folder, tmp_path):
-    load = ["--requests", "60", "--prompt-tokens", "1900", "--output-tokens", "2", "--concurrency", "4"]
+    load = ["--requests", "32", "--prompt-tokens", "1900", "--output-tokens", "2", "--concurrency", "4"]
     run = ran(
         url, folder, tmp_path / "runs", *load, "--shared-prefix", f"{hit:.0%}", "--seed", str(round(10 * hit))
     )
