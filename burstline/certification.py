@@ -165,10 +165,7 @@ def drill(load: Load, budget_s: float) -> Drill:
     """
     due_s = load.arrivals.due_s(rng(load.spec.seed, "arrivals"))
     n, n_in_flight, n_waves = _extent(load, due_s, budget_s)
-    ceiling_per_s = load.spec.max_rate
-    hastened = max(
-        1.0, float(due_s[n - 1]) / budget_s, n / (ceiling_per_s * budget_s) if ceiling_per_s else 0
-    )
+    hastened = max(1.0, float(due_s[n - 1]) / budget_s)
     gap_s = max(GAP_S, n_in_flight / EVENTS_PER_S)
     ttft_s = min(TTFT_S, budget_s / n_waves / 2)
     n_most_tok = max(2, int((budget_s / n_waves - ttft_s) / gap_s))
@@ -184,9 +181,7 @@ def drill(load: Load, budget_s: float) -> Drill:
     )
     script = Script(ttft_s=ttft_s, gaps_s=(gap_s,))
     law = _law(load, hastened)
-    ceiling_per_s = ceiling_per_s and ceiling_per_s * hastened
-    spec = replace(load.spec, deadline_s=DEADLINE_S, max_rate=ceiling_per_s, cancel_share=None)
-    load = replace(load, spec=spec)
+    load = replace(load, spec=replace(load.spec, deadline_s=DEADLINE_S, cancel_share=None))
     return Drill(load, plan, (script,), law, tuple(note for so, note in notes if so))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from burstline import __version__, exit_codes
 from burstline.interrupt import terminable
 from burstline.roofline.errors import RooflineError
+from burstline.servers.host.child import ChildLostError
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import learn_from
 from burstline.stdout import outlets
@@ -61,6 +62,7 @@ GONE: dict[str, str] = {
     "--enforce-eager": "say --cuda-graphs 0",
     "--fan-out": "an agent's branches are not simulated",
     "--groups": "say them after the prefix, e.g. --shared-prefix 256,groups=4",
+    "--max-rate": "give --rate R for R starts a second; --concurrency alone has no ceiling",
     "--no-calibrate": "drop it: a run no longer measures this CPU; `burstline calibrate --device cpu` does",
     "--no-certify": "drop it: a run no longer certifies first; `burstline certify` does",
     "--prefix-hit": "say --shared-prefix with a share, e.g. --shared-prefix 60%",
@@ -215,8 +217,6 @@ def _exit_code_of(error: Exception) -> int:
 
 def _explains_itself(error: Exception) -> bool:
     """Whether a traceback would tell no more: a helper process was killed from outside."""
-    from burstline.servers.host.child import ChildLostError
-
     return isinstance(error, ChildLostError)
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from burstline.loadgen.record.summary import Summary
 
 DONE = 0
 OUR_BUG = 1
@@ -15,14 +11,6 @@ TARGET_MISSED = 3
 INCONCLUSIVE = 4
 ENGINE_FAILED = 5
 INTERRUPTED = 130
-
-
-def of_summary(summary: Summary) -> int:
-    """The exit code of a run that ended."""
-    from burstline.loadgen.metrics.slo import state_decides
-
-    state = INCONCLUSIVE if state_decides(summary) else DONE
-    return worst([of_results(target.result for target in summary.targets), state])
 
 
 def of_results(results: Iterable[str]) -> int:

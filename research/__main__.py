@@ -8,7 +8,10 @@ from pathlib import Path
 
 from burstline import exit_codes
 from burstline.roofline.errors import RooflineError
+from research.accuracy import kernel_checks
+from research.accuracy_serving import serving_checks
 from research.check import Check, table
+from research.fit import write_fits
 
 DATA = Path(__file__).parents[1] / "tests" / "data"
 KERNELS = ("G2", "G3", "G4", "G5", "G6", "G9", "G10", "G13", "G14", "G15")
@@ -50,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     if not (args.data / "measured").is_dir():
         raise RooflineError(f"no measured tables in {args.data}; run from a clone, or give --data FOLDER")
     if args.fit:
-        from research.fit import write_fits
-
         for path in write_fits(args.data / "measured"):
             print(f"fitted {path}")
     checks = list(_checks(args.data, args.goal))
@@ -66,9 +67,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checks(data: Path, goal: str | None) -> Iterator[Check]:
-    from research.accuracy import kernel_checks
-    from research.accuracy_serving import serving_checks
-
     serving, kernels = goal is None or goal in _SERVING, goal not in _SERVING
     found = chain(kernel_checks(data) if kernels else (), serving_checks(data) if serving else ())
     return (check for check in found if goal in (None, check.goal))

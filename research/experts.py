@@ -9,10 +9,10 @@ folder has none, the shipped parameters stay.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from burstline.roofline.calibrate.fitting import log_errors, search, spread_of
 from burstline.roofline.device.calibration import Calibration, GemmFit, Spread
@@ -21,9 +21,6 @@ from burstline.roofline.model.shapes import ELEMENT_BYTES, QUANTS, Quant
 from burstline.roofline.predict.kernels import Amounts, Products, Rates, gemm_s, pass_s, quantise_s
 from research.held_out import held_out
 from research.kernel_tables import device_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Stored dtype -> how we store and multiply weights.
 _DTYPES = {
@@ -63,8 +60,6 @@ def expert_tables(folder: Path, device: Device, dense: Calibration) -> dict[str,
 
     `dense`: what is known of the passes between products.
     """
-    import pandas as pd
-
     path = folder / "moe_perf_vllm.parquet"
     if not path.is_file():
         return {}

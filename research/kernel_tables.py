@@ -7,18 +7,16 @@ where to get those of Blackwell, which are not in the repository. Needs pandas.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 
 from burstline.roofline.calibrate.fitting import Rows
 from burstline.roofline.device.device import Device, load_device
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.predict.bound import CACHE_REACH
 from burstline.roofline.predict.kernels import Amounts, Decodes, Prefills, Products, Rates
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 X = TypeVar("X")
 
@@ -111,8 +109,6 @@ def _products(frame: "pd.DataFrame", size: float, copies: int) -> Rows[Products]
 
 def _layers(folder: Path) -> Rows[Products]:
     """vLLM's layers of Llama-3.1-8B, timed one by one (LLMServingSim's tables, microseconds)."""
-    import pandas as pd
-
     shapes = {
         "qkv_proj": (6144, 4096), "o_proj": (4096, 4096), "gate_up_proj": (28672, 4096),
         "down_proj": (4096, 14336), "lm_head": (128256, 4096),
@@ -240,8 +236,6 @@ def _wide(frame: "pd.DataFrame") -> Any:
 
 
 def _frame(path: Path) -> "pd.DataFrame":
-    import pandas as pd
-
     if not path.is_file():
         raise RooflineError(f"no measured table at {path}; give the folder that holds `measured`")
     return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)

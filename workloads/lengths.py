@@ -149,14 +149,13 @@ def _checked(low: int, high: int, weights: NDArray[np.float64], text: str) -> Le
 
 def _recorded(name: str, flag: str) -> Lengths:
     """A CSV with a header: column `prompt_tokens` or `output_tokens`, as the flag says, else its only one."""
-    import pyarrow as pa
-    import pyarrow.csv as pacsv
+    import pyarrow.csv  # here: `--help` imports this module
 
     path = Path(name)
     wanted = flag.lstrip("-").replace("-", "_")
     try:
-        table = pacsv.read_csv(path)
-    except (OSError, pa.ArrowException) as error:
+        table = pyarrow.csv.read_csv(path)
+    except (OSError, pyarrow.ArrowException) as error:
         why = "no such file" if isinstance(error, FileNotFoundError) else str(error).splitlines()[0]
         raise WorkloadError(f"{flag} file:{name} cannot be read as CSV: {why}") from None
     column = wanted if wanted in table.column_names else table.column_names[0]
@@ -165,7 +164,7 @@ def _recorded(name: str, flag: str) -> Lengths:
             f"{flag} file:{name} has columns {', '.join(table.column_names)}; expected one named {wanted}"
         )
     values = table.column(column)
-    if not pa.types.is_integer(values.type) or values.null_count:
+    if not pyarrow.types.is_integer(values.type) or values.null_count:
         bad = next((k for k, v in enumerate(values.to_pylist(), 2) if not str(v).isdecimal()), 2)
         raise WorkloadError(f"{flag} file:{name} row {bad}: {column} is not a whole number of tokens")
     rows = values.to_numpy().astype(np.int64)

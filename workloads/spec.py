@@ -260,7 +260,6 @@ class LoadSpec:
         "how long requests are sent, instead of --requests", parse=float, metavar="S"
     )
     concurrency: int | None = option("a closed loop: N requests at a time", parse=int, metavar="N")
-    max_rate: float | None = option("closed loop: at most R starts per second", parse=float, metavar="R")
 
     @property
     def of_sessions(self) -> bool:
@@ -321,7 +320,7 @@ SETS_ITSELF: Final = {
     "trace": ("data", "prompt_tokens", "output_tokens", "arrival", "rate", "duration_s", "shared_prefix",
               "sessions", "turns"),
     "data": ("prompt_tokens", "shared_prefix"),
-    "sessions": ("shared_prefix", "max_rate"),
+    "sessions": ("shared_prefix",),
 }  # fmt: skip
 """What another option already decides: given too, it would be ignored."""
 
@@ -333,10 +332,7 @@ def _contradictions(spec: LoadSpec) -> Iterator[str]:
     if spec.concurrency is not None and spec.arrival is not None and spec.arrival.pattern != "burst":
         yield f"{closed}{' '.join(own['arrival'])} would be ignored; give one or the other"
     if spec.concurrency is not None and spec.rate is not None:
-        yield (
-            f"{closed}--rate {spec.rate:g} would be ignored; give one or the other, or limit the loop by "
-            "--max-rate"
-        )
+        yield f"{closed}--rate {spec.rate:g} would be ignored; give one or the other"
     counts: list[str] = [name for name in ("requests", "sessions", "turns") if name in own]
     if spec.arrival is not None and (spec.arrival.pattern == "steps" or spec.arrival.file):
         counts.append("arrival")
@@ -358,8 +354,6 @@ def _contradictions(spec: LoadSpec) -> Iterator[str]:
         yield f"--cancel-share: --request-kind {spec.request_kind} has no stream to abandon"
     if spec.request_kind == RequestKind.RERANK and spec.data is None:
         yield "--request-kind rerank needs --data FILE whose rows have a query and documents"
-    if spec.max_rate is not None and spec.concurrency is None:
-        yield "--max-rate is a ceiling for closed loops: give --concurrency too, or use --rate"
 
 
 def _check_numbers(spec: LoadSpec) -> None:
@@ -374,8 +368,6 @@ def _check_numbers(spec: LoadSpec) -> None:
             raise WorkloadError(f"{flag_of(name)} {number}: expected at most {most:,}")
     if not 0 < spec.deadline_s <= MOST_DEADLINE_S:
         raise WorkloadError(f"--deadline-s {spec.deadline_s}: expected seconds above 0, at most a week")
-    if spec.max_rate is not None and not spec.max_rate > 0:
-        raise WorkloadError(f"--max-rate {spec.max_rate}: expected requests per second above 0")
     if any(c not in "0123456789abcdefABCDEF" for c in spec.salt):
         raise WorkloadError(f"--salt {spec.salt!r}: expected hexadecimal digits, e.g. --salt 5eed")
     if spec.tokenizer is not None and not spec.tokenizer.is_dir():

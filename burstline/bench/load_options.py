@@ -305,7 +305,6 @@ def job_of(plan: Plan, load: Load, **rest: object) -> Job:
         salt=load.spec.salt,
         deadline_s=load.spec.deadline_s,
         concurrency=load.spec.concurrency,
-        max_rate_per_s=load.spec.max_rate,
         until_s=load.until_s,
         hang_ups=load.hang_ups(plan),
         secrets=known_secrets(),

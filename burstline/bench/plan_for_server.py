@@ -9,6 +9,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import huggingface_hub as hub
+from huggingface_hub import constants
+
 from burstline.bench.load_options import Load
 from burstline.bench.server_session import Site
 from burstline.bench.vocabulary import ASSUMED, vocabulary_for
@@ -143,17 +146,17 @@ def _from_hub(name: str) -> Tokenizer:
 
     The library alone would try again and again for half a minute where there is no way to the Hub.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub import try_to_load_from_cache as in_cache
     from tokenizers import Tokenizer
 
-    path = in_cache(name, TOKENIZER_FILE)
+    path = hub.try_to_load_from_cache(name, TOKENIZER_FILE)
     if not isinstance(path, str):
         if constants.HF_HUB_OFFLINE:
             raise WorkloadError(f"{name} is not in the Hugging Face cache, and HF_HUB_OFFLINE is set")
-        url = hf_hub_url(name, TOKENIZER_FILE)
-        _within(HUB_TIMEOUT_S, lambda: get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}")
-        path = hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
+        url = hub.hf_hub_url(name, TOKENIZER_FILE)
+        _within(
+            HUB_TIMEOUT_S, lambda: hub.get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S), f"asking for {url}"
+        )
+        path = hub.hf_hub_download(name, TOKENIZER_FILE, etag_timeout=HUB_TIMEOUT_S)
     return Tokenizer.from_file(path)
 
 

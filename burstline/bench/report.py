@@ -1,18 +1,26 @@
-"""A run's summary, page and headline from its own files."""
+"""What follows a load: records, summary, page, headline and exit code, from the run's own files."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from burstline import exit_codes
+from burstline.bench.noise import known_for
+from burstline.loadgen.metrics.slo import state_decides
+from burstline.loadgen.record.decode import decode_run
+from burstline.loadgen.record.manifest import Status
 from burstline.loadgen.record.rundir import RunDir, open_run
 from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.summarize import summarize_run
 from burstline.machine.efficiency import beside_others, reconciled, suspect
+from burstline.machine.hardware import note_hardware
+from burstline.machine.hints import Hints
 from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.reports.page.page import render
+from burstline.servers.engine import Engine
 
 
 def write_report(run: RunDir) -> Summary:
@@ -32,3 +40,32 @@ def write_report(run: RunDir) -> Summary:
 def headline_of(run: RunDir) -> str:
     """How it went, in a few lines."""
     return text(headline(view_of(open_run(run.path))))
+
+
+def note_facts(run: RunDir, hints: Hints) -> None:
+    """What the load ran on, and how far runs of this system are known to differ."""
+    note_hardware(run, hints)
+    run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
+
+
+def conclude(run: RunDir, engine: Engine, status: Status) -> Summary:
+    """Give the run its status, then decode the captures and write records, summary and page.
+
+    In this order: how the load ended is known, and all that follows can be made again from the captures.
+    """
+    run.save_manifest(replace(run.manifest, status=status))
+    run.save_records(decode_run(run.path, engine.decode))
+    return write_report(run)
+
+
+def said(run: RunDir, summary: Summary) -> int:
+    """Say in a few lines how it went and where the page is; the exit code of a run that came to its end."""
+    print(headline_of(run))
+    print(f"Report: {run.report}")
+    return of_summary(summary)
+
+
+def of_summary(summary: Summary) -> int:
+    """The exit code of a run that ended."""
+    state = exit_codes.INCONCLUSIVE if state_decides(summary) else exit_codes.DONE
+    return exit_codes.worst([exit_codes.of_results(target.result for target in summary.targets), state])

@@ -40,13 +40,11 @@ from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.driver.job import Job
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.capture_store import CaptureWriter
-from burstline.loadgen.record.decode import decode_run
 from burstline.loadgen.record.manifest import LoadFacts, Status
 from burstline.loadgen.record.rundir import RunDir
-from burstline.loadgen.record.summary import Summary
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.loadgen.wire.os_limits import ensure_fd_limit
-from burstline.machine.hints import Hints
+from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
 from burstline.servers.host.telemetry import load_telemetry
@@ -107,11 +105,18 @@ def run_once(settings: Settings, serve: Serving = serving) -> int:
                 whole = fired.status == "complete"
                 recount(run, ready.site, settings.spec.tokenizer, where.model, progress.phase, ask=whole)
             _keep_steps(run, site.launch, fired.t0_ns)
+        from burstline.bench.report import conclude, note_facts, said  # the load does not wait for it
+
         with finishing(_report_first):
             progress.phase("Decoding what was captured, and writing the report")
             note_facts(run, settings.hints)
             summary = conclude(run, engine, fired.status)
-    return _exit_code(run, summary, fired)
+        code = said(run, summary)
+    if fired.engine_error:
+        raise EngineError(fired.engine_error)
+    if fired.done.error:
+        raise fired.done.error
+    return exit_codes.INTERRUPTED if fired.done.interrupted else code
 
 
 def check(settings: Settings) -> tuple[Load, Engine]:
@@ -124,8 +129,6 @@ def check(settings: Settings) -> tuple[Load, Engine]:
         for target in settings.goals.slo:
             parse_goal(target)
     if settings.hints.device or settings.hints.model_config:
-        from burstline.machine.hardware import check_hints
-
         check_hints(settings.hints)
     check_where(settings.where)
     ensure_fd_limit(load.n_connections)
@@ -267,28 +270,6 @@ def _keep_steps(run: RunDir, launch: Launch | None, t0_ns: int) -> None:
     launch.step_log.unlink()
 
 
-def note_facts(run: RunDir, hints: Hints) -> None:
-    """What the load ran on, and how far runs of this system are known to differ."""
-    # Here and in `conclude`: the load shall not wait for what only the report needs.
-    from burstline.bench.noise import known_for
-    from burstline.machine.hardware import note_hardware
-
-    note_hardware(run, hints)
-    run.save_manifest(replace(run.manifest, noise=known_for(run.manifest)))
-
-
-def conclude(run: RunDir, engine: Engine, status: Status) -> Summary:
-    """Give the run its status, then decode the captures and write records, summary and page.
-
-    In this order: how the load ended is known, and all that follows can be made again from the captures.
-    """
-    from burstline.bench.report import write_report
-
-    run.save_manifest(replace(run.manifest, status=status))
-    run.save_records(decode_run(run.path, engine.decode))
-    return write_report(run)
-
-
 @contextmanager
 def _accounted_for(run: RunDir, engine: Engine, load: Load, progress: Progress) -> Iterator[None]:
     """Where it fails or is interrupted, what is there is reported before the error goes on."""
@@ -317,6 +298,8 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
         for request, due_ns in zip(plan.requests, plan.due_ns, strict=True):
             spool.put(partial(Capture, request.index, due_ns, None, None, None, None, (), "not_sent", why))
         spool.close()
+    from burstline.bench.report import conclude
+
     status: Status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     with finishing(_report_first):
         conclude(run, engine, status)
@@ -327,18 +310,3 @@ def _report_first() -> None:
     """An interrupt while the report is made: it takes seconds, and the load was worth more."""
     with suppress(OSError):
         os.write(2, b"burstline: writing the report before it ends; interrupt again to end now\n")
-
-
-def _exit_code(run: RunDir, summary: Summary, fired: RunOutcome) -> int:
-    """Say in a few lines how it went and where the page is; the exit code."""
-    from burstline.bench.report import headline_of
-
-    print(headline_of(run))
-    print(f"Report: {run.report}")
-    if fired.engine_error:
-        raise EngineError(fired.engine_error)
-    if fired.done.error:
-        raise fired.done.error
-    if fired.done.interrupted:
-        return exit_codes.INTERRUPTED
-    return exit_codes.of_summary(summary)

@@ -65,7 +65,7 @@ def _sent(stage: Stage, job: Job, engine: Engine) -> tuple[int, list[Record]]:
     folder = job.captures.with_name("stage")
     # The canary's server takes one connection, which is the load's.
     own = replace(job, requests=stage.requests, due_ns=stage.due_ns, captures=folder, canary_port=None)
-    own = replace(own, max_rate_per_s=None, until_s=None)
+    own = replace(own, until_s=None)
     done = fire(own, 1, lambda _: None, lambda _: None)
     asked = {request.index: request for request in stage.requests}
     records = [record_of(asked[c.index], c, engine.decode) for c in read_captures(folder) if c.index in asked]

@@ -17,7 +17,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
+import huggingface_hub
 import psutil
+import pynvml
+from huggingface_hub import constants
 
 from burstline.loadgen.record.manifest import GpuFacts, HostFacts
 
@@ -83,8 +86,6 @@ def _cores_allowed() -> int | None:
 @cache
 def devices() -> tuple[GpuFacts, ...]:
     """Every GPU that NVML lists; empty where there is no driver."""
-    import pynvml
-
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -133,15 +134,10 @@ class CpuTime:
 
 def cached_config(name: str) -> Path | None:
     """The config.json of a model in Hugging Face's cache; None where it has none of that name."""
-    from huggingface_hub import constants  # a light module; the rest of the library takes half a second
-
     if not Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}").is_dir():
         return None
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
     try:
-        found = try_to_load_from_cache(name, "config.json")
-    except HFValidationError:
+        found = huggingface_hub.try_to_load_from_cache(name, "config.json")
+    except ValueError:  # no name of a model
         return None
     return Path(found) if isinstance(found, str) else None

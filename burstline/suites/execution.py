@@ -17,6 +17,7 @@ from typing import Final
 import orjson
 
 from burstline import exit_codes
+from burstline.bench.report import of_summary
 from burstline.cluster.placement import ray_session
 from burstline.interrupt import terminable
 from burstline.loadgen.record.files import write_json
@@ -263,6 +264,6 @@ def _codes_of_targets(slots: Sequence[Slot], folder: Path) -> Iterator[int]:
         run = finished_in(folder / slot.id)
         if run is not None and run.summary is not None and run.summary.targets:
             loads = found.setdefault((slot.engine.name, slot.model.name, slot.workload.of), {})
-            loads.setdefault(slot.workload.name, []).append(exit_codes.of_summary(run.summary))
+            loads.setdefault(slot.workload.name, []).append(of_summary(run.summary))
     for loads in found.values():
         yield exit_codes.best(map(exit_codes.worst, loads.values()))

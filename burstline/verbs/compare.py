@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FACTOR",
         help="what the runs differ in on purpose: an engine's flag such as max-num-seqs, or engine, version, "
-        "gpu, dtype, kv-cache-dtype, quantization, tp, model, client, placement (repeatable); a single "
-        "difference is recognised by itself",
+        "devices, dtype, kv-cache-dtype, quantization, tensor-parallel-size, model, cpu, placement "
+        "(repeatable); a single difference is recognised by itself",
     )
     parser.add_argument(
         "--anyway",

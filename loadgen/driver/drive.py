@@ -141,21 +141,17 @@ class _Drive:
         if self._sessions is not None:
             due = self._sessions.opening()
         ahead = _LOOK_AHEAD if job.concurrency is None else min(_LOOK_AHEAD, 2 * job.concurrency + 64)
-        if job.max_rate_per_s is None:
-            self._prepare(islice(due, ahead))
+        self._prepare(islice(due, ahead))
         self._await_connections()
         before = Usage.now()
         with suppress(OSError):
             self._conn.send(Ready())
         while self._t0_ns is None and not self._stopped and self._is_running:
             self._listen(1.0)
-        if job.max_rate_per_s is None:
-            for each in due:
-                self._await_room(ahead)
-                self._prepare([each])
-                self._converse()
-        else:
-            self._prepare_throttled(due, ahead, job.max_rate_per_s)
+        for each in due:
+            self._await_room(ahead)
+            self._prepare([each])
+            self._converse()
         while (self._turns_ended or self._n_ended < self._n_prepared) and self._is_running:
             if not self._turns_ended:
                 self._listen(1.0)
@@ -245,33 +241,6 @@ class _Drive:
         until_s = time.monotonic() + _OPENING_S
         while not opened.is_set() and not self._stopped and self._is_running and time.monotonic() < until_s:
             self._listen(_POLL_S)
-
-    def _prepare_throttled(self, due: Iterator[Due], ahead: int, max_rate_per_s: float) -> None:
-        """Prepare as a ceiling on the rate allows.
-
-        asyncio-throttle is good enough for a closed loop with a ceiling, where latency counts from dispatch.
-        Never for open-loop arrivals: it polls, it lets a period's whole allowance go at once, and it counts
-        from when it got round to it, so that the schedule would drift and the drift would not be seen.
-        """
-        import asyncio  # here: half of what a driver would import, for the few that limit a rate
-
-        from asyncio_throttle.throttler import Throttler
-
-        n_per_period = max(1, round(max_rate_per_s / 20))
-        period_s = n_per_period / max_rate_per_s
-        throttler = Throttler(n_per_period, period_s, retry_interval=min(_POLL_S, period_s / 10))
-
-        async def prepare() -> None:
-            for each in due:
-                if not self._is_over:
-                    async with throttler:
-                        pass
-                while not self._has_room(ahead) and self._is_running:
-                    await asyncio.sleep(_POLL_S)
-                    self._listen(0.0)
-                self._prepare([each])
-
-        asyncio.run(prepare())
 
     def _listen(self, timeout_s: float) -> None:
         """Obey the orchestrator, for so long or until this thread is woken.

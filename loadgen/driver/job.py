@@ -32,11 +32,10 @@ OPEN_S: Final = 10.0
 class Job:
     """What one driver has to do: `requests[i]` is due at `due_ns[i]`, ns from the run's start, ascending.
 
-    With `concurrency` the loop is closed: that many at a time; `max_rate_per_s` then also bounds how many
-    start each second, and after `until_s` seconds none starts any more. `hang_ups` says, by a request's
-    index, after how many events of its reply the client hangs up. `salt` needs `vocabulary` (see
-    `burstline.workloads.prompts.salted`), None sends the plan's own bytes. `counters` is the file made by
-    `Counters.create`; this driver writes row `worker`.
+    With `concurrency` the loop is closed: that many at a time, and after `until_s` seconds none starts
+    any more. `hang_ups` says, by a request's index, after how many events of its reply the client hangs
+    up. `salt` needs `vocabulary` (see `burstline.workloads.prompts.salted`), None sends the plan's own
+    bytes. `counters` is the file made by `Counters.create`; this driver writes row `worker`.
     """
 
     requests: Sequence[Request]
@@ -49,7 +48,6 @@ class Job:
     vocabulary: Vocabulary | None = None
     deadline_s: float | None = None
     concurrency: int | None = None
-    max_rate_per_s: float | None = None
     until_s: float | None = None
     worker: int = 0
     canary_port: int | None = None
@@ -78,7 +76,6 @@ class Job:
                 requests=self.requests[k::n_workers],
                 due_ns=self.due_ns[k::n_workers],
                 concurrency=self.concurrency and len(range(k, self.concurrency, n_workers)),
-                max_rate_per_s=self.max_rate_per_s and self.max_rate_per_s / n_workers,
                 worker=k,
                 canary_port=self.canary_port if k == 0 else None,
                 target=replace(self.target, url=urls[k % len(urls)]),

@@ -17,7 +17,7 @@ from burstline.servers.identity import Identity
 from burstline.servers.registry import ENGINES
 from burstline.servers.settings import EQUAL, SETTINGS, Spelling, plain
 
-NAMES: Final = {
+GONE: Final = {
     "gpu": "devices",
     "tp": "tensor-parallel-size",
     "kv-dtype": "kv-cache-dtype",
@@ -25,7 +25,7 @@ NAMES: Final = {
     "model-size": "model",
     "client": "cpu",
 }
-"""Other words for a factor, as people and engines say them."""
+"""Other words for a factor, and the one name that it has."""
 GATED: Final = {name.replace("_", "-"): name for name in ("concurrency", *EQUAL)}
 """The settings that the gate checks on its own, by their factor."""
 _FOLLOWING: Final = ("max_model_len", "gpu_memory_utilization", "cuda_graphs")
@@ -38,8 +38,7 @@ DEFAULT: Final = "default"
 
 def canonical(name: str) -> str:
     """A factor's one name: `--max_num_seqs`, `max-num-seqs` and so on are the same."""
-    plain = name.strip().lower().lstrip("-").replace("_", "-")
-    return NAMES.get(plain, plain)
+    return name.strip().lower().lstrip("-").replace("_", "-")
 
 
 def factors_of(

@@ -7,6 +7,7 @@ in a stream) is tried once, when the server is there, and left out of every requ
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Literal
 
@@ -81,8 +82,6 @@ class Endpoint(Engine):
         Usage goes along with the others, for it says whether they were done; prompts of ids are tried without
         it, too.
         """
-        from concurrent.futures import ThreadPoolExecutor  # here: drivers import this module
-
         text = Request(0, None, "Hello", 1, N_FORCED_TOK, ignore_eos=True)
         ids = Request(0, array("I", [10, 11, 12]), None, 3, 1, ignore_eos=False)
         trials: dict[tuple[str, ...], tuple[Request, Callable[[Reply], bool]]] = {

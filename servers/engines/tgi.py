@@ -12,9 +12,10 @@ import re
 import shutil
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import huggingface_hub as hub
 
 from burstline.servers.engine import Engine
 from burstline.servers.host.model_overlay import endless_copy
@@ -28,9 +29,6 @@ from burstline.servers.protocol.openai import path_under, post
 from burstline.servers.protocol.replies import Tally, decode_reply
 from burstline.servers.settings import Spelling, among, valued
 from burstline.workloads.request import Request
-
-if TYPE_CHECKING:
-    from huggingface_hub import TextGenerationInput, TextGenerationStreamOutput
 
 LAUNCHER_VARIABLE = "BURSTLINE_TGI_LAUNCHER"
 LAUNCHER = "text-generation-launcher"
@@ -172,12 +170,9 @@ class Tgi(Engine):
             raise EngineError("TGI takes text only, and this prompt is token ids")
         sampling = request.sampling
         sampled = sampling.temperature > 0
-        # Imported where TGI is spoken to: listing the engines imports this module, too.
-        from huggingface_hub import TextGenerationInput, TextGenerationInputGenerateParameters
-
-        asked = TextGenerationInput(
+        asked = hub.TextGenerationInput(
             inputs=request.prompt_text,
-            parameters=TextGenerationInputGenerateParameters(
+            parameters=hub.TextGenerationInputGenerateParameters(
                 max_new_tokens=request.n_output_tok,
                 details=True,
                 do_sample=sampled,
@@ -277,17 +272,10 @@ def _take(tally: Tally, answer: Mapping[str, Any], end: int) -> Event:
     tally.overshoots = len(tally.events) >= ROUND_TOK
     if answer.get("details") is None:
         return Event(end, Kind.ANSWER, 1)
-    return _read(tally, _stream_output().parse_obj_as_instance(dict(answer)), end)
+    return _read(tally, hub.TextGenerationStreamOutput.parse_obj_as_instance(dict(answer)), end)
 
 
-@cache
-def _stream_output() -> type[TextGenerationStreamOutput]:
-    from huggingface_hub import TextGenerationStreamOutput
-
-    return TextGenerationStreamOutput
-
-
-def _read(tally: Tally, event: TextGenerationStreamOutput, end: int) -> Event:
+def _read(tally: Tally, event: hub.TextGenerationStreamOutput, end: int) -> Event:
     if event.details is not None:
         tally.finish_reason = str(event.details.finish_reason)
         tally.n_prompt = event.details.input_length
@@ -307,7 +295,7 @@ def _take_whole(tally: Tally, answer: Any, end: int) -> Event:
     return Event(end, Kind.ANSWER if whole["generated_text"] else Kind.FINISH, tally.n_output_usage)
 
 
-def _without_none(asked: TextGenerationInput) -> dict[str, object]:
+def _without_none(asked: hub.TextGenerationInput) -> dict[str, object]:
     parameters: dict[str, object] = dict(asked.parameters or {})
     given = {name: value for name, value in parameters.items() if value is not None}
     return {"inputs": asked.inputs, "parameters": given}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import math
@@ -13,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+import huggingface_hub as hub
 
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import how_it_ended
@@ -25,9 +27,6 @@ from burstline.servers.protocol.destination import Destination, dressed
 from burstline.servers.protocol.introspection import log_message
 from burstline.servers.protocol.openai import path_under
 from burstline.servers.protocol.replies import understood
-
-if TYPE_CHECKING:
-    from huggingface_hub import TextGenerationStreamOutput
 
 POLL_S = 0.25
 """How often a starting server is asked whether it is there, and its log whether the start has failed."""
@@ -288,14 +287,12 @@ def _hang_up(connection: http.client.HTTPConnection) -> None:
 
 def generate(
     url: str, prompt: str, n_tok: int, *, api_key: str | None, timeout_s: float
-) -> list[TextGenerationStreamOutput] | None:
+) -> list[hub.TextGenerationStreamOutput] | None:
     """The events of one streamed, greedy generation at a text-generation-inference `url`.
 
     None where the status of the reply is an error's: this client closes such a stream unread. Raises
     RefusalError where the server finds fault with the request, EngineError for any other failure.
     """
-    import asyncio
-
     # Imported here: they take half a second, and only TGI needs them.
     from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError, ValidationError
 
@@ -318,15 +315,13 @@ def generate(
 
 async def _generate(
     url: str, prompt: str, n_tok: int, api_key: str | None, timeout_s: float
-) -> list[TextGenerationStreamOutput]:
-    from huggingface_hub import AsyncInferenceClient, get_async_session, set_async_client_factory
-
+) -> list[hub.TextGenerationStreamOutput]:
     # No proxy of the environment stands between us and a server. The type is asked for: versions 1 and 2 of
     # huggingface_hub use different HTTP libraries.
-    http_client = type(get_async_session())
-    set_async_client_factory(lambda: http_client(trust_env=False))
+    http_client = type(hub.get_async_session())
+    hub.set_async_client_factory(lambda: http_client(trust_env=False))
     # Without a token it would send the one that the user has saved for the Hub, to whatever server this is.
-    async with AsyncInferenceClient(model=url, token=api_key or "none", timeout=timeout_s) as client:
+    async with hub.AsyncInferenceClient(model=url, token=api_key or "none", timeout=timeout_s) as client:
         events = await client.text_generation(
             prompt, stream=True, details=True, max_new_tokens=n_tok, do_sample=False, return_full_text=False
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+import pynvml
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
@@ -139,8 +140,6 @@ def gpus() -> list[Source]:
 
 
 def _nvml() -> Any:
-    import pynvml
-
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

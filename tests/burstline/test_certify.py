@@ -80,11 +80,9 @@ def test_the_classic_burst_is_drilled_whole_at_a_gpus_pace() -> None:
     assert planned.scripts[0].gaps_s[0] == pytest.approx(1000 / EVENTS_PER_S)
 
 
-def test_neither_a_slow_ceiling_nor_a_short_deadline_stands_in_a_drills_way() -> None:
-    planned = drill(checked(LoadSpec(requests=500, concurrency=4, max_rate=0.5, deadline_s=0.01)), 2.0)
-    assert planned.load.spec.max_rate == pytest.approx(16)
+def test_a_short_deadline_does_not_stand_in_a_drills_way() -> None:
+    planned = drill(checked(LoadSpec(requests=500, concurrency=4, deadline_s=0.01)), 2.0)
     assert planned.load.spec.deadline_s > 5
-    assert any("times as fast" in note for note in planned.notes)
 
 
 def test_what_is_cut_or_hastened_is_said() -> None:

@@ -82,8 +82,6 @@ def test_a_closed_loop_by_time_has_more_requests_than_it_can_need() -> None:
         (LoadSpec(salt="xyz"), "--salt 'xyz'"),
         (LoadSpec(workers=0), "--workers 0"),
         (LoadSpec(concurrency=0), "--concurrency 0"),
-        (LoadSpec(max_rate=5), "--concurrency"),
-        (LoadSpec(concurrency=4, max_rate=0), "--max-rate 0"),
         (LoadSpec(concurrency=4, arrival=parse_arrival("poisson")), "--arrival poisson"),
         (LoadSpec(arrival=parse_arrival("poisson")), "--rate"),
     ],
@@ -172,7 +170,7 @@ SPECS = (
     LoadSpec(arrival=parse_arrival("steps:5x30,10x30"), cancel_share=HangUps(0.2, "normal:8,2")),
     LoadSpec(shared_prefix=Sharing(4, hit=0.6), tokenizer=Path("tok"), workers="auto", deadline_s=1e-3),
     LoadSpec(shared_prefix=Sharing(1, 256), warmup=WarmUp(n=3), salt="5eed", seed=7),
-    LoadSpec(trace=TraceSource("a,b.csv", 2.0, 0.5, 9.0), max_rate=0.1),
+    LoadSpec(trace=TraceSource("a,b.csv", 2.0, 0.5, 9.0)),
     LoadSpec(warmup=WarmUp(n=0)),
     LoadSpec(data=DataSource("q.csv", ("prompt=question", "reply=answer"), "test"), warmup=WarmUp()),
 )

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from burstline import cli, exit_codes
+from burstline.bench.report import of_summary
 from burstline.loadgen.record.summary import Summary
 from burstline.roofline.model.families import bundled_models
 from burstline.suites import execution
@@ -344,7 +345,7 @@ def test_a_suite_fails_where_a_target_is_missed_and_a_sweep_where_no_load_keeps_
         measured = summary["metrics"]["ttft"]["p50"]
         target = {"target": "ttft.p90<=1s", "result": next(coming), "measured": measured, "reason": "so"}
         path.write_text(json.dumps({**summary, "targets": [target]}))
-        return exit_codes.of_summary(Summary.from_json(summary))
+        return of_summary(Summary.from_json(summary))
 
     monkeypatch.setattr(execution, "_called", called)
     path = tmp_path / "targeted.toml"

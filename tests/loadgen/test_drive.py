@@ -280,16 +280,6 @@ def test_a_lost_orchestrator_ends_the_load_and_keeps_the_captures(tmp_path: Path
     assert [c.failure for c in read_captures(job.captures)] == ["cancelled"] * 5
 
 
-def test_a_rate_ceiling_holds_in_a_closed_loop(tmp_path: Path) -> None:
-    with served(stream) as server:
-        job = job_for(tmp_path, server.url, [0.0] * 20, concurrency=10, max_rate_per_s=100.0)
-        report = driven(job)
-    assert report.failures == {}
-    arrived = sorted(a.at_ns for a in server.asked)
-    # 100 a second in allowances of 5: the last of four allowances cannot go before 150 ms.
-    assert arrived[-1] - arrived[0] >= 140 * MS
-
-
 def test_an_unreachable_server_is_captures_not_an_exception(tmp_path: Path) -> None:
     with served(stream) as server:
         url = server.url
@@ -321,12 +311,11 @@ def test_a_full_disk_is_told_to_the_orchestrator(tmp_path: Path) -> None:
 
 
 def test_a_job_is_split_without_losing_a_request(tmp_path: Path) -> None:
-    job = job_for(tmp_path, "http://x", [float(i) for i in range(11)], concurrency=5, max_rate_per_s=9.0)
+    job = job_for(tmp_path, "http://x", [float(i) for i in range(11)], concurrency=5)
     parts = job.split(3)
     assert sorted(r.index for p in parts for r in p.requests) == list(range(100, 111))
     assert [p.concurrency for p in parts] == [2, 2, 1]
     assert [p.worker for p in parts] == [0, 1, 2]
-    assert sum(p.max_rate_per_s or 0 for p in parts) == pytest.approx(9.0)
     for part in parts:
         assert list(part.due_ns) == [(r.index - 100) * MS for r in part.requests]
 

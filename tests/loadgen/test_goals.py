@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from burstline import exit_codes
+from burstline.bench.report import of_summary
 from burstline.loadgen.metrics.slo import good, judge_goals, parse_goal, state_decides
 from burstline.loadgen.record.columns import columns_of
 from burstline.loadgen.record.manifest import RunNoise
@@ -156,7 +157,7 @@ def test_goodput_counts_what_meets_every_criterion_over_all_that_was_planned():
     assert goodput["requests_per_s"]["point"] == pytest.approx(70 / (3.03 - 0.001))
     assert goodput["tok_per_s"]["point"] == pytest.approx(280 / (3.03 - 0.001))
     assert (target["target"], target["result"]) == ("attainment>=90%", "fail")
-    assert exit_codes.of_summary(Summary.from_json(summary)) == exit_codes.TARGET_MISSED
+    assert of_summary(Summary.from_json(summary)) == exit_codes.TARGET_MISSED
 
 
 def test_a_single_token_has_no_tpot_to_miss():
@@ -239,4 +240,4 @@ def test_targets_decide_unless_the_run_failed():
 def test_exit_codes_follow_the_targets_then_the_verdict(results, state, code):
     targets = tuple(TargetResult("x", Result(result), "", between(1, 2)) for result in results)
     summary = Summary(counts={}, metrics={}, verdict=Verdict(State(state)), targets=targets)
-    assert exit_codes.of_summary(summary) == code
+    assert of_summary(summary) == code

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from burstline.bench.report import of_summary
 from burstline.cli import main
-from burstline.exit_codes import of_summary
 from burstline.loadgen.metrics.slo import parse_goal
 from burstline.loadgen.record import tables
 from burstline.loadgen.record.manifest import Manifest
