@@ -6,7 +6,6 @@ made again from its files.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -82,7 +81,9 @@ def _server(site: Site, ask: bool) -> Count:
 
     Some requests at a time and so many a second: the server may be somebody else's.
     """
-    import httpx  # these here: a run whose server counts never needs them
+    import asyncio  # these here: a run whose server counts never needs them
+
+    import httpx
     from asyncio_throttle.throttler import Throttler
 
     target = site.target

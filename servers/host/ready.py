@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import math
@@ -293,6 +292,8 @@ def generate(
     None where the status of the reply is an error's: this client closes such a stream unread. Raises
     RefusalError where the server finds fault with the request, EngineError for any other failure.
     """
+    import asyncio
+
     # Imported here: they take half a second, and only TGI needs them.
     from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError, ValidationError
 

@@ -25,9 +25,9 @@ FOREIGN: Final[Mapping[tuple[str, str], frozenset[str]]] = {
     ),
     ("driver", "load"): frozenset({"numpy", "orjson", "zstandard"}),
     ("canary", "load"): frozenset(),
-    ("watcher", "load"): frozenset({"orjson", "prometheus_client", "psutil", "pynvml"}),
+    ("watcher", "load"): frozenset({"huggingface_hub", "orjson", "prometheus_client", "psutil", "pynvml"}),
     ("driver", "exit"): frozenset({"numpy", "orjson", "zstandard"}),
-    ("watcher", "exit"): frozenset({"orjson", "prometheus_client", "psutil", "pynvml"}),
+    ("watcher", "exit"): frozenset({"huggingface_hub", "orjson", "prometheus_client", "psutil", "pynvml"}),
     ("keeper", "exit"): frozenset({"psutil"}),
 }
 """By process and moment, the top names of all that is neither Burstline's nor the standard library's."""

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("pyarrow", "scipy", "matplotlib", "pandas", "huggingface_hub")
+HEAVY = ("pyarrow", "scipy", "matplotlib", "pandas", "huggingface_hub.file_download")
 SLIPS = (
     "run --requests 0",
     "run --prompt-tokens abc",
