@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from burstline import __version__, exit_codes
-from burstline.interrupt import terminable
 from burstline.roofline.errors import RooflineError
 from burstline.servers.host.child import ChildLostError
+from burstline.servers.host.interrupt import terminable
 from burstline.servers.messages import EngineError
 from burstline.servers.redact import learn_from
 from burstline.stdout import outlets

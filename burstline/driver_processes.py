@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-from burstline.interrupt import uninterrupted
 from burstline.loadgen.driver.drive import ORPHAN_GRACE_S
 from burstline.loadgen.driver.job import Counters, Job
 from burstline.servers.host.child import Child
+from burstline.servers.host.interrupt import uninterrupted
 
 
 class Driver(Protocol):

@@ -13,13 +13,13 @@ from typing import Final
 from burstline.bench.progress import Snapshot
 from burstline.bench.server_session import Site
 from burstline.driver_processes import Driver, local_drivers
-from burstline.interrupt import uninterrupted
 from burstline.loadgen.driver.job import NAMES, Counters, Done, Go, Job, Ready, Stop
 from burstline.loadgen.record.capture import Capture
 from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.loadgen.record.record import Outcome
 from burstline.servers.host.child import ChildLostError, how_it_ended
+from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.process import Server
 from burstline.servers.host.ready import getter
 from burstline.servers.messages import EngineError

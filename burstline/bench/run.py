@@ -35,7 +35,6 @@ from burstline.bench.vocabulary import ASSUMED
 from burstline.cluster.placement import RayOptions
 from burstline.cluster.workers import Fleet, fleet_of
 from burstline.driver_processes import local_drivers
-from burstline.interrupt import finishing, terminable, uninterrupted
 from burstline.loadgen.driver.canary import TruthProcess, canary
 from burstline.loadgen.driver.job import Job
 from burstline.loadgen.record.capture import Capture
@@ -47,6 +46,7 @@ from burstline.loadgen.wire.os_limits import ensure_fd_limit
 from burstline.machine.hardware import check_hints
 from burstline.servers.engine import Engine
 from burstline.servers.host.child import ChildLostError
+from burstline.servers.host.interrupt import finishing, terminable, uninterrupted
 from burstline.servers.host.telemetry import load_telemetry
 from burstline.servers.host.watch import Watcher
 from burstline.servers.launch import Launch
@@ -288,7 +288,7 @@ def _accounted_for(run: RunDir, engine: Engine, load: Load, progress: Progress) 
 
 def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseException) -> None:
     """A record of every planned request, "not_sent" where the server never got one."""
-    why = str(error) or "interrupted before the load began"
+    why = str(error) or _interrupted(run)
     run.save_manifest(replace(run.manifest, error=why))
     if not (run.path / "plan.parquet").exists():
         plan = load.plan(ASSUMED)
@@ -304,6 +304,15 @@ def _account_for_the_rest(run: RunDir, engine: Engine, load: Load, error: BaseEx
     with finishing(_report_first):
         conclude(run, engine, status)
     print(f"Kept of this run: {run.path}", file=sys.stderr)
+
+
+def _interrupted(run: RunDir) -> str:
+    """When it was interrupted; during a load the first interrupt is answered by the drivers, not here."""
+    if run.manifest.drivers:
+        return "interrupted after the load"
+    if run.captures.exists():
+        return "interrupted before the drivers had stopped; the replies that they had not kept are lost"
+    return "interrupted before the load began"
 
 
 def _report_first() -> None:

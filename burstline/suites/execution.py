@@ -19,7 +19,6 @@ import orjson
 from burstline import exit_codes
 from burstline.bench.report import of_summary
 from burstline.cluster.placement import ray_session
-from burstline.interrupt import terminable
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.reports.formats.text import text
@@ -28,6 +27,7 @@ from burstline.reports.page.digest import digest, verdict_line
 from burstline.reports.page.files import write_all
 from burstline.server_options import API_KEY_VARIABLE
 from burstline.servers.host import child
+from burstline.servers.host.interrupt import terminable
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
 from burstline.workloads.request import WorkloadError

@@ -8,8 +8,8 @@ from tempfile import TemporaryDirectory
 
 from burstline.bench.server_session import HOST, check_start, check_where, choose_engine, serving
 from burstline.flags import add_options
-from burstline.interrupt import terminable
 from burstline.server_options import START, ServerOptions, add_settings, server_of
+from burstline.servers.host.interrupt import terminable
 from burstline.servers.messages import EngineError
 
 

@@ -13,6 +13,7 @@ from typing import Final, Self
 import psutil
 
 from burstline.servers.host.child import Child, command, import_path
+from burstline.servers.host.interrupt import uninterrupted
 from burstline.servers.host.keeper import AllEnded, CannotStart, EngineEnded, KeeperTask, Started, Stop
 from burstline.servers.launch import Launch
 from burstline.servers.messages import EngineError
@@ -100,18 +101,20 @@ class Server:
 
     def _next(self, timeout_s: float) -> object:
         """The keeper's next message, noted; None where none comes in time, or the keeper is gone."""
-        if self._keeper.connection.closed:
+        keeper = self._keeper
+        if keeper.connection.closed or not keeper.connection.poll(timeout_s):
             return None
-        try:
-            message: object = self._keeper.receive(timeout_s)
-        except Exception:  # it is lost, or what it failed of: either way no more comes from it
-            return None
-        match message:
-            case EngineEnded(code):
-                self._code = code
-            case AllEnded(survivors):
-                self._survivors = survivors
-        return message
+        with uninterrupted():  # a message that was read half, or not noted, would be lost
+            try:
+                message: object = keeper.receive()
+            except Exception:  # it is lost, or what it failed of: either way no more comes from it
+                return None
+            match message:
+                case EngineEnded(code):
+                    self._code = code
+                case AllEnded(survivors):
+                    self._survivors = survivors
+            return message
 
 
 def threads_for_server() -> int | None:

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from burstline.cli import VERBS, main
-from burstline.interrupt import terminable
+from burstline.servers.host.interrupt import terminable
 from burstline.stdout import json_text, outlets
 
 

@@ -115,15 +115,20 @@ def test_a_burst_at_the_embedded_engine_is_answered_and_reported(tmp_path):
         assert f"<span>{fact}</span>" in header
 
 
-def test_an_interrupt_half_way_still_leaves_a_report_and_no_server(tmp_path):
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_an_interrupt_half_way_still_leaves_a_report_and_no_server(tmp_path, n_signals):
     with burstline(tmp_path, "--engine", "reference", *LONG) as process:
         run = under_load(tmp_path, process)
-        process.send_signal(signal.SIGINT)
+        for _ in range(n_signals):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.02)
         process.communicate(timeout=60)
     assert process.returncode == 130
     assert counts_of(run)["planned"] == 60
     assert (run / "report.html").exists()
-    assert json.loads((run / "manifest.json").read_text())["status"] == "interrupted"
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["status"] == "interrupted"
+    assert "before the load" not in (manifest.get("error") or "")
     assert not engine_processes(run)
 
 
