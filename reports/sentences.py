@@ -90,6 +90,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "limit.gaps": "Limited by the load: at most {n} in flight, {waits}",
     "limit.batch": "Limited by the batch limit of {slots}: {ran}",
     "limit.kv-cache": "Limited by the KV cache: {ran}",
+    "limit.token-budget": "Limited by the token budget of {budget} a step: {ran}",
     "limit.own-batch": "Limited by the server's batch: {ran}",
     "limit.queue": "Limited by the server: {ran}",
     # What late reading did to a percentile.

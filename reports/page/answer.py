@@ -32,6 +32,7 @@ from burstline.reports.page.side_by_side import times_of, why_open
 from burstline.reports.page.sweep_words import best_loads, limits
 from burstline.reports.sentences import say
 from burstline.roofline.reconcile.reconciliation import Reconciliation
+from burstline.servers.identity import Identity
 
 QUEUED: Final = 0.25
 """Where on average a smaller share of the requests in flight waited in the server, its queue was no limit."""
@@ -40,7 +41,7 @@ FULL: Final = 0.9
 STRAGGLERS: Final = 0.75
 """A burst that had served 95% of its requests in a smaller share of its time ended with stragglers."""
 SAMPLED: Final = 0.9
-"""Gauges are read every so often: a batch seen filled to this share was full."""
+"""Gauges are read every so often: requests seen to run to this share of those in flight were all of them."""
 MEMORY: Final[Sequence[tuple[str, Path]]] = (
     ("GPU memory", ("memory", "device_peak_bytes")),
     ("server memory", ("memory", "server_peak_bytes")),
@@ -167,14 +168,21 @@ def _waits(waiting: Figure) -> str:
 
 
 def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> str:
-    """What the server's queue waited for: its batch limit, its KV cache, or what was not recorded."""
+    """What the server's queue waited for: its batch limit, its KV cache, or the tokens of a step.
+
+    A scheduler admits a request unless one of the three is used up, so where two are known to have room it is
+    the third. A limit that the run did not reach is not named.
+    """
+    identity = manifest.identity or Identity(manifest.engine)
     running = _of(summary.concurrency.server_running_max)
     kv, preempted = _of(summary.memory.kv_peak_fraction), _of(summary.memory.preemptions) or 0
-    slots = manifest.identity.max_num_seqs if manifest.identity else None
-    if running and slots and SAMPLED * slots <= running <= slots:
+    slots, budget = identity.max_num_seqs, identity.max_num_batched_tokens
+    if running and slots and running >= slots:
         code = "limit.batch"
-    elif (kv or 0) >= FULL or preempted:
+    elif preempted or (kv is not None and not _has_room(summary, kv, identity.kv_tok)):
         code = "limit.kv-cache"
+    elif running and slots and budget and kv is not None:
+        code = "limit.token-budget"
     else:
         code = "limit.own-batch" if running and not slots else "limit.queue"
     ran = "many requests waited in it"
@@ -184,20 +192,35 @@ def _batch(summary: Summary, manifest: Manifest, in_flight: float) -> str:
         ran = f"at most {count(running)} of {count(asked)} requests ran at once{below} and the others waited"
     full = f", with the KV cache up to {kv:.0%} full" if kv is not None else ""
     again = f" and {counted(preempted, 'preemption')}" if preempted else ""
-    return say(code, slots=counted(slots or 0, "request"), ran=f"{ran}{full}{again}")
+    return say(
+        code, slots=counted(slots or 0, "request"), budget=f"{budget or 0:,}", ran=f"{ran}{full}{again}"
+    )
+
+
+def _has_room(summary: Summary, kv: float, kv_tok: int | None) -> bool:
+    """Whether the fullest KV cache had room for one more prompt of the mean length."""
+    rate, tokens = _of(summary.throughput.requests_per_s), _of(summary.throughput.input_tok_per_s)
+    prompt = tokens / rate if rate and tokens else 0.0
+    return kv < FULL and (kv_tok is None or (1 - kv) * kv_tok >= prompt)
 
 
 def _roofline(summary: Summary) -> str:
-    """What bounds a decode step, and how near to that bound the run came; "" where rates are in doubt."""
+    """What bounds the steps that took most of the time, and how near to that bound they came.
+
+    "" where rates are in doubt.
+    """
     found = summary.roofline
     if not isinstance(found, Reconciliation) or found.suspicions or not found.phases:
         return ""
-    row = next((phase for phase in found.phases if phase.phase == "decode"), found.phases[0])
+    row = max(found.phases, key=lambda phase: phase.seconds)
     bound = next(iter(row.limit_shares), None)
     if bound is None:
         return ""
     use = {"compute": row.mfu, "memory": row.mbu}.get(bound)
-    steps = f"its {row.phase} steps are {bound}-bound"
+    share = row.seconds / (sum(phase.seconds for phase in found.phases) or 1.0)
+    kind = "steps with prefill" if row.phase == "prefill" else "decode-only steps"
+    of = f"{kind}, {share:.0%} of the time of all steps," if len(found.phases) > 1 else kind
+    steps = f"its {of} are {bound}-bound"
     if use is None or use.measured is None or not 0 < use.measured <= use.ceiling:
         return f"{steps}, by the roofline model"
     what = {"compute": "arithmetic", "memory": "memory bandwidth"}[bound]

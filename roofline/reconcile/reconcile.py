@@ -140,6 +140,7 @@ def _phase(phase: StepPhase, looked: list[_Looked], setup: Setup) -> PhaseRow:
         limit_shares=_limit_shares(looked),
         ops=tuple(_op_rows(nearest, setup)),
         n_mixed=round(sum(one.weight for one in looked if len(one.seen.step.phases()) > 1)),
+        seconds=reachable_s if measured_s is None else measured_s,
     )
 
 

@@ -56,6 +56,7 @@ class PhaseRow:
     """All steps of one phase; "prefill" are those that compute any prompt, decodes in the same step included.
 
     "decode" are decode-only steps; of "prefill" `n_mixed` also decode.
+    `seconds` is how long all of them took, as predicted where no step was measured.
     `mfu` counts causal FLOPs, `mfu_full` the rectangle, as vLLM's own counter does. `ops` are of the typical
     step: the real one nearest the mean in tokens and context.
     """
@@ -71,6 +72,7 @@ class PhaseRow:
     limit_shares: Mapping[str, float]
     ops: tuple[OpRow, ...]
     n_mixed: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

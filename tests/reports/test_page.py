@@ -287,7 +287,11 @@ def test_failed_requests_are_counted_once_in_the_banner(lossy):
 def test_the_roofline_ends_the_sentence_on_what_limited_the_run(metal):
     told = answer_of(metal, metal.summary).details[0]
     reach = r"and reach \d+% of the (arithmetic|memory bandwidth) that the device can give"
-    assert re.search(rf"; its decode steps are \w+-bound( {reach}|, by the roofline model)\.$", told)
+    assert re.search(rf" are \w+-bound( {reach}|, by the roofline model)\.$", told)
+    phases = {"steps with prefill": metal.summary.roofline.phases[0]}
+    phases["decode-only steps"] = metal.summary.roofline.phases[1]
+    most = max(phases, key=lambda kind: phases[kind].seconds)
+    assert re.search(rf"; its {most}, \d+% of the time of all steps, are", told)
 
 
 def test_the_page_says_how_the_canary_checked_the_bounds_and_that_it_had_no_time_to(lossy):

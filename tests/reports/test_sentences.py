@@ -120,6 +120,7 @@ def loaded(n: float, *queue: float, level: bool = False, kv: float = 0.4, reason
 def limits() -> Iterator[str]:
     burst = Manifest(engine="vllm", workload="burst", identity=Identity("vllm"))
     slots = replace(burst, identity=Identity("vllm", max_num_seqs=256))
+    budget = replace(burst, identity=replace(slots.identity, max_num_batched_tokens=2048))
     rate = replace(burst, arrivals=ArrivalFacts("poisson", 20.0))
     users = replace(burst, concurrency=8)
     for manifest, summary in (
@@ -134,6 +135,7 @@ def limits() -> Iterator[str]:
         (slots, loaded(1000, 256, 400.0)),
         (slots, loaded(1000, 90, 400.0)),
         (slots, loaded(1000, 90, 400.0, kv=0.99)),
+        (budget, loaded(1000, 241, 400.0)),
         (burst, loaded(1000)),
         (burst, replace(loaded(9), verdict=Verdict(State.CLIENT_BOUND))),
     ):
