@@ -28,7 +28,7 @@ from burstline.loadgen.metrics.throughput import good_rates, good_rates_in, thro
 from burstline.loadgen.metrics.token_accounting import cached_by_counters, conservation, counts, lengths
 from burstline.loadgen.record.columns import Columns, columns_of
 from burstline.loadgen.record.drive_report import DriveReport, LostDriver
-from burstline.loadgen.record.manifest import ArrivalFacts, Manifest, RunNoise, WarmUpBursts
+from burstline.loadgen.record.manifest import ArrivalFacts, RunNoise, WarmUpBursts
 from burstline.loadgen.record.record import NO_FAILURES, Outcome
 from burstline.loadgen.record.rundir import Run
 from burstline.loadgen.record.summary import (
@@ -99,7 +99,7 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         status=run.status,
         death=(manifest.error or "") if run.status == "failed" else "",
         concurrency=manifest.concurrency,
-        duration_s=_number(manifest, "duration_s"),
+        duration_s=manifest.asked.duration_s,
         noise=manifest.noise,
         server_here=manifest.server is not None and not manifest.server.attached,
         not_comparable=not_comparable,
@@ -108,18 +108,12 @@ def summarize_run(run: Run, not_comparable: tuple[Reason, ...] = ()) -> Summary:
         warm_up=manifest.load.warm_up if manifest.load else None,
         max_failures=manifest.max_failures,
         usd_per_hour=manifest.usd_per_hour,
-        cancel_share=manifest.hang_ups.share if manifest.hang_ups else 0.0,
+        cancel_share=hang_ups.share if (hang_ups := manifest.asked.cancel_share) else 0.0,
         goals=tuple(map(parse_goal, manifest.targets)),
         turns=turns_of(run),
         lost=manifest.lost,
     )
     return summarize(run.columns, context)
-
-
-def _number(manifest: Manifest, name: str) -> float | None:
-    """A number that was asked for; None where it was not."""
-    asked = manifest.asked.get(name)
-    return float(asked) if isinstance(asked, int | float) else None
 
 
 def summarize(records: pa.Table | Columns, context: Context | None = None) -> Summary:

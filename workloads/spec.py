@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from burstline.workloads.arrivals import MAX_REQUESTS, Arrival, check_rate, parse_arrival
 from burstline.workloads.lengths import parse_lengths
-from burstline.workloads.options import as_text, flag_of, given, number_or_auto, option, share, with_parts
+from burstline.workloads.options import (
+    as_text,
+    flag_of,
+    given,
+    number_or_auto,
+    option,
+    options_of,
+    share,
+    with_parts,
+)
 from burstline.workloads.request import RequestKind, WorkloadError
 
 MOST: Final = {"concurrency": 1_000_000, "workers": 1024}
@@ -270,13 +279,25 @@ class LoadSpec:
         """With a fresh salt where none is named."""
         return self if self.salt else replace(self, salt=secrets.token_hex(8))
 
-    def facts(self) -> dict[str, str | int | float | None]:
-        """Every option by name, as a manifest keeps it."""
+    def to_json(self) -> dict[str, str | int | float | None]:
+        """Every option by name: a number, or the word that its flag takes."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {
             name: value if value is None or isinstance(value, int | float) else as_text(value)
             for name, value in values.items()
         }
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> LoadSpec:
+        """The same back; raises ValueError where a value is none that its flag takes."""
+        options = options_of(cls)
+        if unknown := [name for name in row if name not in options]:
+            raise WorkloadError(f"{unknown[0]} is no option of a load")
+        parsed: dict[str, Any] = {
+            name: None if value is None else options[name].parse(as_text(value))
+            for name, value in row.items()
+        }
+        return cls(**parsed)
 
 
 @dataclass(frozen=True, slots=True)

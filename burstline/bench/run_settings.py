@@ -55,7 +55,7 @@ def manifest_of(settings: Settings, load: Load, engine: Engine) -> Manifest:
         host=host_facts.host(),
         devices=host_facts.devices(),
         title=load.title,
-        asked=load.spec.facts(),
+        asked=load.spec,
         concurrency=load.spec.concurrency,
         arrivals=ArrivalFacts(load.arrivals.pattern, load.arrivals.rate_per_s, load.arrivals.burstiness),
         targets=settings.goals.slo,

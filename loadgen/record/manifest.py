@@ -15,7 +15,7 @@ from burstline.loadgen.record.drive_report import DriveReport, LostDriver
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import StartStage
 from burstline.servers.settings import Setting
-from burstline.workloads.spec import MAX_FAILURES, HangUps
+from burstline.workloads.spec import MAX_FAILURES, LoadSpec
 
 SCHEMA: Final = 4
 """Schema of the folder and of every file in it. Any other is refused."""
@@ -205,7 +205,7 @@ class LoadFacts:
 class Manifest:
     """What was asked, of whom, where and with what. Sections that a run has not reached yet are None.
 
-    `asked` are the load's options as given, `max_failures` the share of requests that may fail; `repeat` is
+    `asked` is the load as it was asked for, `max_failures` the share of requests that may fail; `repeat` is
     the command that sends the same bytes again; `step_log` the header of the engine's own step log; `error`
     why nothing could be sent, or what ended the load.
     """
@@ -224,7 +224,7 @@ class Manifest:
     host: HostFacts = HostFacts()
     devices: tuple[GpuFacts, ...] = ()
     title: str | None = None
-    asked: Mapping[str, Option] = field(default_factory=dict)
+    asked: LoadSpec = field(default_factory=LoadSpec)
     concurrency: int | None = None
     arrivals: ArrivalFacts | None = None
     targets: tuple[str, ...] = ()
@@ -244,12 +244,6 @@ class Manifest:
     noise: Mapping[str, RunNoise] = field(default_factory=dict)
     usd_per_hour: float | None = field(default=None, metadata=OPTIONAL)
     unknown: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def hang_ups(self) -> HangUps | None:
-        """Which clients were to hang up, and after how many tokens."""
-        asked = self.asked.get("cancel_share")
-        return HangUps.parse(str(asked)) if asked else None
 
     def to_json(self) -> dict[str, Any]:
         row: dict[str, Any] = typed_json.plain(self)

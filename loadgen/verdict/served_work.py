@@ -160,7 +160,7 @@ def quantization_of(
 
 def _abandoned(manifest: Manifest) -> str:
     """Which share of its requests the load abandons, and after how many tokens."""
-    hang_ups = manifest.hang_ups
+    hang_ups = manifest.asked.cancel_share
     return "none" if hang_ups is None else f"{hang_ups.share:.1%} after {hang_ups.after} tokens"
 
 

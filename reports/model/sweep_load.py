@@ -10,7 +10,7 @@ from burstline.loadgen.record.manifest import Manifest
 
 KINDS: Final = {"concurrency": ("Requests at a time", "at a time"), "rate": ("Requests per second", "/s")}
 """What a load is counted in: the heading of its column, and what stands behind one."""
-OF_THE_LOAD: Final = ("requests", "duration_s", "rate", "concurrency", "max_rate", "workers", "salt")
+OF_THE_LOAD: Final = ("requests", "duration_s", "rate", "concurrency", "workers", "salt")
 """What of a workload may differ between the loads of one sweep: how hard it drives, for how long."""
 STEADY: Final = ("constant", "poisson", "gamma")
 
@@ -41,11 +41,14 @@ def load_of(manifest: Manifest) -> SweepLoad | None:
 
 
 def work_asked(manifest: Manifest) -> tuple[str, ...] | None:
-    """What was asked of the server, its load apart; None where the run does not say."""
-    asked, load = manifest.asked, load_of(manifest)
-    if not asked or load is None:
+    """What was asked of the server, its load apart; None of a run without a load."""
+    load = load_of(manifest)
+    if load is None:
         return None
-    return (load.kind, *(f"{key} {value}" for key, value in asked.items() if key not in OF_THE_LOAD))
+    return (
+        load.kind,
+        *(f"{key} {value}" for key, value in manifest.asked.to_json().items() if key not in OF_THE_LOAD),
+    )
 
 
 def differ_in_load_alone(manifests: Sequence[Manifest]) -> bool:

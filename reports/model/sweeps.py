@@ -103,7 +103,7 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
         if label in case.labels
     )
     asked = views[0].manifest.asked
-    name = f"{asked.get('prompt_tokens')} → {asked.get('output_tokens')} tokens"
+    name = f"{asked.prompt_tokens} → {asked.output_tokens} tokens"
     return Sweep(
         name=f"{_model(cases[0])}, {name}" if named else name,
         kind=group[0][0].kind,

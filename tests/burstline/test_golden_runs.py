@@ -59,7 +59,7 @@ def test_its_captures_decode_to_the_records_beside_them(stored):
 
 def test_the_plan_and_the_points_of_its_summary_are_what_they_were(stored):
     run = open_run(stored)
-    asked = run.manifest.asked["requests"]
+    asked = run.manifest.asked.requests
     assert run.plan.sha256 == run.manifest.plan_sha256
     assert len(run.plan.requests) == len(run.records) == asked
     assert run.telemetry is not None

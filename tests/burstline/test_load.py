@@ -1,6 +1,7 @@
 """The load's flags, checked before anything is started."""
 
 import argparse
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -181,8 +182,9 @@ def test_a_load_is_the_same_as_flags_as_a_suites_table_and_as_typed(spec: LoadSp
     parser = argparse.ArgumentParser()
     add_options(parser, LoadSpec)
     assert read_options(LoadSpec, parser.parse_args(words_of(spec))) == spec
-    table = {name: value for name, value in spec.facts().items() if value not in (None, "")}
+    table = {name: value for name, value in spec.to_json().items() if value not in (None, "")}
     assert LoadSpec(**TomlTable(table, "s.toml").options(LoadSpec)) == spec
+    assert LoadSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
 
 
 @pytest.mark.parametrize(

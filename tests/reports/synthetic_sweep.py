@@ -18,6 +18,7 @@ from burstline.servers.identity import Identity
 from burstline.workloads.lengths import Lengths
 from burstline.workloads.plan import Shape, make_plan
 from burstline.workloads.prompts import vocabulary_from_size
+from burstline.workloads.spec import LoadSpec
 from tests.reports import synthetic
 
 MS, LAG_NS, MAX_SEQS = 1_000_000, 60_000, 64
@@ -44,13 +45,13 @@ def finished_run(
     lost = synthetic.records(n, PROMPT_TOK, OUTPUT_TOK, n_failed)[n - n_failed :]
     last_ns = max(row.due_ns for row in rows)  # in a closed loop their turn comes after the others'
     rows += [replace(row, due_ns=last_ns if concurrency else due_ns[row.index]) for row in lost]
-    asked = {"prompt_tokens": "128", "output_tokens": str(OUTPUT_TOK), "requests": n}
+    asked = LoadSpec(n, "128", str(OUTPUT_TOK), concurrency=concurrency, rate=rate)
     load = f"{concurrency} at a time" if concurrency else f"{rate:g}/s" if rate else "all at once"
     manifest = Manifest(
         engine=engine,
         workload="load",
         title=f"{n} requests of 128 → {OUTPUT_TOK} tokens, {load}",
-        asked=asked | {"concurrency": concurrency, "rate": rate, "seed": 0},
+        asked=asked,
         concurrency=concurrency,
         arrivals=ArrivalFacts("constant" if rate else "burst", rate),
         targets=tuple(targets),

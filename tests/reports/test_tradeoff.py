@@ -20,6 +20,7 @@ from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
 from burstline.reports.page.page import render
 from burstline.reports.page.sweep_words import findings_of, knee
+from burstline.workloads.spec import LoadSpec
 from tests.reports.synthetic_sweep import finished_run
 
 TARGETS = ("ttft.p50<=60ms", "tpot.p50<=12ms")
@@ -70,14 +71,13 @@ def manifest(**facts) -> Manifest:
         ({}, True),
         ({"concurrency": 2}, False),  # the same load twice is a repeat
         ({"concurrency": None}, False),  # a burst has no load
-        ({"asked": {"prompt_tokens": "999"}}, False),
-        ({"asked": {}}, False),
+        ({"asked": LoadSpec(prompt_tokens="999")}, False),
         ({"concurrency": None, "arrivals": ArrivalFacts("poisson", 2)}, False),
     ],
 )
 def test_only_one_workload_at_two_loads_of_one_kind_is_a_sweep(change, swept):
-    one = manifest(concurrency=2, asked={"prompt_tokens": "512", "requests": 9})
-    other = replace(manifest(concurrency=8, asked={"prompt_tokens": "512", "requests": 99}), **change)
+    one = manifest(concurrency=2, asked=LoadSpec(requests=9))
+    other = replace(manifest(concurrency=8, asked=LoadSpec(requests=99)), **change)
     assert differ_in_load_alone([one, other]) is swept
 
 
