@@ -9,6 +9,12 @@ FROM python:3.11-slim-bookworm AS build
 ARG CA_BUNDLE=
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ${CA_BUNDLE} ./
+# The dependencies first: a change to the source leaves this layer as it is.
+RUN if [ -n "$CA_BUNDLE" ]; then export PIP_CERT="/src/${CA_BUNDLE##*/}"; fi \
+    && python3 -m venv /opt/burstline \
+    && python3 -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" \
+        >requirements.txt \
+    && /opt/burstline/bin/pip install --no-cache-dir --quiet -r requirements.txt
 COPY burstline burstline
 COPY loadgen loadgen
 COPY servers servers
@@ -16,7 +22,6 @@ COPY workloads workloads
 COPY roofline roofline
 COPY reports reports
 RUN if [ -n "$CA_BUNDLE" ]; then export PIP_CERT="/src/${CA_BUNDLE##*/}"; fi \
-    && python3 -m venv /opt/burstline \
     && /opt/burstline/bin/pip install --no-cache-dir --quiet .
 
 FROM python:3.11-slim-bookworm

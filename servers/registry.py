@@ -2,8 +2,9 @@
 
 `engine_at` says which of them answers at a URL, by the pages that it serves.
 
-Engines of other packages are named by the environment, which the processes of a run inherit:
-`BURSTLINE_ENGINES=my_engine,another` imports these modules and takes the `ENGINE` of each.
+Engines of other packages are found by their entry points in the group `burstline.engines`, each of which
+names what makes the engine: `foo = "foo_engine:Foo"`. For a module that is not installed there is the
+environment, which a run's processes inherit: `BURSTLINE_ENGINES=my_engine,another` takes the `ENGINE` of each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from burstline.servers.engine import Engine
@@ -91,6 +94,26 @@ class Spoken(Engine):
         return self._dialect.capabilities_of(target)
 
 
+GROUP: Final = "burstline.engines"
+
+
+@cache
+def _installed() -> Mapping[str, EntryPoint]:
+    """The engines of other packages, by name: read only for a name that is not built in, or for a list."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _made(point: EntryPoint) -> Engine:
+    """The engine of another package; EngineError where it is none, or has another name."""
+    try:
+        engine = point.load()()
+    except Exception as error:  # whatever that package does when it is imported
+        raise EngineError(f"{GROUP}: {point.name} = {point.value} cannot be loaded: {error!r}") from error
+    if not isinstance(engine, Engine) or engine.name != point.name:
+        raise EngineError(f"{GROUP}: {point.name} = {point.value} makes no Engine whose name is {point.name}")
+    return engine
+
+
 class Registry(MutableMapping[str, Engine]):
     """Engines by name. Names are known at once; an engine of `built_in` is imported when it is asked for.
 
@@ -102,8 +125,9 @@ class Registry(MutableMapping[str, Engine]):
 
     def __getitem__(self, name: str) -> Engine:
         base, plus, style = name.partition("+")
-        if plus and name not in self._engines and base in self._engines and style in STYLES:
-            self._engines[name] = Spoken(name, self[base], self[STYLES[style]], style)
+        if name not in self._engines and name in self:
+            made = Spoken(name, self[base], self[STYLES[style]], style) if plus else _made(_installed()[name])
+            self._engines[name] = made
         engine = self._engines[name]
         if isinstance(engine, str):
             module, _, maker = engine.partition(":")
@@ -119,10 +143,12 @@ class Registry(MutableMapping[str, Engine]):
 
     def __contains__(self, name: object) -> bool:
         base, plus, style = str(name).partition("+")
-        return name in self._engines or (bool(plus) and base in self._engines and style in STYLES)
+        if plus and name not in self._engines:
+            return style in STYLES and base in self
+        return name in self._engines or name in _installed()
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name in self._engines if "+" not in name])
+        return iter([name for name in (self._engines | _installed()) if "+" not in name])
 
     def __len__(self) -> int:
         return len(list(iter(self)))

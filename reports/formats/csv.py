@@ -1,4 +1,4 @@
-"""The records as CSV: one row a request, without the lists of token times (those are in the Parquet file)."""
+"""The records as a table and as CSV: one row a request, without the lists of token times (those are in the Parquet file)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from burstline.loadgen.metrics.sessions import turns_of
 from burstline.loadgen.record.rundir import Run
 
 
-def records_csv(run: Run) -> bytes:
-    """Every plain field of the records, and each request's latencies in seconds; empty where undefined.
+def request_frame(run: Run) -> pd.DataFrame:
+    """Every plain field of the records, and each request's latencies in seconds; NaN where undefined.
 
     Of sessions also each request's session, from 0, and the place of its turn there, from 1.
     """
@@ -26,10 +26,15 @@ def records_csv(run: Run) -> bytes:
     if (turns := turns_of(run)) is not None:
         frame.insert(1, "session", turns.session)
         frame.insert(2, "turn", turns.depth + 1)
-    texts = [field.name for field in run.request_table.schema if pa.types.is_string(field.type)]
-    for name in texts:
+    return pd.concat([frame, pd.DataFrame(latencies)], axis=1)
+
+
+def records_csv(run: Run) -> bytes:
+    """The same as CSV; what is undefined is empty."""
+    frame = request_frame(run)
+    for name in (field.name for field in run.request_table.schema if pa.types.is_string(field.type)):
         frame[name] = frame[name].map(_no_formula)
-    text: str = pd.concat([frame, pd.DataFrame(latencies)], axis=1).to_csv(index=False, float_format="%.9g")
+    text: str = frame.to_csv(index=False, float_format="%.9g")
     return text.encode()
 
 

@@ -16,9 +16,9 @@ from burstline.servers.registry import ENGINES, register
 TOY = Path(__file__).parents[2] / "docs/howto/toy_engine.py"
 
 
-def burstline(folder: Path, *words: str) -> tuple[int, str]:
+def burstline(folder: Path, *words: str, modules: str = "a_toy_engine") -> tuple[int, str]:
     environment = os.environ | {
-        "BURSTLINE_ENGINES": "a_toy_engine",
+        "BURSTLINE_ENGINES": modules,
         "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]),
         "XDG_CACHE_HOME": str(folder / "cache"),
     }
@@ -43,6 +43,25 @@ def test_a_burst_runs_at_an_engine_that_is_one_module_and_nothing_else(toy: Path
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["engine"] == "toy"
     assert "Toy" in (run / "report.html").read_text()
+
+
+def test_an_installed_package_brings_its_engine_by_an_entry_point(toy: Path) -> None:
+    facts = toy / "toy_engine-0.1.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 0.1\n")
+    points = facts / "entry_points.txt"
+    points.write_text("[burstline.engines]\ntoy = a_toy_engine:Toy\n")
+    load = ("--requests", "24", "--prompt-tokens", "64", "--output-tokens", "6")
+    out = str(toy / "runs")
+    code, text = burstline(toy, "run", "--engine", "toy", *load, "--out", out, modules="")
+    assert code in (0, 4), text
+    (run,) = (toy / "runs").iterdir()
+    assert json.loads((run / "summary.json").read_text())["counts"]["ok"] == 24
+    assert "toy " in burstline(toy, "engines", modules="")[1]
+    points.write_text("[burstline.engines]\ntoy = a_toy_engine:Nothing\n")
+    code, text = burstline(toy, "run", "--engine", "toy", *load, "--out", out, modules="")
+    assert code == 5
+    assert "burstline.engines: toy = a_toy_engine:Nothing cannot be loaded" in text
 
 
 def test_its_own_sign_tells_it_at_a_url(toy: Path) -> None:

@@ -1,0 +1,66 @@
+#!/bin/sh
+# check-wheel.sh [PYTHON]: builds the sdist and the wheel, installs the wheel alone into an empty environment, and
+# runs every verb there: from an empty folder, and from one with packages called like ours.
+set -eu
+python=${1:-python3}
+here=$(cd "$(dirname "$0")/.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export HF_HUB_OFFLINE=1
+unset PYTHONPATH
+
+"$python" -m venv "$work/tools"
+"$work/tools/bin/pip" install --quiet build
+(cd "$here" && "$work/tools/bin/python" -m build --outdir "$work/dist" . >"$work/build.log" 2>&1) || {
+    cat "$work/build.log" >&2
+    exit 1
+}
+"$python" -m venv "$work/env"
+"$work/env/bin/pip" install --quiet "$work"/dist/*.whl
+PATH="$work/env/bin:$PATH"
+
+# passes CODES COMMAND...: it ends with one of these codes ("0 4": a run that is not VALID on a busy machine is done, too).
+passes() {
+    codes=$1 code=0
+    shift
+    "$@" >"$work/out" 2>&1 || code=$?
+    case " $codes " in
+    *" $code "*) echo "  ok: $*" ;;
+    *)
+        cat "$work/out" >&2
+        echo "exit code $code: $* (expected: $codes)" >&2
+        exit 1
+        ;;
+    esac
+}
+
+verbs() {
+    small="--requests 24 --prompt-tokens 16 --output-tokens 4"
+    for verb in $(burstline --help | sed -n 's/^  \([a-z-]\{1,\}\)  .*/\1/p'); do passes 0 burstline "$verb" --help; done
+    passes 0 burstline make-model tiny --like tiny
+    # shellcheck disable=SC2086
+    passes "0 4" burstline run --engine reference $small --repeats 2 --out runs
+    # A set of repeats has a folder of its own.
+    set -- $(for run in runs/*/manifest.json; do dirname "$run"; done)
+    passes 0 burstline report "$1" --format text
+    passes 0 burstline report "$1" --to exported --format csv
+    passes 0 burstline verify "$1"
+    passes "0 4" burstline compare "$1" "$2" --anyway
+    # shellcheck disable=SC2086
+    passes "0 4" burstline certify $small
+    passes 0 burstline bound --model llama-3.1-8b --device h100-sxm5-80g --batch 32
+    passes 0 burstline study --figures study
+    passes 0 burstline engines
+    passes 0 timeout --signal INT --preserve-status 20 burstline serve reference
+    passes 0 burstline calibrate --device cpu --quick --out cpu.toml
+}
+
+echo "From an empty folder"
+mkdir "$work/empty" && cd "$work/empty" && verbs
+echo "From a folder with packages called like ours"
+mkdir "$work/hostile" && cd "$work/hostile"
+for name in loadgen servers workloads reports roofline research; do
+    mkdir "$name" && echo 'raise SystemExit("a module of the working folder was imported")' >"$name/__init__.py"
+done
+export PYTHONPATH=.
+verbs
