@@ -1,4 +1,4 @@
-"""The Python API: `burstline.load(run)` opens what `burstline run` wrote, as pandas tables and typed values."""
+"""The Python API: `burstline.load(run)` opens what `burstline run` wrote: pandas tables, typed values."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class LoadedRun:
     def requests(self) -> pd.DataFrame:
         """One row per planned request, whatever its outcome.
 
-        Times `*_ns` are integer nanoseconds from the run's start; latencies (`ttft_s`, `tpot_s`, `e2e_s`, ...)
-        are seconds, NaN where a request failed or has none.
+        Times `*_ns` are integer nanoseconds from the run's start; latencies (`ttft_s`, `e2e_s`, ...) are
+        seconds, NaN where a request failed or has none.
         """
         return request_frame(self._run)
 
     @cached_property
     def telemetry(self) -> pd.DataFrame:
-        """What was sampled during the run: one row per sample with `at_ns`, `source`, `name`, `value`, `note`."""
+        """What was sampled: one row per sample with `at_ns`, `source`, `name`, `value`, `note`."""
         found = self._run.telemetry
         return pd.DataFrame(columns=["at_ns", "source", "name", "value", "note"]) if found is None else found
 

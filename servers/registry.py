@@ -4,7 +4,7 @@
 
 Engines of other packages are found by their entry points in the group `burstline.engines`, each of which
 names what makes the engine: `foo = "foo_engine:Foo"`. For a module that is not installed there is the
-environment, which a run's processes inherit: `BURSTLINE_ENGINES=my_engine,another` takes the `ENGINE` of each.
+environment, which a run inherits: `BURSTLINE_ENGINES=my_engine,another` takes the `ENGINE` of each.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class Registry(MutableMapping[str, Engine]):
         return name in self._engines or name in _installed()
 
     def __iter__(self) -> Iterator[str]:
-        return iter([name for name in (self._engines | _installed()) if "+" not in name])
+        return iter([name for name in dict.fromkeys((*self._engines, *_installed())) if "+" not in name])
 
     def __len__(self) -> int:
         return len(list(iter(self)))

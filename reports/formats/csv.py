@@ -1,4 +1,4 @@
-"""The records as a table and as CSV: one row a request, without the lists of token times (those are in the Parquet file)."""
+"""The records as a table and as CSV: one row a request, without the token times of the Parquet file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def request_frame(run: Run) -> pd.DataFrame:
     if (turns := turns_of(run)) is not None:
         frame.insert(1, "session", turns.session)
         frame.insert(2, "turn", turns.depth + 1)
-    return pd.concat([frame, pd.DataFrame(latencies)], axis=1)
+    whole: pd.DataFrame = pd.concat([frame, pd.DataFrame(latencies)], axis=1)
+    return whole
 
 
 def records_csv(run: Run) -> bytes:

@@ -52,7 +52,7 @@ def test_a_figure_is_the_reports_own() -> None:
     figure = run.figure("ecdf-ttft")
     assert figure.svg.startswith("<svg")
     assert figure.png.startswith(b"\x89PNG")
-    with pytest.raises(WorkloadError, match="has no figure 'ttft'; it has .*ecdf-ttft"):
+    with pytest.raises(WorkloadError, match=r"has no figure 'ttft'; it has .*ecdf-ttft"):
         run.figure("ttft")
 
 
