@@ -180,7 +180,11 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         if context.turns
         else None,
     )
-    cold_counts = cold is not None and (steady is None or cold.until_s >= steady.window.start_s)
+    is_cold, slow_start = False, None
+    if cold and (steady is None or cold.until_s >= steady.window.start_s):
+        is_cold, slow_start = cold.counted(unjudged.metrics["ttft"])
+    elif cold:
+        slow_start = cold.left_out()
     warnings = caveats(
         unjudged,
         status=context.status,
@@ -188,7 +192,7 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         expected_cached=context.expected_cached,
         counted_cached=cached_by_counters(watched),
         warm_up=context.warm_up,
-        cold=cold.left_out() if cold and not cold_counts else None,
+        cold=None if is_cold else slow_start,
         cancel_share=context.cancel_share,
         lost=context.lost,
     )
@@ -197,9 +201,8 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         _evidence(unjudged, whole, context, steady),
         # A session counts once in a closed loop, and its branches may be in flight together.
         contradictions=broken_laws(unjudged, planned, None if context.turns else context.concurrency),
+        cold=(slow_start,) if is_cold and slow_start else (),
     )
-    if cold and cold_counts:
-        evidence = replace(evidence, cold=(cold.counted(),))
     verdict = judge(evidence, warnings)
     summary = replace(unjudged, verdict=verdict)
     return replace(summary, targets=judge_goals(context.goals, summary, c, context.noise))

@@ -27,7 +27,8 @@ from burstline.loadgen.metrics.definitions import (
 )
 from burstline.loadgen.metrics.throughput import Window
 from burstline.loadgen.record.columns import Columns, Floats
-from burstline.loadgen.record.verdict import Reason, tolerance_s
+from burstline.loadgen.record.summary import Section
+from burstline.loadgen.record.verdict import MOST_SHARE, Reason, tolerance_s
 from burstline.loadgen.stats import distributions
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_floor, label, measured
 from burstline.loadgen.stats.quantiles import quantile_of
@@ -45,8 +46,8 @@ TESTS: Final = tuple(
 )
 NOT_STEADY: Final = Absent("only an open loop at one rate has a warm-up; a burst is judged by its drain")
 NO_START_WAVE: Final = Absent("only a closed loop starts with a wave of requests")
-LIVES_A_BLOCK: Final = 4
-"""Requests of a closed loop that run together share their delays: blocks hold four times as many as run at a
+LIVES_A_BLOCK: Final = 3
+"""Requests of a closed loop that run together share their delays: blocks hold three times as many as run at a
 time, which is what intervals need to cover (tests/loadgen/test_closed_loop.py)."""
 FILLED: Final = 0.95
 """The quantile of E2E after which an open loop has filled (tests/loadgen/test_stationary.py)."""
@@ -84,20 +85,20 @@ class Steady:
 
 
 def plateau(c: Columns, concurrency: int) -> Steady | None:
-    """A closed loop from the C-th completion to the last dispatch; None where that is too short."""
+    """A closed loop from the C-th completion to the last dispatch; None where no median is behind it."""
     ends_s = np.sort(c.closed_s[~np.isnan(c.closed_s)])
     if len(ends_s) <= concurrency or not c.ok.any():
         return None
     window = Window(float(ends_s[concurrency - 1]), float(np.nanmax(c.dispatched_s)))
     wave, later = c.due_s < window.start_s, c.due_s >= window.start_s
-    if not (c.ok & later).any() or window.length_s < (block_s := least_block_s(c)):
+    if int((c.ok & later).sum()) < early_stopping_floor(0.5) or window.length_s <= 0:
         return None
     n_wave = int((c.ok & wave).sum())
     return Steady(
         window=window,
         warm_up=measured(window.start_s - float(np.nanmin(c.dispatched_s)), "s", "nothing was dispatched"),
         n_warm_up=int(wave.sum()),
-        block_s=block_s,
+        block_s=min(least_block_s(c), window.length_s),
         figures=dict.fromkeys(TESTS, NOT_STEADY),
         reasons=(),
         least_block=LIVES_A_BLOCK * concurrency,
@@ -265,17 +266,15 @@ SLOWER: Final = 0.8
 class ColdStart:
     """The first `n` requests had a median TTFT, from the send, that was `slower_s` above the rest's.
 
-    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `tail_s` is TTFT's `tail`,
-    the highest percentile that the rest have, with them, `warm_tail_s` without.
+    `rest_s` is the median of the rest. `until_s` is when the last of them was due. `moved` are TTFT's
+    percentiles that the rest have: its value of the rest, and of all.
     """
 
     n: int
     slower_s: float
     rest_s: float
     until_s: float
-    tail: float
-    tail_s: float
-    warm_tail_s: float
+    moved: Mapping[str, tuple[float, float]]
 
     @property
     def size(self) -> str:
@@ -284,16 +283,33 @@ class ColdStart:
             f"than the rest ({_span(self.rest_s)} at the median)."
         )
 
-    def counted(self) -> Reason:
-        """Of a run whose figures include those requests."""
-        effect = f"They move TTFT {label(self.tail)} from {_span(self.warm_tail_s)} to {_span(self.tail_s)}."
+    def counted(self, figures: Section) -> tuple[bool, Reason]:
+        """Whether they spoil TTFT's printed `figures`, which include them, and what to say of it.
+
+        They do where they move one by more than 5% and by more than half of its interval.
+        """
+        share = {p: abs(all_s - rest_s) / rest_s for p, (rest_s, all_s) in self.moved.items()}
+        spoiled = [
+            p
+            for p, (rest_s, all_s) in self.moved.items()
+            if share[p] > MOST_SHARE and abs(all_s - rest_s) > _half_width(figures.figure(p))
+        ]
+        p = max(spoiled or share, key=share.__getitem__)
+        effect = f"They move TTFT {p} from {_span(self.moved[p][0])} to {_span(self.moved[p][1])}."
         advice = "Pass --warmup N or --warmup auto; warm-up requests do not count."
-        return Reason("cold", f"{self.size} {effect}", advice)
+        return bool(spoiled), Reason("cold", f"{self.size} {effect}", advice)
 
     def left_out(self) -> Reason:
         """Of a run whose figures begin after them."""
         text = f"COLD: {self.size} No figure counts them: the run counts from its steady state."
         return Reason("cold", text, "Pass --warmup N to warm the server up before the run.")
+
+
+def _half_width(figure: Figure) -> float:
+    """Of the interval; 0 without one, infinite where an end is open."""
+    if isinstance(figure, Absent) or figure.level is None:
+        return 0.0
+    return math.inf if figure.low is None or figure.high is None else (figure.high - figure.low) / 2
 
 
 def _span(seconds: float) -> str:
@@ -323,7 +339,7 @@ def cold_start(
         middle, high, scatter = np.quantile(rest, [0.5, 0.9, 0.95])
         slower_s = float(np.median(first) - middle)
         if slower_s > max(scatter - middle, tolerance_s(middle)) and np.mean(first > high) >= SLOWER:
-            tail = max((p for p in QUANTILES if len(rest) >= early_stopping_floor(p)), default=0.5)
-            tails_s = quantile_of(values, tail), quantile_of(rest, tail)
-            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), tail, *tails_s)
+            known = [p for p in QUANTILES if len(rest) >= early_stopping_floor(p)] or [0.5]
+            moved = {label(p): (quantile_of(rest, p), quantile_of(values, p)) for p in known}
+            worst = ColdStart(n, slower_s, float(middle), float(due_s[:n].max()), moved)
     return worst

@@ -55,6 +55,14 @@ class Ranked:
             return float(self.value[max(math.ceil(rank) - 1, 0)])
         return float(self.value[np.searchsorted(self.cumulated, rank)])
 
+    def excess(self, above: float) -> float:
+        """By how much the values above this exceed it on average; 0 where there is none."""
+        first = int(np.searchsorted(self.value, above, side="right"))
+        if first == len(self.value):
+            return 0.0
+        weights = None if self.cumulated is None else np.diff(self.cumulated, prepend=0.0)[first:]
+        return float(np.average(self.value[first:], weights=weights)) - above
+
     def quantile(self, p: float) -> float:
         """See `quantile`."""
         return quantile(self.value, p, self.cumulated)

@@ -1,9 +1,10 @@
 """Intervals within one run whose requests depend on their neighbours: open loops and closed loops.
 
 The error of a mean or a share comes from blocks of neighbours in time (overlapping batch means: Meketon and
-Schmeiser, Winter Simulation Conference 1984), with Student's t for the number of blocks. Everything here uses
-one block length: `LENGTHENED` times the block that estimates the variance best, and `LEAST_BLOCKS` at least.
-Shorter blocks miss the rare long waits that make a queue's mean. Coverage is simulated in tests/loadgen
+Schmeiser, Winter Simulation Conference 1984), with Student's t for the number of blocks. A block is
+`LENGTHENED` times the one that estimates the variance best, and there are `LEAST_BLOCKS` at least: shorter
+ones miss the rare long waits that make a queue's mean. In a closed loop no queue builds up, and the best
+block is taken as it is, if it holds `least_block` requests. Coverage is simulated in tests/loadgen
 (open loops: M/M/1 from empty; closed loops: 8 and 64 at a time).
 """
 
@@ -32,6 +33,8 @@ from burstline.loadgen.stats.quantiles import Samples
 
 LENGTHENED: Final = 5
 LEAST_BLOCKS: Final = 3
+SCARCEST: Final = 1000.0
+"""By how much scarcer than the values above a percentile those above its interval may be."""
 BELOW: Final = (0.5, 0.9, 0.95)
 """A percentile has no more information than those below it: the values above a p99 came in a crowd or two,
 which say little about how often crowds come."""
@@ -58,6 +61,10 @@ class OrderedSamples:
         order = np.argsort(at_s, kind="stable")
         return cls(samples, order, samples.by_request(samples.weight)[order], least_block)
 
+    def error(self, residuals: Floats) -> tuple[float, float]:
+        """See `standard_error`."""
+        return _error_of_requests(residuals, self.least_block)
+
     def sums(self, amount: NDArray[Any]) -> Floats:
         """What each request has of `amount`, one for each sample, in the order of time."""
         return np.asarray(self.samples.by_request(amount * self.samples.weight)[self.order])
@@ -73,7 +80,7 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
         return mean
     weights = samples.weights
     residuals = (samples.sums(samples.samples.value) - mean.point * weights) / weights.mean()
-    error, freedom = standard_error(residuals, samples.least_block)
+    error, freedom = samples.error(residuals)
     half = students_t(freedom) * error
     note = _effective(len(weights), float(residuals.var()) / error**2 if error else math.inf)
     mean = replace(mean, level=LEVEL, note=note)
@@ -88,7 +95,10 @@ def mean_in_order(mean: Figure, samples: OrderedSamples) -> Figure:
 def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -> Figure:
     """The percentile `p` with the interval of as many independent samples as these have information.
 
-    Clopper and Pearson's interval for the share below, read as order statistics.
+    Clopper and Pearson's interval for the share below, read as order statistics; above the largest value as
+    an exponential tail, the limit of all light ones (Pickands 1975). Open upwards only where failures lie
+    there, or where the tail would be a guess: then the note says how much longer the run must be. All are
+    times, so that nothing lies below 0.
     """
     if isinstance(percentile, Absent):
         return percentile
@@ -96,16 +106,28 @@ def percentile_in_order(percentile: Figure, samples: OrderedSamples, p: float) -
     low_share, high_share = _clopper_pearson(p * n_effective, n_effective)
     ranked = samples.samples.ranked
     total = ranked.total
-
-    def at(rank: float) -> float | None:
-        value = ranked.at(rank - 0.5) if 1 <= rank <= total else math.inf
-        return value if math.isfinite(value) else None
-
-    low, high = at(math.floor(low_share * total)), at(math.ceil(high_share * total) + 1)
+    low_rank, high_rank = math.floor(low_share * total), math.ceil(high_share * total) + 1
+    low = ranked.at(low_rank - 0.5) if low_rank >= 1 else min(0.0, float(ranked.value[0]))
     note = _effective(len(samples.order), n_effective)
-    if high is None:
+    if high_rank <= total:
+        high = ranked.at(high_rank - 0.5)
+    elif _scarcer(p, n_effective) <= SCARCEST:
+        reach = math.log(_scarcer(p, n_effective)) * ranked.excess(percentile.point)
+        high = max(ranked.value[-1], percentile.point + reach)
+    else:
+        high = math.inf
+    if math.isinf(high):
         note = f"{note}: {label(p)} has no upper bound"
-    return replace(percentile, low=low, high=high, level=LEVEL, note=note)
+    if math.isinf(high) and math.isfinite(ranked.value[-1]):
+        times = next((k for k in range(2, 1000) if _scarcer(p, k * n_effective) <= SCARCEST), 1000)
+        note = f"{note}; run {times} times as long"
+    high_s = None if math.isinf(high) else float(high)
+    return replace(percentile, low=low, high=high_s, level=LEVEL, note=note)
+
+
+def _scarcer(p: float, n: float) -> float:
+    """How many times as many of `n` independent values may lie above `p` as above its interval."""
+    return (1 - p) / max(1 - _clopper_pearson(p * n, n)[1], 1e-300)
 
 
 def bound_in_order(samples: OrderedSamples, p: float, unit: str) -> Figure:
@@ -121,7 +143,7 @@ def share_in_order(met: NDArray[np.bool_], at_s: Floats, least_block: int = 1) -
         return Absent("nothing was planned")
     share = float(met.mean())
     residuals = met[np.argsort(at_s, kind="stable")].astype(np.float64) - share
-    error, freedom = standard_error(residuals, least_block)
+    error, freedom = _error_of_requests(residuals, least_block)
     n_effective = _independent(share, error, freedom, n)
     low, high = _clopper_pearson(share * n_effective, n_effective)
     return Estimate(share, low, high, LEVEL, n, "1", _effective(n, n_effective))
@@ -172,7 +194,7 @@ def _effective_size(samples: OrderedSamples, p: float) -> float:
     below = samples.sums(samples.samples.value <= ranked.at(p * ranked.total))
     share = float(below.sum() / ranked.total)
     residuals = (below - share * weights) / weights.mean()
-    return _independent(share, *standard_error(residuals, samples.least_block), ranked.total)
+    return _independent(share, *samples.error(residuals), ranked.total)
 
 
 def _independent(share: float, error: float, freedom: float, most: float) -> float:
@@ -189,10 +211,17 @@ def _clopper_pearson(k: float, n: float) -> tuple[float, float]:
     return low, float(distributions.beta.ppf((1 + LEVEL) / 2, k + 1, n - k)) if k < n else 1.0
 
 
-def standard_error(residuals: Floats, least_block: int = 1) -> tuple[float, float]:
+def _error_of_requests(residuals: Floats, least_block: int) -> tuple[float, float]:
+    """`standard_error` of one value a request: of a closed loop, if blocks hold more than one at least."""
+    return standard_error(residuals, least_block, 1 if least_block > 1 else LENGTHENED)
+
+
+def standard_error(
+    residuals: Floats, least_block: int = 1, lengthened: int = LENGTHENED
+) -> tuple[float, float]:
     """The standard error of the mean of a series around 0, and Student's degrees of freedom for it."""
     n = len(residuals)
-    block = max(1, min(max(LENGTHENED * block_length(residuals), least_block), n // LEAST_BLOCKS))
+    block = max(1, min(max(lengthened * block_length(residuals), least_block), n // LEAST_BLOCKS))
     if n <= block:
         return 0.0, 1.0
     total = np.concatenate([[0.0], np.cumsum(residuals)])

@@ -32,7 +32,7 @@ def caveats(
 
     `expected_cached` is the share of prompt tokens that the plan's own prefixes let a cache serve,
     `counted_cached` what the server's counters say it served. `cold` is the warning on slow first requests
-    that no figure counts. Clients of `cancel_share` of the requests were to
+    that spoil no figure. Clients of `cancel_share` of the requests were to
     hang up; `lost` are drivers that were lost during the load.
     """
     lengths = summary.lengths

@@ -1,6 +1,7 @@
 """Intervals in an open loop: requests that wait in the same queue say less than their number."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -98,13 +99,33 @@ def test_without_dependence_the_interval_is_near_the_order_statistics_own():
         assert found.high - found.low == pytest.approx(exact.high - exact.low, rel=0.35)
 
 
-def test_a_queues_percentile_says_what_its_requests_are_worth_and_a_p99_of_1000_has_no_upper_end():
+def test_a_queues_percentile_says_what_its_requests_are_worth():
     values = mm1(0.7, 1000, np.random.default_rng(2))
     for p in PS:
         found = percentile_in_order(percentile(values, p, "s"), in_time(values), p)
         assert found.low < found.point
         assert "1,000 values count as" in found.note
-    assert (found.high, found.note.endswith("p99 has no upper bound")) == (None, True)
+
+
+def test_above_the_largest_value_the_tail_is_taken_for_exponential():
+    values = np.random.default_rng(0).exponential(1.0, 200)
+    point = float(np.quantile(values, 0.99))
+    found = percentile_in_order(bare(point, 200), in_time(values), 0.99)
+    excess = values[values > point].mean() - point
+    assert values.max() < found.high < point + math.log(1000) * excess
+
+
+def test_where_too_little_is_known_of_the_tail_the_note_says_how_much_longer_to_run():
+    values = series(0.99, 200, np.random.default_rng(0))
+    found = percentile_in_order(percentile(values, 0.95, "s"), in_time(values), 0.95)
+    assert found.low < found.point
+    assert found.high is None
+    assert re.search(r"p95 has no upper bound; run \d+ times as long$", found.note)
+
+
+def test_no_time_is_below_0():
+    values = series(0.99, 100, np.random.default_rng(1))
+    assert percentile_in_order(percentile(values, 0.5, "s"), in_time(values), 0.5).low == 0.0
 
 
 def test_where_the_error_is_as_large_as_the_mean_there_is_no_upper_end():
@@ -127,7 +148,7 @@ def test_failures_lie_above_every_bound():
     values = np.r_[np.random.default_rng(0).lognormal(0, 0.5, 905), np.full(95, np.inf)]
     np.random.default_rng(1).shuffle(values)
     found = percentile_in_order(percentile(values, 0.9, "s"), in_time(values), 0.9)
-    assert found.high is None
+    assert (found.high, found.note.endswith("p90 has no upper bound")) == (None, True)
     assert math.isfinite(found.low)
 
 

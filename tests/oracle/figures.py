@@ -167,7 +167,7 @@ def truth(run: Path, rows: Sequence[Any], begins_s: float, n_counted: int, ttft_
     seen = [by_index[i] for i in range(n) if kinds[i] not in ("abandoned", "not_sent")]
     ok = [reply for reply in seen if kinds[reply.index] == "ok"]
     due_s = _due(load, by_index)
-    window, is_steady = _window(load, seen, ok, due_s, begins_s)
+    window, is_steady = _window(load, seen, ok, due_s, begins_s, n_counted)
     # Percentiles: of the requests that were due from the window's begin on.
     by_due = sorted(seen, key=lambda r: due_s[r.index])
     least, most = (sum(due_s[r.index] >= window.low + edge_s for r in seen) for edge_s in (EDGE_S, -EDGE_S))
@@ -261,16 +261,19 @@ def _due(load: Asked, by_index: dict[int, Reply]) -> np.ndarray:
 
 
 def _window(
-    load: Asked, seen: list[Reply], ok: list[Reply], due_s: np.ndarray, begins_s: float
+    load: Asked, seen: list[Reply], ok: list[Reply], due_s: np.ndarray, begins_s: float, n_counted: int
 ) -> tuple[Range, bool]:
-    stay_s = float(np.mean([r.at_s[-1] - r.sent_s for r in ok]))
     whole = Range(min(r.sent_s for r in seen), max(r.at_s[-1] for r in ok))
     if load.concurrency is not None:
         ends_s = sorted(r.over_s for r in seen)
         if len(ends_s) <= load.concurrency:
             return whole, False
         window = Range(ends_s[load.concurrency - 1], max(r.sent_s for r in seen))
-        return (window, True) if window.high - window.low >= max(1.0, 2 * stay_s) else (whole, False)
+        # Behind the wave are 11 successes, as many as a median needs, or the whole run counts: on the edge
+        # the page's own population says which.
+        most, least = (sum(due_s[r.index] >= window.low + edge_s for r in ok) for edge_s in (-EDGE_S, EDGE_S))
+        is_steady = least >= 11 if (least >= 11) == (most >= 11) else n_counted < len(seen)
+        return (window, True) if is_steady and window.high > window.low else (whole, False)
     planned_s = due_s[[r.index for r in seen]]
     if load.pattern not in STEADY or np.ptp(planned_s) <= 0:
         return whole, False

@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         "requests of a closed loop pass for independent",
         serial_correlation.standard_error,
-        "max(LENGTHENED * block_length(residuals), least_block)",
+        "max(lengthened * block_length(residuals), least_block)",
         "1",
         LOADGEN + "test_closed_loop.test_intervals_of_a_closed_loop_cover_where_requests_alone_do_not",
     ),

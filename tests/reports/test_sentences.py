@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from burstline.cli import main
 from burstline.loadgen.metrics.steady_state import ColdStart
 from burstline.loadgen.record.manifest import ArrivalFacts, Manifest
-from burstline.loadgen.record.summary import Concurrency, Memory, Stationarity, Summary
+from burstline.loadgen.record.summary import Concurrency, Memory, MetricFigures, Stationarity, Summary
 from burstline.loadgen.record.verdict import Grade, PercentileGrade, Reason, State, Verdict
-from burstline.loadgen.stats.estimates import Estimate
+from burstline.loadgen.stats.estimates import Absent, Estimate
 from burstline.loadgen.verdict import warnings
 from burstline.loadgen.verdict.judge import Evidence, judge
 from burstline.reports.model.comparison import Comparison
@@ -81,6 +81,7 @@ def reasons() -> Iterator[Reason]:
     for evidence in EVIDENCE:
         yield from judge(evidence).reasons
     some = {"planned": 200, "ok": 199, "reset": 1}
+    slow_start = ColdStart(10, 1.1, 0.4, 0.05, {"p50": (0.4, 0.4), "p99": (0.41, 1.5)})
     for reason in (
         warnings._interrupted("interrupted", {"planned": 200, "ok": 20}),
         warnings._few({"planned": 5, "ok": 5}),
@@ -92,8 +93,8 @@ def reasons() -> Iterator[Reason]:
         warnings._cached(None, 0.5),
         warnings._cached(0.7, 0.5),
         warnings._cached(0.3, 0.5),
-        ColdStart(10, 1.1, 0.4, 0.05, 0.99, 1.5, 0.41).counted(),
-        ColdStart(10, 1.1, 0.4, 0.05, 0.99, 1.5, 0.41).left_out(),
+        slow_start.counted(MetricFigures.absent(Absent("")))[1],
+        slow_start.left_out(),
         warnings._busy_machine(0.8),
     ):
         if reason is not None:
