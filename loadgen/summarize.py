@@ -42,6 +42,7 @@ from burstline.loadgen.record.summary import (
 from burstline.loadgen.record.telemetry import Telemetry
 from burstline.loadgen.record.verdict import PercentileGrade, Reason, State, Verdict
 from burstline.loadgen.stats.estimates import Absent, Figure, early_stopping_bound, label, measured
+from burstline.loadgen.stats.figure import inverse
 from burstline.loadgen.stats.quantiles import mean, percentiles
 from burstline.loadgen.stats.serial_correlation import (
     OrderedSamples,
@@ -148,19 +149,23 @@ def summarize(records: pa.Table | Columns, context: Context | None = None) -> Su
         if steady
         else throughput.throughputs(inside)
     )
+    metrics = {
+        name: figures(metric, c, steady, graded.get(name))
+        for name, metric in METRICS.items()
+        if metric.of or metric.pooled
+    }
     unjudged = Summary(
         counts=counts(planned),
-        metrics={
-            name: figures(metric, c, steady, graded.get(name))
-            for name, metric in METRICS.items()
-            if metric.of or metric.pooled
-        },
+        metrics=metrics,
         verdict=Verdict(State.VALID),
         bounds={
             name: _bounds(metric, c, steady)
             for name, metric in METRICS.items()
             if metric.of and metric.failures == "infinite"
         },
+        interactivity=Quantiles(
+            **{p: inverse(metrics["ntpot"].figure(p), "tok/s") for p in map(label, QUANTILES)}
+        ),
         throughput=rates,
         goodput=_goodput(inside, c, steady, context),
         window=_window(whole, steady, cold),

@@ -286,6 +286,14 @@ METRICS: Final[dict[str, Metric]] = {
     "ntpot": Metric(
         "NTPOT", "s", "lower", "(t_m − s) / N", "includes the first token", "inference-perf", of=ntpot
     ),
+    "interactivity": Metric(
+        "Interactivity",
+        "tok/s",
+        "higher",
+        "1 / percentile of NTPOT",
+        "how fast one user is served, waits included; its p99 is the slow end",
+        "InferenceX's horizontal axis",
+    ),
     "connect": Metric(
         "Connect",
         "s",

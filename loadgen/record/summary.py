@@ -367,6 +367,7 @@ class Summary:
     verdict: Verdict
     targets: tuple[TargetResult, ...] = ()
     bounds: Mapping[str, Quantiles] = field(default_factory=dict)
+    interactivity: Quantiles = Quantiles()
     throughput: Throughput = Throughput()
     goodput: Goodput = Goodput()
     window: CountedWindow = CountedWindow()

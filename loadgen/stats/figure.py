@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -55,6 +55,18 @@ class Absent:
 
 
 Figure = Estimate | Absent
+
+
+def inverse(figure: Figure, unit: str) -> Figure:
+    """1 / a figure above 0, in `unit`, with its interval turned round."""
+    if isinstance(figure, Absent):
+        return figure
+    if not figure.point > 0:
+        return Absent("it takes no time", "not-positive")
+    low, high = 1 / figure.high if figure.high else None, 1 / figure.low if figure.low else None
+    if figure.level is not None:
+        low = low or 0.0
+    return replace(figure, point=1 / figure.point, low=low, high=high, unit=unit)
 
 
 def measured(value: float | None, unit: str, absent: str, n: int = 1) -> Figure:

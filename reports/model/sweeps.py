@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -24,16 +23,15 @@ AGAINST: Final = ("p50", "p90", "p99")
 class Point:
     """One contender at one load. `output` is per device where `Sweep.per_device`.
 
-    `speed` is the tokens per second that the median user sees, 1 / TPOT; `percentiles` are those of AGAINST
-    by metric. `result` is the worst of all its runs' targets, "" without any; `missed` are targets that a run
-    missed, `unsure` those that are inconclusive, each with the reason. `doubts` are the states other than
-    VALID of its runs and of the comparison at its load. `overloaded`: requests in flight kept growing.
+    `latency` is by metric, at the sweep's percentile of it, `percentiles` are those of AGAINST. `result` is
+    the worst of all its runs' targets, "" without any; `missed` are targets that a run missed, `unsure`
+    those that are inconclusive, each with the reason. `doubts` are the states other than VALID of its runs
+    and of the comparison at its load. `overloaded`: requests in flight kept growing.
     """
 
     label: str
     load: SweepLoad
     output: Figure
-    speed: Figure
     latency: Mapping[str, Figure]
     percentiles: Mapping[str, Mapping[str, Figure]]
     result: str
@@ -94,7 +92,7 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
     goals = tuple(
         parse_goal(t) for t in dict.fromkeys(row.target for v in views for row in v.summary.targets)
     )
-    percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ttft", "e2e")}
+    percentile = {metric: _percentile(metric, cases, goals) for metric in ("tpot", "ntpot", "ttft", "e2e")}
     per_device = None not in [_n_devices(view) for view in views]
     points = tuple(
         _point(case.named(label), load, case, percentile, per_device)
@@ -117,11 +115,11 @@ def _sweep(group: Sequence[tuple[SweepLoad, Case]], *, named: bool) -> Sweep:
 
 
 def _percentile(metric: str, cases: Sequence[Case], goals: Sequence[Goal]) -> str:
-    """A target's; else of TPOT the median, of the others the highest that most points have."""
+    """A target's; else of the time per token the median, of the others the highest that most points have."""
     wanted = [g.statistic for g in goals if g.metric == metric and g.statistic in PERCENTILES]
     if wanted:
         return str(wanted[0])
-    if metric == "tpot":
+    if metric in ("tpot", "ntpot"):
         return "p50"
     contenders = [contender for case in cases for contender in case.contenders]
 
@@ -145,8 +143,7 @@ def _point(
         label=contender.label,
         load=load,
         output=_each(contender.figure(*OUTPUT.path), lambda value: value / n),
-        speed=_speed(contender.figure("metrics", "tpot", percentile["tpot"])),
-        latency={m: contender.figure("metrics", m, percentile[m]) for m in ("ttft", "e2e")},
+        latency={m: contender.figure("metrics", m, p) for m, p in percentile.items()},
         percentiles={
             m: {p: contender.figure("metrics", m, p) for p in AGAINST} for m in ("ttft", "tpot", "e2e")
         },
@@ -156,14 +153,6 @@ def _point(
         doubts=tuple(dict.fromkeys(state for state in states if state != State.VALID)),
         overloaded=any(r.code == "overloaded" for view in views for r in view.summary.verdict.reasons),
     )
-
-
-def _speed(tpot: Figure) -> Figure:
-    """Tokens per second for one user: the inverse of the time per token, its interval turned round."""
-    turned = _each(tpot, lambda value: 1 / value if value else math.inf)
-    if isinstance(turned, Absent):
-        return turned
-    return replace(turned, low=turned.high, high=turned.low, unit="tok/s")
 
 
 def _each(figure: Figure, of: Callable[[float], float]) -> Figure:

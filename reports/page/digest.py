@@ -108,8 +108,9 @@ def verdict_line(summary: Summary) -> Banner:
 
 
 def _numbers(summary: Summary) -> Iterator[Block]:
-    metrics = {key: row for key, row in summary.metrics.items() if key in LATENCIES}
+    metrics: dict[str, Section] = {k: row for k, row in summary.metrics.items() if k in LATENCIES}
     if metrics:
+        metrics["interactivity"] = summary.interactivity
         yield latency_table("", metrics, graded=summary.grades, evidence=False)
     if summary.sessions is not None:
         yield from session_tables(summary.sessions)

@@ -41,7 +41,10 @@ MEMORY = (("server", "rss_bytes", "server"), ("client", "rss_bytes", "client"))
 def numbers(view: View) -> list[Block]:
     """Headline numbers with small figures beside them, then latency, throughput and memory as tables."""
     summary = view.summary
-    headline = {key: row for key, row in summary.metrics.items() if key in LATENCIES}
+    headline: dict[str, Section] = {
+        **{key: row for key, row in summary.metrics.items() if key in LATENCIES},
+        "interactivity": summary.interactivity,
+    }
     others = {key: row for key, row in summary.metrics.items() if key not in LATENCIES}
     groups: list[tuple[str, Section]] = [("Throughput", summary.throughput), ("Memory", summary.memory)]
     if any(summary.cost.rows()):

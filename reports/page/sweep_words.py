@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.metrics.slo import WHOLE_RUN, Goal, parse_goal
-from burstline.loadgen.stats.figure import Absent, Estimate, Figure
+from burstline.loadgen.stats.figure import Absent, Estimate, Figure, inverse
 from burstline.reports.blocks import MARKS, Cell, Column, Row, Table
 from burstline.reports.model.sweep_load import KINDS
 from burstline.reports.model.sweeps import AGAINST, Point, Sweep
@@ -195,7 +195,8 @@ class Cost:
     better: str
 
     def of(self, at: Point) -> Figure:
-        return at.speed if self.key == "speed" else at.latency[self.key]
+        figure = at.latency[self.metric]
+        return inverse(figure, self.unit) if self.better == "higher" else figure
 
     def is_drawn(self, at: Point) -> bool:
         """Whether both its value and the output are known."""
@@ -207,8 +208,8 @@ class Cost:
         return scale_for(self.unit, [f.point for f in figures if isinstance(f, Estimate)])
 
 
-def costs_of(sweep: Sweep) -> tuple[Cost, Cost, Cost]:
-    """The speed of the stream for one user, the wait for its first token, the wait for its last."""
+def costs_of(sweep: Sweep) -> tuple[Cost, ...]:
+    """The speed of the stream for one user, without and with its waits, and the waits."""
     p = sweep.percentile
     slow = "" if p["tpot"] == "p50" else f" at TPOT {p['tpot']}"
     ttft, e2e = (f"{METRICS[name].title} {p[name]}" for name in ("ttft", "e2e"))
@@ -218,6 +219,14 @@ def costs_of(sweep: Sweep) -> tuple[Cost, Cost, Cost]:
             "tpot",
             "Output against speed for each user",
             f"Speed for a user{slow}",
+            "tok/s",
+            "higher",
+        ),
+        Cost(
+            "interactivity",
+            "ntpot",
+            "Output against interactivity",
+            f"Interactivity {p['ntpot']}, for each user",
             "tok/s",
             "higher",
         ),

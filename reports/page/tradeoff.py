@@ -83,7 +83,7 @@ def _region(sweep: Sweep, cost: Cost, scale: Scale) -> Region | None:
     if not on_x and not on_y:
         return None
     bound = min((g.bound for g in on_x), default=None)
-    x = None if bound is None else (1 / bound if cost.key == "speed" else bound) / scale.divisor
+    x = None if bound is None else (1 / bound if cost.better == "higher" else bound) / scale.divisor
     y = max((g.bound for g in on_y), default=None)
     return Region(x, cost.better == "lower", y, " and ".join(map(slo_words, (*on_x, *on_y))))
 

@@ -10,6 +10,7 @@ import burstline.loadgen
 from burstline.loadgen.metrics.definitions import METRICS
 from burstline.loadgen.record.tables import RECORDS, record_table, telemetry_table
 from burstline.loadgen.record.telemetry import Telemetry
+from burstline.loadgen.stats.figure import Estimate, inverse
 from burstline.loadgen.summarize import Context
 from burstline.servers.host.telemetry import Row
 from burstline.servers.identity import Identity
@@ -21,6 +22,7 @@ SECTIONS = {
     "counts",
     "metrics",
     "bounds",
+    "interactivity",
     "throughput",
     "window",
     "concurrency",
@@ -261,3 +263,19 @@ def test_abandoned_requests_do_not_count_against_the_failures_that_are_allowed()
     lost = [failed(i, "timeout") for i in range(150, 160)]
     reasons = summarized(record_table([*served, *abandoned, *lost]))["verdict"]["reasons"]
     assert reasons[0]["text"].startswith("10 of 160 requests failed (6.25%): 10 timeout")
+
+
+def test_interactivity_is_the_inverse_of_the_time_per_token_and_its_tail_the_slow_end():
+    summary = summarized(RUNS["all well"])
+    for p in ("p50", "p99"):
+        assert summary["interactivity"][p]["point"] == 1 / summary["metrics"]["ntpot"][p]["point"]
+        assert summary["interactivity"][p]["unit"] == "tok/s"
+    assert summary["interactivity"]["p99"]["point"] < summary["interactivity"]["p50"]["point"]
+    lost = summarized(RUNS["some failed"])["interactivity"]
+    assert lost["p99"]["point"] is None
+
+
+def test_the_interval_of_an_inverse_is_turned_round():
+    found = inverse(Estimate(0.02, 0.01, None, 0.95, 9, "s"), "tok/s")
+    assert (found.point, found.low, found.high, found.unit) == (50, 0, 100, "tok/s")
+    assert inverse(Estimate(0.02, None, None, None, 9, "s"), "tok/s").low is None

@@ -97,8 +97,8 @@ def latency_rows(lines: list[str], columns: list[str]) -> Shown:
     """Rows such as `TTFT ↓  s  13.7  [13.2, 14.1]  25.7 ...`, whatever stands between the cells."""
     found: Shown = {}
     for line in lines:
-        for title in LATENCIES:
-            if match := re.match(rf"\|?\s*{title}(?:\u00a0|\s)*↓\s*\|?\s+(s|ms|µs)\s+\|?(.*)", line):
+        for title in (*LATENCIES, "Interactivity"):
+            if match := re.match(rf"\|?\s*{title}(?:\u00a0|\s)*[↓↑]\s*\|?\s+(s|ms|µs|tok/s)\s+\|?(.*)", line):
                 values = re.findall(VALUE, match[2].replace("|", " "))
                 for column, (value, interval) in zip(columns, values, strict=False):
                     found[title, column] = (value[:1] if value[0] == "–" else value, match[1], interval)
@@ -147,7 +147,8 @@ def test_latencies_are_the_same_in_every_format(run, tmp_path, capsys):
     assert len(page) >= 4 * 4
     summary = in_json(run.path)
     for (title, p), shown in page.items():
-        check(shown, summary.figure("metrics", LATENCIES[title], p), (title, p))
+        path = ("interactivity",) if title == "Interactivity" else ("metrics", LATENCIES[title])
+        check(shown, summary.figure(*path, p), (title, p))
     columns = [p for p in PERCENTILES if ("E2E", p) in page]
     terminal = printed(["report", "--format", "text", str(run.path)], capsys)
     assert latency_rows(terminal.splitlines(), columns) == page

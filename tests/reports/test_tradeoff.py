@@ -19,7 +19,7 @@ from burstline.reports.page.banner import banner
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
 from burstline.reports.page.page import render
-from burstline.reports.page.sweep_words import findings_of, knee
+from burstline.reports.page.sweep_words import costs_of, findings_of, knee
 from burstline.workloads.spec import LoadSpec
 from tests.reports.synthetic_sweep import finished_run
 
@@ -92,10 +92,10 @@ def test_a_point_holds_the_runs_own_numbers(runs, sweep):
     (point,) = [p for p in sweep.of("vllm") if p.load.value == 4]
     tpot = run.summary.metrics["tpot"].p50
     assert point.output.point == run.summary.throughput.output_tok_per_s.point
-    assert point.speed.point == pytest.approx(1 / tpot.point)
-    assert (tpot.low, tpot.high) == (point.speed.low, point.speed.high) or (
-        point.speed.low == pytest.approx(1 / tpot.high)
-    )
+    speed, interactivity, *_ = (cost.of(point) for cost in costs_of(sweep))
+    assert speed.point == pytest.approx(1 / tpot.point)
+    assert (tpot.low, tpot.high) == (speed.low, speed.high) or speed.low == pytest.approx(1 / tpot.high)
+    assert interactivity == run.summary.interactivity.p50
     assert sweep.percentile["ttft"] == "p50"  # the target's
     assert sweep.per_device
 
