@@ -51,7 +51,7 @@ verbs() {
     passes 0 burstline bound --model llama-3.1-8b --device h100-sxm5-80g --batch 32
     passes 0 burstline study --figures study
     passes 0 burstline engines
-    passes 0 timeout --signal INT --preserve-status 20 burstline serve reference
+    passes 130 timeout --signal INT --preserve-status 20 burstline serve reference
     passes 0 burstline calibrate --device cpu --quick --out cpu.toml
 }
 

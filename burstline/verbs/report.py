@@ -25,7 +25,7 @@ from burstline.stdout import json_text
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
-WRITTEN: Final = ("parquet", "csv", "markdown", "junit", "trace", "figures")
+WRITTEN: Final = ("parquet", "csv", "markdown", "junit", "trace", "figures", "vllm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=(*PRINTED, *WRITTEN),
         help="instead of the page: text and json are printed and change nothing; parquet, csv: the records; "
         "markdown: for a pull request; junit: SLOs and verdict for CI; trace: for ui.perfetto.dev; figures: "
-        "SVG and PNG (all of them, with --to alone); may be given several times",
+        "SVG and PNG; vllm: as `vllm bench serve --save-result` (all of them, with --to alone); may be given "
+        "several times",
     )
     parser.add_argument("--to", type=Path, metavar="DIR", help="where files of other formats go")
     add_options(parser, Hints)

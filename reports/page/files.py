@@ -20,6 +20,7 @@ from burstline.reports.formats.junit import junit
 from burstline.reports.formats.markdown import markdown
 from burstline.reports.formats.text import text
 from burstline.reports.formats.trace_events import trace_json
+from burstline.reports.formats.vllm_bench import vllm_result
 from burstline.reports.model.comparison import Comparison, alone, view_of
 from burstline.reports.page.comparison_json import comparison_json
 from burstline.reports.page.digest import digest
@@ -48,6 +49,7 @@ FILES: Final[Mapping[str, Callable[[Run], dict[str, bytes]]]] = {
     "junit": lambda run: {"junit.xml": junit(view_of(run)).encode()},
     "trace": lambda run: {"trace.json": trace_json(view_of(run))},
     "figures": _figures,
+    "vllm": lambda run: {"vllm.json": orjson.dumps(vllm_result(run))},
 }
 """By format, what makes its files of a run: their contents by name."""
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from burstline.roofline.errors import RooflineError
 
@@ -117,10 +117,13 @@ def load_device(name_or_path: str) -> Device:
     )
 
 
+BUNDLED: Final = Path(__file__).with_name("devices.toml")
+
+
 @cache
 def bundled_devices() -> tuple[Device, ...]:
     """Every device of `devices.toml`, in its order."""
-    tables = tomllib.loads((Path(__file__).parent / "devices.toml").read_text("utf-8"))
+    tables = tomllib.loads(BUNDLED.read_text("utf-8"))
     return tuple(read_device(id_, table) for id_, table in tables.items())
 
 
@@ -128,9 +131,7 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
     """The device of one table of `devices.toml` or of a user's file; raises on what is missing or unknown."""
     for key in ("peak_flops_per_s", "levels"):
         if not table.get(key):
-            raise RooflineError(
-                f"device {id_}: {key} is missing; see roofline/devices.toml for the shape of a device"
-            )
+            raise RooflineError(f"device {id_}: {key} is missing; see {BUNDLED} for the shape of a device")
     peaks = table["peak_flops_per_s"]
     for dtype in peaks:
         if dtype not in DTYPES:
@@ -143,9 +144,7 @@ def read_device(id_: str, table: Mapping[str, Any]) -> Device:
         )
         links = tuple(Link(**link) for link in table.get("links", ()))
     except (KeyError, TypeError) as error:
-        raise RooflineError(
-            f"device {id_}: a level or link is not as in roofline/devices.toml: {error}"
-        ) from error
+        raise RooflineError(f"device {id_}: a level or link is not as in {BUNDLED}: {error}") from error
     if levels[-1].bytes_per_s is None:
         raise RooflineError(f"device {id_}: its last level, {levels[-1].name}, needs bytes_per_s")
     return Device(
