@@ -1,6 +1,6 @@
 """An agent: on a node of a cluster, between one load driver there and the run, whose connection it dials.
 
-    agent -> WorkerFacts       once
+    agent -> WorkerFacts       once, and once on a second connection, for the clock
     agent <- Reach             answered by why not, None where this node can connect
     agent <- Job               the driver starts
     agent <- Go, Stop          passed on
@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -33,7 +34,7 @@ import psutil
 
 from burstline.driver_processes import Driver, local_drivers
 from burstline.loadgen.driver.canary import canary
-from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockServer
+from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockAnswers
 from burstline.loadgen.driver.job import Counters, Done, Go, Job, Stop
 from burstline.loadgen.record.drive_report import DriveReport, MachineUse
 from burstline.servers.host.child import Failed
@@ -48,10 +49,11 @@ STOP_S: Final = 8.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker says of itself before it gets work."""
+    """What a worker says of itself before it gets work; the `token` is on both of its connections."""
 
     host: str
-    clock_port: int
+    token: bytes
+    is_clock: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,22 +77,30 @@ def main() -> None:
     if os.fork():  # a worker of Ray that ends takes its children along, and this is to be none
         os._exit(0)
     os.setsid()
+    home, line = _dialled(host, port, key), _dialled(host, port, key)
+    facts = WorkerFacts(socket.gethostname(), secrets.token_bytes(16))
+    line.send(replace(facts, is_clock=True))
+    home.send(facts)
+    clock = ClockAnswers(socket.socket(fileno=os.dup(line.fileno())))
+    with contextlib.suppress(EOFError, OSError), _Agent(home, clock, has_canary) as agent:
+        agent.serve()
+
+
+def _dialled(host: str, port: int, key: bytes) -> Connection:
     peer = socket.create_connection((host, port), timeout=30.0)
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     home = Connection(peer.detach())
     answer_challenge(home, key)
-    with contextlib.suppress(EOFError, OSError), _Agent(home, has_canary) as agent:
-        agent.serve()
+    return home
 
 
 class _Agent:
     """One driver and what home asks of it. Leaving it ends the driver and removes its folder."""
 
-    def __init__(self, home: Connection, has_canary: bool) -> None:
-        self._home, self._has_canary = home, has_canary
+    def __init__(self, home: Connection, clock: ClockAnswers, has_canary: bool) -> None:
+        self._home, self._clock, self._has_canary = home, clock, has_canary
         self._open = contextlib.ExitStack()
-        self._clock = ClockServer()
         self._folder = own_folder("burstline-worker-")
         self._driver: Driver | None = None
         self._spool: BinaryIO | None = None
@@ -108,7 +118,6 @@ class _Agent:
 
     def serve(self) -> None:
         """Until home ends the connection."""
-        self._home.send(WorkerFacts(socket.gethostname(), self._clock.port))
         while True:
             listening = [self._home]
             if self._driver is not None and self._last is None:

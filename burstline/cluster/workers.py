@@ -8,6 +8,7 @@ are mapped to ours when the driver has ended or is lost.
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import socket
@@ -183,23 +184,29 @@ def fleet_of(options: RayOptions, most: int) -> Iterator[Fleet]:
     key = secrets.token_bytes(32)
     with ExitStack() as kept, socket.create_server(("", 0), backlog=1024) as door:
         child, n = kept.enter_context(placed(options, most, door.getsockname()[1], key))
-        drivers = []
-        for k in range(n):
-            connection, host = _next_home(door, key, child, n - k)
+        waiting: dict[bytes, tuple[WorkerFacts, Connection]] = {}
+        drivers: list[RemoteDriver] = []
+        for n_missing in range(2 * n, 0, -1):
+            connection, host = _next_home(door, key, child, (n_missing + 1) // 2)
             kept.callback(connection.close)
             facts: WorkerFacts = _answer(connection, host)
-            name = f"worker {k} on {facts.host} ({host})"
-            clock = ClockClient((host, facts.clock_port))
+            if facts.token not in waiting:
+                waiting[facts.token] = facts, connection
+                continue
+            _, other = waiting.pop(facts.token)
+            line, home = (connection, other) if facts.is_clock else (other, connection)
+            name = f"worker {len(drivers)} on {facts.host} ({host})"
+            clock = ClockClient(socket.socket(fileno=os.dup(line.fileno())))
             kept.callback(clock.close)
             try:
-                drivers.append(RemoteDriver(name, facts.host, connection, clock, clock.offset()))
+                drivers.append(RemoteDriver(name, facts.host, home, clock, clock.offset()))
             except ClockError as error:
                 raise EngineError(f"{name}: its clock cannot be read: {error}") from None
         yield Fleet(drivers)
 
 
 def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) -> tuple[Connection, str]:
-    """The connection of the next agent that dials, and its address; whoever lacks the key is sent away."""
+    """The next connection of an agent, and its address; whoever lacks the key is sent away."""
     end = time.monotonic() + HOME_S
     door.settimeout(0.2)
     while time.monotonic() < end:

@@ -1,5 +1,7 @@
 """The offset of a worker's clock: within its stated bound, whatever the network does."""
 
+import socket
+import struct
 import threading
 import time
 
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from burstline.loadgen.driver.clock_offset import ClockClient, ClockServer, ClockWatch
+from burstline.loadgen.driver.clock_offset import ClockAnswers, ClockClient, ClockWatch
 from burstline.loadgen.record.drive_report import MAX_DRIFT, ClockError, ClockExchange, ClockMap, Offset
 
 delays = st.lists(
@@ -69,44 +71,48 @@ def test_a_clock_that_does_not_drift_evenly_widens_the_bound():
     assert ClockMap.of(*ends).bound_ns <= 2_100
 
 
+def line() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        return ours, door.accept()[0]
+
+
 def test_the_same_clock_is_not_apart_by_more_than_the_bound():
-    server = ClockServer("127.0.0.1")
-    client = ClockClient(("127.0.0.1", server.port))
+    ours, theirs = line()
+    answers, client = ClockAnswers(theirs), ClockClient(ours)
     try:
         offset = client.offset()
-        assert client.transport == "udp"
         assert abs(offset.ns) <= offset.bound_ns
         assert offset.n == 64
+        assert answers.silent_s() < 5
     finally:
         client.close()
-        server.close()
+        answers.close()
 
 
-class MuteByDatagram(ClockServer):
-    """As behind a firewall that lets no datagram through."""
-
-    def _serve_udp(self):
-        pass
-
-
-def test_tcp_is_used_where_no_datagram_comes_through():
-    server = MuteByDatagram("127.0.0.1")
-    client = ClockClient(("127.0.0.1", server.port), timeout_s=0.02)
+def test_silence_is_known_where_only_the_way_back_is_cut():
+    """Questions come and are answered, but none of them confirms an answer."""
+    ours, theirs = line()
+    answers = ClockAnswers(theirs)
     try:
-        offset = client.offset(16)
-        assert client.transport == "tcp"
-        assert abs(offset.ns) <= offset.bound_ns
-        assert offset.n > 0
+        time.sleep(0.05)
+        for number in range(1, 20):
+            ours.sendall(struct.pack("<QQ", number, 0))
+        time.sleep(0.05)
+        assert answers.silent_s() >= 0.1
+        ours.sendall(struct.pack("<QQ", 20, 19))
+        while answers.silent_s() >= 0.1:
+            time.sleep(0.01)
     finally:
-        client.close()
-        server.close()
+        ours.close()
+        answers.close()
 
 
 def test_a_worker_that_falls_silent_is_told_once():
-    server = ClockServer("127.0.0.1")
-    clients = [ClockClient(("127.0.0.1", server.port), timeout_s=0.01) for _ in range(2)]
-    clients[1]._address = ("127.0.0.1", 1)  # nothing listens there
-    clients[1]._sock.close()
+    ends = [line() for _ in range(2)]  # nobody answers on the second
+    answers = ClockAnswers(ends[0][1])
+    clients = [ClockClient(ours, timeout_s=0.01) for ours, _ in ends]
     heard, silent = [], threading.Event()
 
     def tell(k):
@@ -118,5 +124,5 @@ def test_a_worker_that_falls_silent_is_told_once():
         time.sleep(0.1)
         assert watch.offsets[0]
     assert heard == [1]
-    for one in (*clients, server):
+    for one in (*clients, answers, ends[1][1]):
         one.close()
