@@ -77,21 +77,21 @@ def main() -> None:
     if os.fork():  # a worker of Ray that ends takes its children along, and this is to be none
         os._exit(0)
     os.setsid()
-    home, line = _dialled(host, port, key), _dialled(host, port, key)
     facts = WorkerFacts(socket.gethostname(), secrets.token_bytes(16))
-    line.send(replace(facts, is_clock=True))
-    home.send(facts)
+    home = _dialled(host, port, key, facts)
+    line = _dialled(host, port, key, replace(facts, is_clock=True))
     clock = ClockAnswers(socket.socket(fileno=os.dup(line.fileno())))
     with contextlib.suppress(EOFError, OSError), _Agent(home, clock, has_canary) as agent:
         agent.serve()
 
 
-def _dialled(host: str, port: int, key: bytes) -> Connection:
+def _dialled(host: str, port: int, key: bytes, facts: WorkerFacts) -> Connection:
     peer = socket.create_connection((host, port), timeout=30.0)
     peer.settimeout(None)
     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     home = Connection(peer.detach())
     answer_challenge(home, key)
+    home.send(facts)
     return home
 
 
