@@ -398,14 +398,13 @@ def test_a_rate_adds_up_over_nodes_and_its_union_is_poisson(cluster, tmp_path, n
     assert done.returncode in (0, 4), done.stderr
     run = only_run(tmp_path / "runs")
     assert len(arrived_s) == 600
-    gaps_s = np.diff(arrived_s)
+    due_s = np.sort(run.records["due_ns"].to_numpy()) / 1e9
+    gaps_s = np.diff(due_s)
     law = stats.kstest(gaps_s, "expon", args=(0, gaps_s.mean()))
-    true = len(gaps_s) / np.ptp(arrived_s)
-    due_s = run.records["due_ns"].to_numpy() / 1e9
-    planned = (len(due_s) - 1) / np.ptp(due_s)
+    true, planned = (len(gaps_s) / np.ptp(times_s) for times_s in (arrived_s, due_s))
     print(f"\n{n_workers} nodes: {true:.1f}/s of {planned:.1f}/s; exponential gaps: p {law.pvalue:.2f}")
     assert true == pytest.approx(planned, rel=0.02)
-    assert law.pvalue > 0.001
+    assert law.pvalue > 0.01
 
 
 def test_sessions_over_two_nodes_keep_their_order(cluster, tmp_path):
