@@ -23,7 +23,7 @@ from burstline.workloads.seeds import rng
 
 MARKER: Final = "burstline.json"
 TINY: Final = "reference"
-"""`tiny` is the embedded engine's own model: 5 million parameters."""
+"""`tiny` is the embedded engine's own model: 3.5 million parameters."""
 
 GGUF_FILE: Final = "model.gguf"
 

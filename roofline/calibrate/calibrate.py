@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from burstline.roofline.calibrate.allocator import keep_freed_memory
+from burstline.roofline.calibrate.cores import BLAS_THREADS, take_cores
 from burstline.roofline.calibrate.measurements import calibrate
 from burstline.roofline.calibrate.probe_numpy import NumpyProbe
 from burstline.roofline.calibrate.probe_remote import RemoteProbe
@@ -22,8 +22,6 @@ from burstline.roofline.calibrate.timer import Probe
 from burstline.roofline.device.calibration import device_toml
 from burstline.roofline.errors import RooflineError
 from burstline.roofline.model.families import read_config
-
-_THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 def calibrate_pinned(
@@ -48,7 +46,8 @@ def calibrate_pinned(
         command += ["--torch-python", torch_python, "--dtype", dtype]
     ours = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, [ours, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
-    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(_THREADS, str(threads))}
+    blas = threads if torch_python else 1  # on numpy our own threads take parts of the rows
+    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(BLAS_THREADS, str(blas))}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -86,9 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _probe(device: str, threads: int, vocab: int) -> Probe:
     if device == "cpu":
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])
-        keep_freed_memory()
+        take_cores(threads)
         return NumpyProbe(threads, vocab)
     try:
         return TorchProbe(device)

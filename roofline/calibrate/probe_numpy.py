@@ -9,11 +9,14 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+
+from burstline.roofline.calibrate.cores import Cores
 
 Kernel = Callable[[], object]
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -22,19 +25,18 @@ _ELEMENT = 4
 _MOST_BYTES = 1 << 30  # that one measurement may hold
 _QUERY_TILE = 64
 _BLOCK = 16  # tokens
-_GATHERED_BYTES = 1 << 21  # keys taken out of the cache at once
 _ACTIVATIONS = 8  # arrays of a layer: normed, projected, rotated, attended, ... down to its output
 
 
 class NumpyProbe:
-    """The CPU; the cores and BLAS threads are those of this process."""
+    """The CPU: `threads` cores take parts of each kernel, as the embedded engine's do."""
 
     dtype = DTYPE
     element_bytes = _ELEMENT
     passes: tuple[str, ...] = ("norm", "act", "rope", "write")
 
     def __init__(self, threads: int, vocab: int = 0) -> None:
-        self.n_units = threads
+        self.n_units, self._cores = threads, Cores(threads)
         self._vocab = vocab
         self._rng = np.random.default_rng(0)
         self._weights: tuple[tuple[int, int, int], list[Array]] = ((0, 0, 0), [])
@@ -60,7 +62,7 @@ class NumpyProbe:
             weight = self._array(n, k) if n == self._vocab else self._array(k, n)
             self._weights = (n, k, copies), [weight.copy() for _ in range(copies)]
         weights = itertools.cycle([each.T if n == self._vocab else each for each in self._weights[1]])
-        return lambda: x @ next(weights)
+        return self._by_rows(m, lambda: (x, next(weights)), lambda rows, x, weight: x[rows] @ weight)
 
     def read(self, n_bytes: int) -> Kernel:
         """One pass over `n_bytes`."""
@@ -77,18 +79,21 @@ class NumpyProbe:
         caches = itertools.cycle([np.full(shape, 0.01, np.float32) for _ in range(copies)])
         tables = self._rng.permutation(batch * n_blocks).reshape(batch, n_blocks)
         q = self._array(kv_heads, batch, heads // kv_heads, dim)
-        at_once = max(1, _GATHERED_BYTES // (_ELEMENT * kv_heads * n_blocks * _BLOCK * dim))
+        block_bytes = _ELEMENT * kv_heads * _BLOCK * dim
+        n_at_once = -(-self._cores.gather_bytes(batch * n_blocks * block_bytes) // (n_blocks * block_bytes))
 
-        def run() -> object:
+        def attend(low: int, cache: Array, mixed: Array) -> None:
+            table = tables[low : low + n_at_once]
+            taken = [np.take(half, table, axis=1, mode="clip") for half in cache]
+            keys, values = (half.reshape(kv_heads, len(table), 1, -1, dim) for half in taken)
+            scores = (keys @ q[:, low : low + n_at_once, :, :, None])[..., 0]
+            np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
+            out = (scores[..., None, :] @ values)[..., 0, :]
+            mixed[:, low : low + n_at_once] = out / scores.sum(axis=-1, keepdims=True)
+
+        def run() -> Array:
             cache, mixed = next(caches), np.empty_like(q)
-            for low in range(0, batch, at_once):
-                table = tables[low : low + at_once]
-                taken = [np.take(half, table, axis=1, mode="clip") for half in cache]
-                keys, values = (half.reshape(kv_heads, len(table), 1, -1, dim) for half in taken)
-                scores = (keys @ q[:, low : low + at_once, :, :, None])[..., 0]
-                np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
-                out = (scores[..., None, :] @ values)[..., 0, :]
-                mixed[:, low : low + at_once] = out / scores.sum(axis=-1, keepdims=True)
+            self._cores.run([partial(attend, low, cache, mixed) for low in range(0, batch, n_at_once)])
             return mixed
 
         return run
@@ -100,20 +105,24 @@ class NumpyProbe:
         table = self._rng.permutation(n_blocks)
         unscaled = self._swept(tok, kv_heads, heads // kv_heads, dim)
 
-        def run() -> object:
-            q = next(unscaled) * np.float32(dim**-0.5)
-            mixed = np.empty_like(q)
-            taken = [np.take(half, table, axis=1, mode="clip") for half in cache]
+        def attend(first: int, end: int, unscaled: Array, mixed: Array) -> None:
+            q = unscaled[first:end] * np.float32(dim**-0.5)
+            taken = [np.take(half, table[: -(-end // _BLOCK)], axis=1, mode="clip") for half in cache]
             keys, values = (half.reshape(kv_heads, -1, dim) for half in taken)
-            for low in range(0, tok, _QUERY_TILE):
-                high = min(low + _QUERY_TILE, tok)
-                tile = q[low:high].transpose(1, 2, 0, 3).reshape(kv_heads, -1, dim)
+            for low in range(first, end, _QUERY_TILE):
+                high = min(low + _QUERY_TILE, end)
+                tile = q[low - first : high - first].transpose(1, 2, 0, 3).reshape(kv_heads, -1, dim)
                 scores = tile @ keys[:, :high].transpose(0, 2, 1)
                 diagonal = scores.reshape(kv_heads, -1, high - low, high)[..., low:]
                 diagonal += np.triu(np.full((high - low, high - low), -np.inf, np.float32), 1)
                 np.exp(scores - scores.max(axis=-1, keepdims=True), out=scores)
                 out = (scores @ values[:, :high]) / scores.sum(axis=-1, keepdims=True)
                 mixed[low:high] = out.reshape(kv_heads, -1, high - low, dim).transpose(2, 0, 1, 3)
+
+        def run() -> Array:
+            q = next(unscaled)
+            mixed = np.empty_like(q)
+            self._cores.run([partial(attend, *part, q, mixed) for part in self._cores.prompt_parts(tok)])
             return mixed
 
         return run
@@ -122,32 +131,32 @@ class NumpyProbe:
         """An RMSNorm and the addition to the residual stream before it."""
         streams, added, weight = self._swept(rows, width), self._swept(rows, width), self._array(width)
 
-        def run() -> object:
-            stream = next(streams)
-            np.add(stream, next(added), out=stream)
+        def normed(rows: slice, stream: Array, added: Array) -> object:
+            stream = stream[rows]
+            np.add(stream, added[rows], out=stream)
             mean_square = np.einsum("ij,ij->i", stream, stream) / np.float32(width)
             return stream * (1 / np.sqrt(mean_square + np.float32(1e-5)))[:, None] * weight
 
-        return run
+        return self._by_rows(rows, lambda: (next(streams), next(added)), normed)
 
     def activation(self, rows: int, width: int) -> Kernel:
         """SiLU of one half, times the other."""
         both = self._swept(rows, 2 * width)
 
-        def run() -> object:
-            gate, up = np.hsplit(next(both), 2)
+        def activated(rows: slice, both: Array) -> object:
+            gate, up = np.hsplit(both[rows], 2)
             return gate / (1 + np.exp(-gate)) * up
 
-        return run
+        return self._by_rows(rows, lambda: (next(both),), activated)
 
     def rope(self, rows: int, heads: int, dim: int) -> Kernel:
         """Queries and keys turned by their position, the two halves of a head as pairs."""
         # Between one token's and the next one's lie values.
         swept, angle = self._swept(rows, heads + heads // 3, dim), self._array(rows, 1, dim // 2)
-        cos, sin = np.cos(angle), np.sin(angle)
+        all_cos, all_sin = np.cos(angle), np.sin(angle)
 
-        def run() -> object:
-            x = next(swept)[:, :heads]
+        def rotated(rows: slice, x: Array) -> object:
+            x, cos, sin = x[rows, :heads], all_cos[rows], all_sin[rows]
             first, second = x[..., : dim // 2], x[..., dim // 2 :]
             turned = np.empty(x.shape, np.float32)
             np.multiply(first, cos, out=turned[..., : dim // 2])
@@ -156,7 +165,7 @@ class NumpyProbe:
             turned[..., dim // 2 :] += first * sin
             return turned
 
-        return run
+        return self._by_rows(rows, lambda: (next(swept),), rotated)
 
     def kv_write(self, rows: int, kv_heads: int, dim: int) -> Kernel:
         """New keys and values scattered over the cache's slots."""
@@ -164,12 +173,12 @@ class NumpyProbe:
         caches = np.full((2, kv_heads, 8 * rows, dim), 0.01, np.float32)
         slots = self._rng.permutation(8 * rows)[:rows]
 
-        def run() -> None:
+        def write(rows: slice) -> None:
             for cache, part in zip(caches, new, strict=True):
                 for head, flat in enumerate(cache):
-                    flat[slots] = part[:, head]
+                    flat[slots[rows]] = part[rows, head]
 
-        return run
+        return self._by_rows(rows, tuple, write)
 
     def once(self, kernel: Kernel, clock: Callable[[], float]) -> float:
         """Seconds of one run: on one core in CPU time, in which other processes do not count."""
@@ -177,6 +186,18 @@ class NumpyProbe:
         began = clock()
         kernel()
         return clock() - began
+
+    def _by_rows(
+        self, n_rows: int, arrays: Callable[[], tuple[Array, ...]], compute: Callable[..., object]
+    ) -> Kernel:
+        """`compute` of each core's rows, on what `arrays` gives for this run."""
+        shares = self._cores.shares(n_rows)
+
+        def run() -> list[object]:
+            taken = arrays()
+            return self._cores.run([partial(compute, rows, *taken) for rows in shares])
+
+        return run
 
     def _swept(self, *shape: int) -> Iterator[Array]:
         """Such arrays in turn, for ever."""

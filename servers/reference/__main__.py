@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from burstline.roofline.calibrate.allocator import keep_freed_memory
+from burstline.roofline.calibrate.cores import take_cores
 
 
 def _options() -> argparse.Namespace:
@@ -29,23 +29,21 @@ def _options() -> argparse.Namespace:
         help="keep the KV blocks of finished requests for prompts that begin alike",
     )
     add("--seed", type=int, default=0, help="of random weights, and of sampling where a request brings none")
-    add("--threads", type=_count, default=1, help="cores to compute on; others are left to the clients")
+    add("--threads", type=_count, default=_cores(), help="cores to compute on: all but one; of two, both")
     add("--step-log", type=Path, help="write what each step computed here, as JSON lines")
     return parser.parse_args()
+
+
+def _cores() -> int:
+    """Clients have a core of their own where there are three; of two they get what they ask for, first."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return n if n <= 2 else n - 1
 
 
 def _count(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
     return number
-
-
-def _take_cores(n: int) -> None:
-    """Compute on the last `n` cores we may use; a narrower choice made for us from outside stands."""
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
-        os.environ[name] = str(n)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-n:])
 
 
 def main() -> None:
@@ -62,8 +60,7 @@ def main() -> None:
     except OSError as error:
         where = f"{options.host}:{options.port}"
         sys.exit(f"error: cannot listen on {where}: {error.strerror}; try another --port")
-    _take_cores(options.threads)
-    keep_freed_memory()
+    take_cores(options.threads)
     from burstline.servers.reference.serve import serve  # numpy, so BLAS, is loaded here
 
     serve(options, listener)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from prometheus_client import Histogram
 
+from burstline.roofline.calibrate.cores import yield_to_others
 from burstline.servers.reference.kv import KVCache
 from burstline.servers.reference.model import GEMMS, Chunk, Transformer
 from burstline.servers.reference.scheduler import Scheduler, Sequence, StepShare
@@ -67,6 +68,7 @@ class InferenceEngine:
         self._inbox.put(self._stopping.set)
 
     def _run(self, deliver: Callable[[list[Output]], None]) -> None:
+        yield_to_others()
         scheduler = self.scheduler
         while True:
             if not (scheduler.running or scheduler.waiting):

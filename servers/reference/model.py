@@ -1,19 +1,20 @@
 """A Llama decoder on numpy: RMSNorm, RoPE, grouped-query attention over the block KV cache, SwiGLU."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from burstline.roofline.calibrate.cores import Cores
 from burstline.servers.reference.kv import Index, KVCache
 from burstline.servers.reference.weights import Array, ModelConfig, Weights
 
 GEMMS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head")
 QUERY_TILE = 64
 """Query rows of one prefill attention tile: fewer cost calls, more compute what the causal mask hides."""
-GATHER_BYTES = 1 << 21
-"""Keys gathered at once in decode: fewer cost calls, more leave the cache between the copy and the matmul."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,14 @@ class Chunk:
 
 
 class Transformer:
-    """The decoder. `spent_ns` adds up the time inside each GEMM, and "attention", until it is cleared."""
+    """The decoder, on `cores`: each takes some of the rows, then some of the attention, layer by layer.
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        self.config, self.weights = config, weights
+    `spent_ns` adds up the time inside each GEMM, and "attention", until it is cleared: what the cores that
+    took part spent, divided by their number.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, cores: Cores | None = None) -> None:
+        self.config, self.weights, self.cores = config, weights, cores or Cores()
         # Rounded where transformers rounds: one bit of a frequency is 3e-5 in a logit at position 300.
         exponent = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
         power = config.rope_theta ** exponent.astype(np.float64)
@@ -49,23 +54,37 @@ class Transformer:
 
         Writes the new tokens' keys and values into `kv`, whose tables must have room for them.
         """
-        batch = _Batch(chunks, kv, self._inv_freq)
+        batch = _Batch(chunks, kv, self.cores, self._inv_freq)
         x: Array = self.weights.embed[batch.ids]
-        with np.errstate(over="ignore"):  # exp(-g) of a very negative gate is inf, and g / inf the right 0
-            for index, layer in enumerate(self.weights.layers):
-                x += self._attend(index, layer, self._norm(x, layer["input_norm"]), batch, kv)
-                x += self._mlp(layer, self._norm(x, layer["post_norm"]))
+        n_kv, size = self.config.num_key_value_heads, self.config.head_dim
+        q = np.empty((len(x), n_kv, self.config.num_attention_heads // n_kv, size), np.float32)
+        mixed = np.empty_like(q)
+        for index, layer in enumerate(self.weights.layers):
+            self._by_rows(len(x), partial(self._project, index, layer, x, q, batch, kv))
+            began = time.monotonic_ns()
+            self.cores.run([partial(task, index, q, mixed, kv) for task in batch.attention])
+            self.spent_ns["attention"] += time.monotonic_ns() - began
+            self._by_rows(len(x), partial(self._finish, layer, x, mixed))
         return x
 
     def logits(self, x: Array) -> Array:
         """(rows, vocabulary) for rows of what `forward` returned."""
-        return self._gemm("lm_head", self._norm(x, self.weights.norm), self.weights.lm_head)
+        logits = np.empty((len(x), self.config.vocab_size), np.float32)
 
-    def _gemm(self, name: str, x: Array, weight: Array) -> Array:
-        began = time.monotonic_ns()
-        product: Array = x @ weight
-        self.spent_ns[name] += time.monotonic_ns() - began
-        return product
+        def compute(rows: slice, clock: "_Clock") -> None:
+            normed = self._norm(x[rows], self.weights.norm)
+            clock.gemm("lm_head", normed, self.weights.lm_head, logits[rows])
+
+        self._by_rows(len(x), compute)
+        return logits
+
+    def _by_rows(self, n_rows: int, compute: "Callable[[slice, _Clock], None]") -> None:
+        """`compute` for all rows, and its time inside each operation."""
+        shares = self.cores.shares(n_rows)
+        clocks = [_Clock() for _ in shares]
+        self.cores.run([partial(compute, *pair) for pair in zip(shares, clocks, strict=True)])
+        for name in {name for clock in clocks for name in clock.spent_ns}:
+            self.spent_ns[name] += sum(clock.spent_ns[name] for clock in clocks) // len(clocks)
 
     def _norm(self, x: Array, weight: Array) -> Array:
         mean_square = np.einsum("ij,ij->i", x, x) / np.float32(x.shape[1])
@@ -73,58 +92,77 @@ class Transformer:
         normed *= weight
         return normed
 
-    def _mlp(self, layer: Mapping[str, Array], x: Array) -> Array:
-        gate, up = np.hsplit(self._gemm("gate_up_proj", x, layer["gate_up_proj"]), 2)
+    def _project(
+        self, index: int, layer: Mapping[str, Array], x: Array, q: Array, batch: "_Batch", kv: KVCache,
+        rows: slice, clock: "_Clock",
+    ) -> None:  # fmt: skip
+        """Queries into `q`, rotated and scaled, and keys and values into the cache."""
+        n_q, n_kv, size = self.config.num_attention_heads, self.config.num_key_value_heads, q.shape[-1]
+        qkv = clock.gemm("qkv_proj", self._norm(x[rows], layer["input_norm"]), layer["qkv_proj"])
+        qkv = qkv.reshape(len(qkv), n_q + 2 * n_kv, size)
+        began = time.monotonic_ns()
+        rotated = batch.rotate(qkv[:, : n_q + n_kv], rows)
+        kv.write(index, batch.slots[rows], rotated[:, n_q:], qkv[:, n_q + n_kv :])
+        np.multiply(rotated[:, :n_q], np.float32(size**-0.5), out=q[rows].reshape(len(qkv), n_q, size))
+        clock.spent_ns["attention"] += time.monotonic_ns() - began
+
+    def _finish(
+        self, layer: Mapping[str, Array], x: Array, mixed: Array, rows: slice, clock: "_Clock"
+    ) -> None:
+        """What attention gave, and the MLP, added to `x`."""
+        x, mixed = x[rows], mixed[rows]
+        x += clock.gemm("o_proj", mixed.reshape(len(mixed), -1), layer["o_proj"])
+        both = clock.gemm("gate_up_proj", self._norm(x, layer["post_norm"]), layer["gate_up_proj"])
+        gate, up = np.hsplit(both, 2)
         silu = np.negative(gate)
-        np.exp(silu, out=silu)
+        with np.errstate(over="ignore"):  # exp(-g) of a very negative gate is inf, and g / inf the right 0
+            np.exp(silu, out=silu)
         silu += 1.0
         np.divide(gate, silu, out=silu)
         silu *= up
-        return self._gemm("down_proj", silu, layer["down_proj"])
+        x += clock.gemm("down_proj", silu, layer["down_proj"])
 
-    def _attend(
-        self, index: int, layer: Mapping[str, Array], x: Array, batch: "_Batch", kv: KVCache
-    ) -> Array:
-        n_q, n_kv = self.config.num_attention_heads, self.config.num_key_value_heads
-        size = self.config.head_dim
-        qkv = self._gemm("qkv_proj", x, layer["qkv_proj"]).reshape(len(x), n_q + 2 * n_kv, size)
+
+class _Clock:
+    """One core's time inside each operation."""
+
+    def __init__(self) -> None:
+        self.spent_ns = Counter[str]()
+
+    def gemm(self, name: str, x: Array, weight: Array, out: Array | None = None) -> Array:
         began = time.monotonic_ns()
-        rotated = batch.rotate(qkv[:, : n_q + n_kv])
-        kv.write(index, batch.slots, rotated[:, n_q:], qkv[:, n_q + n_kv :])
-        q = (rotated[:, :n_q] * np.float32(size**-0.5)).reshape(len(x), n_kv, n_q // n_kv, size)
-        mixed = np.empty_like(q)
-        for rows, chunk in batch.prefills:
-            keys, values = kv.gather(index, np.asarray([chunk.table], np.intp))
-            _attend_prefill(q[rows], mixed[rows], chunk.start, keys[:, 0], values[:, 0])
-        for decode_rows, tables, hidden in batch.decodes:
-            keys, values = kv.gather(index, tables)
-            mixed[decode_rows] = _attend_decode(q[decode_rows], keys, values, hidden)
-        self.spent_ns["attention"] += time.monotonic_ns() - began
-        return self._gemm("o_proj", mixed.reshape(len(x), -1), layer["o_proj"])
+        product: Array = np.matmul(x, weight, out=out)
+        self.spent_ns[name] += time.monotonic_ns() - began
+        return product
 
 
 class _Batch:
     """What all layers share: the new tokens' ids and slots, their rotation, and who attends how.
 
-    `prefills` are (rows, chunk). `decodes` are groups of single tokens with contexts of like length, as
-    (rows, padded block tables, -inf for a gathered position beyond its sequence's context, 0 for the others).
+    `attention` are tasks that any core may take, called with the layer, queries, results and cache: some
+    queries of a prompt, or single tokens of sequences with contexts of like length.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], kv: KVCache, inv_freq: Array) -> None:
+    def __init__(self, chunks: Sequence[Chunk], kv: KVCache, cores: Cores, inv_freq: Array) -> None:
         self.ids = np.concatenate([np.asarray(chunk.ids, np.intp) for chunk in chunks])
         self.slots = np.concatenate([kv.slots(chunk.table, chunk.start, len(chunk.ids)) for chunk in chunks])
         position = np.concatenate([np.arange(c.start, c.context, dtype=np.float32) for c in chunks])
         angle = np.outer(position, inv_freq)[:, None, :]
         self._cos, self._sin = np.cos(angle), np.sin(angle)
         ends = np.cumsum([len(chunk.ids) for chunk in chunks]).tolist()
-        rows = [slice(end - len(chunk.ids), end) for end, chunk in zip(ends, chunks, strict=True)]
-        self.prefills = [(at, c) for at, c in zip(rows, chunks, strict=True) if len(c.ids) > 1]
-        singles = [(at.start, c) for at, c in zip(rows, chunks, strict=True) if len(c.ids) == 1]
+        placed = [(end - len(chunk.ids), chunk) for end, chunk in zip(ends, chunks, strict=True)]
+        self.attention: list[Callable[[int, Array, Array, KVCache], None]] = []
+        for row, chunk in placed:
+            if len(chunk.ids) > 1:
+                parts = cores.prompt_parts(len(chunk.ids))
+                self.attention += [partial(_attend_prefill, chunk, row, *part) for part in parts]
+        singles = [(row, chunk) for row, chunk in placed if len(chunk.ids) == 1]
         singles.sort(key=lambda single: single[1].context, reverse=True)
-        self.decodes: list[tuple[Index, Index, Array]] = []
+        n_blocks = sum(-(-chunk.context // kv.block_size) for _, chunk in singles)
+        at_once = cores.gather_bytes(n_blocks * kv.block_bytes)
         while singles:
             n_blocks = -(-singles[0][1].context // kv.block_size)
-            n_fit = max(1, GATHER_BYTES // (n_blocks * kv.block_bytes))
+            n_fit = max(1, -(-at_once // (n_blocks * kv.block_bytes)))
             group, singles = singles[:n_fit], singles[n_fit:]
             tables = np.zeros((len(group), n_blocks), np.intp)
             for line, (_, chunk) in zip(tables, group, strict=True):
@@ -132,44 +170,56 @@ class _Batch:
             contexts = np.array([chunk.context for _, chunk in group])[:, None]
             beyond = np.arange(n_blocks * kv.block_size) >= contexts
             hidden = np.where(beyond, np.float32(-np.inf), np.float32(0))[:, None, :]
-            self.decodes.append((np.array([row for row, _ in group]), tables, hidden))
+            self.attention.append(
+                partial(_attend_decode, np.array([row for row, _ in group]), tables, hidden)
+            )
 
-    def rotate(self, x: Array) -> Array:
+    def rotate(self, x: Array, rows: slice) -> Array:
         """Rotary embedding in transformers' layout: the two halves of a head form the pairs."""
         first, second = np.split(x, 2, axis=-1)
         rotated = np.empty(x.shape, np.float32)
+        cos, sin = self._cos[rows], self._sin[rows]
         low, high = np.split(rotated, 2, axis=-1)
-        np.multiply(first, self._cos, out=low)
-        low -= second * self._sin
-        np.multiply(second, self._cos, out=high)
-        high += first * self._sin
+        np.multiply(first, cos, out=low)
+        low -= second * sin
+        np.multiply(second, cos, out=high)
+        high += first * sin
         return rotated
 
 
-def _attend_prefill(q: Array, mixed: Array, start: int, keys: Array, values: Array) -> None:
-    """Causal attention of one chunk, a tile of queries at a time, into `mixed`."""
-    n, n_kv, group, head_dim = q.shape
-    for low in range(0, n, QUERY_TILE):
-        high = min(low + QUERY_TILE, n)
-        size, seen = high - low, start + high
-        tile = q[low:high].transpose(1, 2, 0, 3).reshape(n_kv, group * size, head_dim)
+def _attend_prefill(
+    chunk: Chunk, row: int, first: int, last: int, layer: int, q: Array, mixed: Array, kv: KVCache
+) -> None:
+    """Causal attention of the new tokens `first` to `last` of a chunk, which begins at `row`."""
+    _, n_kv, group, head_dim = q.shape
+    n_blocks = -(-(chunk.start + last) // kv.block_size)
+    keys, values = (half[:, 0] for half in kv.gather(layer, np.asarray([chunk.table[:n_blocks]], np.intp)))
+    for low in range(first, last, QUERY_TILE):
+        high = min(low + QUERY_TILE, last)
+        size, seen = high - low, chunk.start + high
+        tile = q[row + low : row + high].transpose(1, 2, 0, 3).reshape(n_kv, group * size, head_dim)
         scores = tile @ keys[:, :seen].transpose(0, 2, 1)
-        diagonal = scores.reshape(n_kv, group, size, seen)[..., start + low :]
+        diagonal = scores.reshape(n_kv, group, size, seen)[..., chunk.start + low :]
         diagonal += np.triu(np.full((size, size), -np.inf, np.float32), 1)
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
         out = scores @ values[:, :seen]
         out /= scores.sum(axis=-1, keepdims=True)  # after the matmul: fewer divisions
-        mixed[low:high] = out.reshape(n_kv, group, size, head_dim).transpose(2, 0, 1, 3)
+        mixed[row + low : row + high] = out.reshape(n_kv, group, size, head_dim).transpose(2, 0, 1, 3)
 
 
-def _attend_decode(q: Array, keys: Array, values: Array, hidden: Array) -> Array:
-    """Attention of one new token each of a group of sequences."""
+def _attend_decode(
+    rows: Index, tables: Index, hidden: Array, layer: int, q: Array, mixed: Array, kv: KVCache
+) -> None:
+    """Attention of one new token each of the sequences in `rows`, whose blocks are padded to one length.
+
+    `hidden` is -inf for a gathered position beyond a sequence's context, 0 for the others.
+    """
+    keys, values = kv.gather(layer, tables)
     # A matrix times a vector a head: BLAS takes half as long over two of those as over one with two columns.
-    scores = (keys[:, :, None] @ q.transpose(1, 0, 2, 3)[..., None])[..., 0]
+    scores = (keys[:, :, None] @ q[rows].transpose(1, 0, 2, 3)[..., None])[..., 0]
     scores += hidden
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     out = (scores[..., None, :] @ values[:, :, None])[..., 0, :] / scores.sum(axis=-1, keepdims=True)
-    mixed: Array = out.transpose(1, 0, 2, 3)
-    return mixed
+    mixed[rows] = out.transpose(1, 0, 2, 3)

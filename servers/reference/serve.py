@@ -11,6 +11,7 @@ from types import FrameType
 
 import uvicorn
 
+from burstline.roofline.calibrate.cores import Cores
 from burstline.servers.reference import tokenizer
 from burstline.servers.reference.api import Api
 from burstline.servers.reference.completions import BodyReader
@@ -82,7 +83,7 @@ def _load(options: argparse.Namespace) -> tuple[Api, InferenceEngine]:
     log = StepLog(options.step_log, {**info, "gemms": GEMMS}) if options.step_log else None
     pool, budget = BlockPool(n_blocks, caches=options.enable_prefix_caching), options.max_num_batched_tokens
     scheduler = Scheduler(pool, options.block_size, options.max_num_seqs, budget)
-    engine = InferenceEngine(Transformer(config, weights), kv, scheduler, log)
+    engine = InferenceEngine(Transformer(config, weights, Cores(options.threads)), kv, scheduler, log)
     template = template_of(folder) if folder else None
     tokens = tokenizer.load(folder, config.vocab_size)
     reader = BodyReader(name, max_model_len, config.vocab_size, tokens, template)

@@ -11,7 +11,7 @@ The first line is the header: `schema` (1), `pid`, `gemms` (their names) and all
 | prefill_tok, decode_tok | tokens computed; decode: one new token of a sequence whose prompt is done |
 | new_tok, context_tok | per sequence: tokens computed; tokens the last of them attends to, itself included |
 | n_logits | rows of the lm_head GEMM: sequences that got a new token |
-| gemm_ns | name -> time inside that GEMM, all layers together |
+| gemm_ns | name -> time inside that GEMM, all layers together: of each core that took part, their mean |
 | attention_ns | rotary embedding, KV writes and gathers, scores, softmax, weighted values, all layers |
 | rest_ns | end - start less the two above: scheduling, norms, activation, embedding, sampling |
 | n_waiting, n_preempted, kv_used_blocks | queue and cache after scheduling; preemptions in this step |

@@ -30,11 +30,11 @@ class ModelError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A Llama decoder in LlamaConfig's names; the defaults are the built-in model (5 million parameters)."""
+    """A Llama decoder in LlamaConfig's names; the defaults are the built-in model (3.5 million)."""
 
     hidden_size: int = 256
     intermediate_size: int = 688
-    num_hidden_layers: int = 4
+    num_hidden_layers: int = 2
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64

@@ -128,17 +128,23 @@ def test_a_level_ends_where_the_bandwidth_falls(rates, found):
     assert levels[-1].capacity_bytes == 1e9
 
 
-def test_the_probe_computes_attention_and_norms_as_they_are_defined():
-    probe = NumpyProbe(1)
-    out = probe.decode(2, 32, 4, 2, 8)()
-    assert np.isfinite(out).all()
-    assert out.shape == (2, 2, 2, 8)  # KV heads, requests, queries a KV head, head size
-    assert probe.norm(3, 16)().shape == (3, 16)
-    assert probe.activation(3, 16)().shape == (3, 16)
-    assert probe.rope(3, 4, 8)().shape == (3, 4, 8)
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_probe_computes_attention_and_norms_as_they_are_defined(cores):
+    probe, n = NumpyProbe(cores), 40
+    out = probe.decode(20, 2048, 4, 2, 8)()
+    assert out.shape == (2, 20, 2, 8)  # KV heads, requests, queries a KV head, head size
+    np.testing.assert_allclose(out, 0.01, rtol=1e-4)  # all values are
+    parts = [
+        probe.norm(n, 16)(),
+        probe.activation(n, 16)(),
+        probe.rope(n, 4, 8)(),
+        probe.product(n, 5, 7, 2)(),
+    ]
+    assert [len(part) for part in parts] == [cores] * 4
+    assert [np.concatenate(part).shape for part in parts] == [(n, 16), (n, 16), (n, 4, 8), (n, 5)]
+    assert np.isfinite(np.concatenate([np.ravel(np.concatenate(part)) for part in parts])).all()
     probe.kv_write(3, 2, 8)()
-    probe.prefill(100, 4, 2, 8)()
-    assert probe.product(3, 5, 7, copies=2)().shape == (3, 5)
+    assert np.isfinite(probe.prefill(600, 4, 2, 8)()).all()
 
 
 def test_a_calibration_that_fails_says_why(tmp_path):

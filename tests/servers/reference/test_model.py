@@ -1,6 +1,8 @@
 """The decoder against itself: how tokens are cut into steps and batches must not show in the logits."""
 
 import json
+import time
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from burstline.roofline.calibrate.cores import Cores
 from burstline.servers.reference.kv import KVCache
 from burstline.servers.reference.model import Chunk, Transformer
 from burstline.servers.reference.weights import ModelConfig, ModelError
@@ -59,6 +62,36 @@ def test_a_prompt_longer_than_a_query_tile_is_causal(model: Transformer) -> None
     after = model.logits(model.forward([Chunk(changed, 0, range(100))], kv))
     np.testing.assert_allclose(after[:300], got[:300], atol=1e-6)
     assert np.abs(after[301:] - got[301:]).max() > 1e-3
+
+
+def test_several_cores_give_the_logits_and_the_timings_of_one(model: Transformer) -> None:
+    """A step of whole prompts, parts of them and single tokens, all long enough to be shared out."""
+    rng, several = np.random.default_rng(2), Transformer(model.config, model.weights, Cores(3))
+    prompts = [rng.integers(0, 300, n) for n in (600, 300, *[500] * 40)]
+    tables = [range(150 * k, 150 * k + 150) for k in range(len(prompts))]
+    first = [Chunk(ids[:-1], 0, table) for ids, table in zip(prompts, tables, strict=True)]
+    second = [Chunk(p[-1:], len(p) - 1, t) for p, t in zip(prompts[2:], tables[2:], strict=True)]
+    answers = []
+    for each in (model, several):
+        kv = KVCache(model.config, 150 * len(prompts), BLOCK)
+        each.forward(first, kv)
+        each.clear_clock()
+        began = time.monotonic_ns()
+        answers.append(each.logits(each.forward([*second, Chunk(prompts[0][-1:], 599, tables[0])], kv)))
+        assert min(each.spent_ns.values()) > 0
+        assert sum(each.spent_ns.values()) < time.monotonic_ns() - began
+    np.testing.assert_allclose(answers[1], answers[0], atol=1e-6)
+
+
+def test_a_failure_on_another_core_is_raised() -> None:
+    done = []
+
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        Cores(2).run([partial(time.sleep, 0.05), fail, *[partial(done.append, k) for k in range(3)]])
+    assert Cores(2).run([partial(pow, k, 2) for k in range(5)]) == [0, 1, 4, 9, 16]
 
 
 def test_every_gemm_and_attention_are_timed(model: Transformer) -> None:

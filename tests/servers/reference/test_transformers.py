@@ -2,17 +2,17 @@
 
 import json
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
+from burstline.roofline.calibrate.cores import Cores
 from burstline.servers.reference.kv import KVCache
 from burstline.servers.reference.model import Chunk, Transformer
 from burstline.servers.reference.weights import ModelConfig, assemble, safetensors_source
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 BLOCK = 16
 SHAPES = {
@@ -22,8 +22,19 @@ SHAPES = {
 }
 
 
+@pytest.fixture(scope="module")
+def torch() -> ModuleType:
+    """Imported where a test runs: collecting the quick suite would wait seconds for it."""
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def transformers() -> ModuleType:
+    return pytest.importorskip("transformers")
+
+
 @pytest.fixture(scope="module", params=SHAPES, ids=lambda name: name.replace(" ", "-"))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, torch, transformers):
     """The same random model twice: transformers' and, through its saved folder, ours. Shards included."""
     folder = tmp_path_factory.mktemp("llama")
     shape = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -40,10 +51,12 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ours_config = ModelConfig.from_json(json.loads((folder / "config.json").read_text()))
     source = safetensors_source(folder)
     assert source is not None
-    return theirs, Transformer(ours_config, assemble(ours_config, source))
+    return theirs, Transformer(ours_config, assemble(ours_config, source), Cores(2))
 
 
 def their_logits(model, ids: np.ndarray) -> np.ndarray:
+    import torch
+
     with torch.no_grad():
         return model(torch.from_numpy(ids[None].astype(np.int64))).logits[0].numpy()
 
@@ -89,7 +102,9 @@ def test_decode_batched_with_a_prefill_gives_transformers_logits(pair) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_weights_are_widened_exactly(pair, tmp_path: Path, dtype: str) -> None:
+def test_half_precision_weights_are_widened_exactly(
+    pair, tmp_path: Path, dtype: str, torch, transformers
+) -> None:
     theirs, _ = pair
     halved = transformers.LlamaForCausalLM(theirs.config)
     halved.load_state_dict(theirs.state_dict())
