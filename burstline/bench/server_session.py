@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -143,7 +144,7 @@ def check_where(where: ServerOptions) -> None:
         except EngineError as error:
             raise WorkloadError(f"--port {where.port}: {error}") from None
     if where.model is not None:
-        _check_model(where.model)
+        check_model(where.model, ENGINES.get(where.engine or ""))
     elif where.engine is not None and where.engine in ENGINES and needs_model(ENGINES[where.engine]):
         raise WorkloadError(
             f"--engine {where.engine} needs a model: --model DIR, or a name it knows "
@@ -258,13 +259,37 @@ def spelled(engine: Engine, where: ServerOptions) -> Spelled:
     return spell(engine.title, engine.settings, where.settings, where.engine_args)
 
 
-def _check_model(model: str) -> None:
-    folder = Path(model)
-    looks_like_path = model.startswith((".", "/", "~")) or folder.exists()
-    is_model = (folder / "config.json").is_file() or any(folder.glob("*.gguf")) or folder.suffix == ".gguf"
-    if looks_like_path and not (is_model and folder.exists()):
-        what = "has no config.json" if folder.is_dir() else "is not a folder"
-        raise WorkloadError(f"--model {model} {what}; expected a Hugging Face model folder, or a name")
+def check_model(model: str, engine: Engine | None = None) -> None:
+    """WorkloadError for a model that no server could load: no folder, and no name that the hub may know.
+
+    `engine` is asked what it brings itself. Nothing is looked up outside this machine.
+    """
+    path = Path(model)
+    if engine is not None and engine.brings_model and model == engine.name:
+        return
+    if path.exists():
+        if not ((path / "config.json").is_file() or path.suffix == ".gguf" or any(path.glob("*.gguf"))):
+            what = "has no config.json" if path.is_dir() else "is not a folder"
+            raise WorkloadError(f"--model {model} {what}; expected a Hugging Face model folder, or a name")
+        return
+    if path.is_absolute() or not _HUB_NAME.fullmatch(model) or (path.parent.name and path.parent.is_dir()):
+        raise WorkloadError(
+            f"--model {model} is not a folder; expected a Hugging Face model folder, or a name on the hub as "
+            f"ORG/NAME (`burstline make-model {model} --like tiny` makes a folder without any download)"
+        )
+    if engine is not None and engine.brings_model:
+        raise WorkloadError(f"--model {model} is not a folder, and the {engine.title} reads no other model")
+    from huggingface_hub import constants, try_to_load_from_cache  # here: it takes a while
+
+    if constants.HF_HUB_OFFLINE and not isinstance(try_to_load_from_cache(model, "config.json"), str):
+        raise WorkloadError(
+            f"--model {model}: no such folder; if it is a name on the hub, it is not in the local cache and "
+            "HF_HUB_OFFLINE is set. Name a model folder, or unset HF_HUB_OFFLINE"
+        )
+
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
+"""What the hub takes for a repository: ORG/NAME, or the bare name of an old one."""
 
 
 Serving = Callable[[Engine, ServerOptions, Path, Say], AbstractContextManager[Site]]

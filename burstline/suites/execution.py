@@ -18,6 +18,7 @@ import orjson
 
 from burstline import exit_codes
 from burstline.bench.report import of_summary
+from burstline.bench.server_session import check_model
 from burstline.cluster.placement import ray_session
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run
@@ -73,6 +74,9 @@ def run_suite(
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}
     if ray is None:
+        for model in suite.models:
+            if model.path and model.like is None and all(e.server.url is None for e in suite.engines):
+                check_model(model.path)
         for model in suite.models:
             make_where_missing(model)
     folder.mkdir(parents=True, exist_ok=True)

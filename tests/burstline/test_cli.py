@@ -11,9 +11,12 @@ import time
 
 import pytest
 
+from burstline.bench.server_session import check_model
 from burstline.cli import VERBS, main
 from burstline.servers.host.interrupt import terminable
+from burstline.servers.registry import ENGINES
 from burstline.stdout import json_text, outlets
+from burstline.workloads.request import WorkloadError
 
 
 def code_of(argv):
@@ -44,6 +47,10 @@ def test_no_verb_is_a_usage_error_and_shows_the_help(capsys):
         (["run", "--requests", "0"], "--requests 0"),
         (["run", "--requests", "many"], "--requests"),
         (["run", "--model", "/nowhere/at/all"], "not a folder"),
+        (
+            ["run", "--engine", "reference", "--model", "models/nowhere"],
+            "--model models/nowhere is not a folder",
+        ),
         (["run", "--url", "localhost"], "--url"),
         (["run", "--engine", "vllm"], "--model DIR"),
         (["run", "--requests", "9999999"], "ulimit"),
@@ -150,3 +157,12 @@ def test_an_interrupt_that_meets_an_import_is_raised_after_it(tmp_path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         imports()
     assert is_whole
+
+
+def test_a_name_that_is_not_in_the_hubs_cache_is_refused_where_the_hub_may_not_be_asked(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(WorkloadError, match="HF_HUB_OFFLINE is set"):
+        check_model("org/nowhere")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    check_model("org/nowhere")  # the engine asks the hub
+    check_model("reference", ENGINES["reference"])
