@@ -44,7 +44,7 @@ def instrument(
         send_spread_s=measured(float(np.ptp(sent_s)) if n else None, "s", NOT_SENT, n),
         **_quantiles("send_lag", lag_s, NOT_SENT),
         **_quantiles("read_lag", c.event_lag_s, NO_STAMP),
-        **_quantiles("read_error", c.event_error_s, "no token arrived, or an older version made this run"),
+        **_quantiles("read_error", c.event_error_s, "no token arrived"),
         kernel_stamps=measured(n_stamped / n_events if n_events else None, "1", "no token arrived", n_events),
         max_pass_s=measured(max_pass_s, "s", NO_REPORT),
         peak_events_per_s=measured(peak, "1/s", "no token arrived", n_events),

@@ -194,11 +194,10 @@ class DriveReport:
     `late` is how long after its due time (in a closed loop: after its dispatch) each request was fully
     written; `read_lag` how long after the kernel our code had each read, None without kernel stamps;
     `connect` the time to a standing connection. `max_pass_ns` is the longest that one pass over ready sockets
-    took. `clock_offset_ns` is CLOCK_REALTIME minus CLOCK_MONOTONIC before the run, `clock_drift_ns` how far
-    it had moved at the end. `failures` counts captures by failure; `n_resent` requests were written twice
-    because the server closed an idle connection just then. CPU, wall time and context switches run from the
-    start to the last capture written. `t0_ns` is None where the run never began. `reader` is "compiled"
-    where an older version read the replies in C. `cpu_wait_s` is how long the reading thread was ready to run
+    took. `clock_drift_ns` is how far CLOCK_REALTIME moved against CLOCK_MONOTONIC during the run. `failures`
+    counts captures by failure; `n_resent` requests were written twice because the server closed an idle
+    connection just then. CPU, wall time and context switches run from the start to the last capture written.
+    `t0_ns` is None where the run never began. `cpu_wait_s` is how long the reading thread was ready to run
     and had no CPU, None where the kernel does not say. `network` is TCP's view of a remote server, `left` how
     long after our send the last byte of each request left this host, `acked` how long after that the server's
     kernel had it, both by the kernel's transmit stamps. `host`, `clock` and `machine` are a remote driver's:
@@ -216,7 +215,6 @@ class DriveReport:
     read_lag: DurationSpread | None
     connect: DurationSpread | None
     max_pass_ns: int
-    clock_offset_ns: int
     clock_drift_ns: int
     n_clock_steps: int
     n_reads: int
@@ -224,9 +222,7 @@ class DriveReport:
     cpu_s: float
     wall_s: float
     peak_rss_bytes: int
-    n_voluntary_switches: int
     n_involuntary_switches: int
-    reader: str = "python"
     cpu_wait_s: float | None = None
     canary: CanaryReport | None = None
     network: NetworkReport | None = None

@@ -81,7 +81,7 @@ class Certificate:
     which tokens came. `server_late_p99_s` is the truth server's lateness against its script: errors exclude
     it, since they are measured from the actual send. `n_unmatched` requests failed or brought another number
     of events than were sent. `others_cpu_fraction` is the share of the machine's CPU used by processes other
-    than client and truth server; None where not known. `reader` is the drivers' own.
+    than client and truth server; None where not known.
     """
 
     errors: Mapping[str, MetricError]
@@ -97,7 +97,6 @@ class Certificate:
     server_late_p99_s: float | None
     others_cpu_fraction: float | None = None
     limit: EventRateLimit | None = None
-    reader: str | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -152,7 +151,6 @@ def certificate(
         cpu_per_event_s=sum(report.cpu_s for report in reports) / n_events if n_events else None,
         server_late_p99_s=_quantile(np.concatenate([[], *late_ns]) / 1e9, 0.99),
         others_cpu_fraction=others_cpu_fraction,
-        reader=" and ".join(sorted({report.reader for report in reports})) or None,
     )
 
 

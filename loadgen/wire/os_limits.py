@@ -42,19 +42,17 @@ class Usage:
 
     wall_s: float
     cpu_s: float
-    n_voluntary: int
     n_involuntary: int
 
     @classmethod
     def now(cls) -> Usage:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(time.monotonic(), used.ru_utime + used.ru_stime, used.ru_nvcsw, used.ru_nivcsw)
+        return cls(time.monotonic(), used.ru_utime + used.ru_stime, used.ru_nivcsw)
 
     def __sub__(self, other: Usage) -> Usage:
         return Usage(
             self.wall_s - other.wall_s,
             self.cpu_s - other.cpu_s,
-            self.n_voluntary - other.n_voluntary,
             self.n_involuntary - other.n_involuntary,
         )
 

@@ -39,7 +39,6 @@ CLEAN = Certificate(
     server_late_p99_s=1e-4,
     others_cpu_fraction=0.3,
     limit=EventRateLimit(39_000.0, "truth server"),
-    reader="python",
 )
 
 

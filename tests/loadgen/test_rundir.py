@@ -45,7 +45,7 @@ SUMMARY = Summary(counts={"planned": 4, "ok": 4}, metrics={}, verdict=Verdict(St
 
 def report():
     some = DurationSpread(4, 1, 2, 3)
-    return DriveReport(0, 5, 4, 4, 0, {"reset": 1}, some, None, some, 9, 1, 2, 0, 8, 99, 0.5, 1.0, 77, 3, 4)
+    return DriveReport(0, 5, 4, 4, 0, {"reset": 1}, some, None, some, 9, 2, 0, 8, 99, 0.5, 1.0, 77, 4)
 
 
 def test_a_run_that_is_interrupted_as_it_begins_leaves_no_folder(tmp_path, monkeypatch):
