@@ -2,13 +2,15 @@
 
 import argparse
 import atexit
+import difflib
 import errno
 import gc
 import importlib
 import os
+import re
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from burstline import __version__, exit_codes
@@ -129,7 +131,9 @@ def _main(argv: list[str]) -> int:
     if argv[0] in GONE:
         return _fail(f"{argv[0]} is gone: {GONE[argv[0]]}", exit_codes.USAGE)
     if argv[0] not in VERBS:
-        return _fail(f"unknown verb {argv[0]!r}; expected one of: {', '.join(VERBS)}", exit_codes.USAGE)
+        near = nearest(argv[0], VERBS)
+        wanted = near or f"; expected one of: {', '.join(VERBS)}"
+        return _fail(f"unknown verb {argv[0]!r}{wanted}", exit_codes.USAGE)
     return _run_verb(argv[0], argv[1:])
 
 
@@ -144,8 +148,11 @@ def _run_verb(name: str, argv: list[str]) -> int:
 def _terminable_verb(name: str, argv: list[str]) -> int:
     module_name, summary = VERBS[name]
     verb = importlib.import_module(module_name)
-    parser = _Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
+    parser = Parser(prog=f"burstline {name}", description=f"{summary[0].upper()}{summary[1:]}.")
     verb.add_arguments(parser)
+    parser.brief = getattr(verb, "BRIEF", frozenset())
+    if parser.brief:
+        parser.add_argument("--help-all", action="help", help="show every flag")
     own, engine_args = _split_at_dashes(argv)
     if engine_args is not None:
         parser.set_defaults(engine_args=tuple(engine_args))
@@ -153,7 +160,12 @@ def _terminable_verb(name: str, argv: list[str]) -> int:
         instead = GONE.get(flag) or GONE.get(f"{name} {flag}")
         if instead is not None:
             return _fail(f"{flag} is gone: {instead}", exit_codes.USAGE)
-    args = parser.parse_args(own)
+    if "--help-all" in own:
+        parser.brief = frozenset()
+    args, unknown = parser.parse_known_args(own)
+    if unknown:
+        near = "".join(nearest(word.partition("=")[0], parser.flags()) for word in unknown[:1])
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
     try:
         Path.cwd()
     except OSError as error:
@@ -228,8 +240,38 @@ def _split_at_dashes(argv: list[str]) -> tuple[list[str], list[str] | None]:
     return argv[:at], argv[at + 1 :]
 
 
-class _Parser(argparse.ArgumentParser):
-    """argparse, with one line for an error instead of the whole usage."""
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean --rate?`, "" where nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with one line for an error, and whole flags only: a short one could change its meaning.
+
+    `brief` are the flags that `--help` shows, all of them where it is empty.
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.brief: frozenset[str] = frozenset()
+        self.formatter_class = self._formatter
+
+    def flags(self) -> list[str]:
+        """Every flag there is."""
+        self.brief = frozenset()
+        return re.findall(r"(?<!\S)--[a-z][a-z-]*", self.format_help())
+
+    def _formatter(self, prog: str) -> argparse.HelpFormatter:
+        parser = self
+
+        class Formatter(argparse.HelpFormatter):
+            def add_argument(self, action: argparse.Action) -> None:
+                flags = action.option_strings
+                if not parser.brief or not flags or not parser.brief.isdisjoint(flags):
+                    super().add_argument(action)
+
+        return Formatter(prog)
 
     def error(self, message: str) -> None:  # type: ignore[override]
         self.exit(exit_codes.USAGE, f"{self.prog}: {message}\nSee `{self.prog} --help`.\n")

@@ -67,6 +67,11 @@ def duration(value_s: float) -> str:
     return f"{number(value_s / scale.divisor)} {scale.unit}"
 
 
+def error(value_s: float) -> str:
+    """An error in seconds, which the clock's own steps keep above 0: "26.5 µs", "below 1 µs"."""
+    return duration(value_s) if value_s >= 1e-6 else "below 1 µs"
+
+
 def count(value: float) -> str:
     """A whole number with thousands separators."""
     return f"{value:,.0f}"

@@ -21,7 +21,10 @@ PLAIN_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Where a run stands. `tok_per_s` and `memory_bytes` are None until the watcher has seen them."""
+    """Where a run stands. `tok`, `tok_per_s` and `memory_bytes` are None until the watcher has seen them.
+
+    `planned_tok` are the output tokens of all requests, 0 where that is not known.
+    """
 
     planned: int
     sent: int
@@ -30,15 +33,22 @@ class Snapshot:
     failed: int
     elapsed_s: float
     n_bytes: int = 0
+    planned_tok: int = 0
+    tok: float | None = None
     tok_per_s: float | None = None
     memory_bytes: float | None = None
 
     @property
+    def share(self) -> float:
+        """How much of the load is served: by its output tokens where these are counted, else by requests."""
+        requests = (self.done + self.failed) / self.planned if self.planned else 0.0
+        tokens = (self.tok or 0.0) / self.planned_tok if self.planned_tok else 0.0
+        return min(max(requests, tokens), 1.0)
+
+    @property
     def left_s(self) -> float | None:
-        """At the mean pace so far; None until one request in twenty is done: before, it is a guess."""
-        if not self.done or self.done * 20 < self.planned:
-            return None
-        return self.elapsed_s / self.done * (self.planned - self.done)
+        """At the mean pace so far; None until a twentieth is served: before, it is a guess."""
+        return None if self.share < 0.05 else self.elapsed_s / self.share * (1 - self.share)
 
 
 class Progress(Protocol):
@@ -131,6 +141,7 @@ def _facts(snapshot: Snapshot) -> list[tuple[str, str]]:
         (f"{snapshot.failed}", "failed"),
     ]
     optional: list[tuple[float | None, Callable[[float], str], str]] = [
+        (snapshot.tok, lambda v: f"{v:,.0f}", "tokens"),
         (snapshot.tok_per_s, lambda v: f"{v:,.0f}", "tok/s"),
         (snapshot.memory_bytes, lambda v: f"{v / 1e9:.2f} GB", ""),
         (snapshot.left_s, lambda v: f"{v:.0f} s", "left"),
@@ -143,7 +154,7 @@ def _live_line(snapshot: Snapshot) -> Table:
     from rich.table import Table
 
     line = Table.grid(padding=(0, 2))
-    bar = ProgressBar(total=snapshot.planned, completed=snapshot.done + snapshot.failed, width=24)
+    bar = ProgressBar(total=1.0, completed=snapshot.share, width=16)
     line.add_row("  ", bar, describe(snapshot))
     return line
 
@@ -159,6 +170,7 @@ class LiveTelemetry:
         self._offset = 0
         self._latest: dict[Key, tuple[int, float]] = {}
         self._rate: float | None = None
+        self._first_tok: float | None = None
 
     def refresh(self) -> None:
         """Take in what was written since the last time; a line that is not whole yet waits."""
@@ -184,8 +196,16 @@ class LiveTelemetry:
         """Generated tokens per second between the engine's last two counts; None where it does not count."""
         return self._rate
 
+    @property
+    def tok(self) -> float | None:
+        """Generated tokens since the first count of the engine; None where it does not count."""
+        seen = self._latest.get(("engine", "generation_tokens"))
+        return None if seen is None or self._first_tok is None else seen[1] - self._first_tok
+
     def _take(self, key: Key, at_ns: int, value: float) -> None:
         before = self._latest.get(key)
         self._latest[key] = at_ns, value
-        if key == ("engine", "generation_tokens") and before is not None and at_ns > before[0]:
+        if key == ("engine", "generation_tokens") and before is None:
+            self._first_tok = value
+        elif key == ("engine", "generation_tokens") and before is not None and at_ns > before[0]:
             self._rate = (value - before[1]) / ((at_ns - before[0]) / 1e9)

@@ -21,13 +21,13 @@ from burstline.bench.server_session import Say, Site, serving
 from burstline.loadgen.metrics.slo import judge_over_runs, parse_goal
 from burstline.loadgen.record.rundir import Run, open_run
 from burstline.loadgen.record.verdict import State
-from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import Contender, view_of
 from burstline.reports.model.contenders import comparison_of
 from burstline.reports.page.digest import digest
 from burstline.reports.page.files import write_all
 from burstline.server_options import ServerOptions
 from burstline.servers.engine import Engine
+from burstline.terminal import show
 from burstline.workloads.request import WorkloadError
 
 
@@ -76,7 +76,7 @@ def run_repeats(settings: Settings, n: int, *, restart_after: int | None) -> int
     finally:
         server.close()
     runs = [open_run(path) for path in sorted(set(settings.out.glob("*")) - before) if path.is_dir()]
-    print(_page_over(runs, settings.out))
+    _page_over(runs, settings.out)
     remember(runs)
     return _code_of(runs, codes)
 
@@ -98,10 +98,11 @@ def _code_of(runs: Sequence[Run], codes: Sequence[int]) -> int:
     return exit_codes.worst([exit_codes.of_results(row.result for row in results), failed])
 
 
-def _page_over(runs: list[Run], out: Path) -> str:
-    """One page over the repeats, and its short form as text."""
+def _page_over(runs: list[Run], out: Path) -> None:
+    """One page over the repeats; its short form is printed."""
     folder = out / f"{runs[0].name}-repeats"
     folder.mkdir()
     comparison = comparison_of(runs, folder, anyway=True)
     page = write_all(comparison, folder)
-    return f"{text(digest(comparison))}\n\nReport over {len(runs)} repeats: {page}"
+    show(digest(comparison))
+    print(f"\nReport over {len(runs)} repeats: {page}")

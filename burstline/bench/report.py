@@ -16,11 +16,11 @@ from burstline.loadgen.summarize import summarize_run
 from burstline.machine.efficiency import beside_others, reconciled, suspect
 from burstline.machine.hardware import note_hardware
 from burstline.machine.hints import Hints
-from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import alone, view_of
 from burstline.reports.page.digest import headline
 from burstline.reports.page.page import render
 from burstline.servers.engine import Engine
+from burstline.terminal import show
 
 
 def write_report(run: RunDir) -> Summary:
@@ -35,11 +35,6 @@ def write_report(run: RunDir) -> Summary:
     page.columns = opened.columns
     run.save_report(render(alone(view_of(page))))
     return summary
-
-
-def headline_of(run: RunDir) -> str:
-    """How it went, in a few lines."""
-    return text(headline(view_of(open_run(run.path))))
 
 
 def note_facts(run: RunDir, hints: Hints) -> None:
@@ -60,7 +55,7 @@ def conclude(run: RunDir, engine: Engine, status: Status) -> Summary:
 
 def said(run: RunDir, summary: Summary) -> int:
     """Say in a few lines how it went and where the page is; the exit code of a run that came to its end."""
-    print(headline_of(run))
+    show(headline(view_of(open_run(run.path))))
     print(f"Report: {run.report}")
     return of_summary(summary)
 

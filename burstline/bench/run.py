@@ -223,7 +223,7 @@ def fire_watched(
         def watch_clients(pids: list[int]) -> None:
             watcher.add_clients([*pids, *([truth.pid] if truth else ())])
 
-        on_tick = _display(LiveTelemetry(telemetry), signs, progress)
+        on_tick = _display(LiveTelemetry(telemetry), signs, progress, int(ready.plan.output_tok.sum()))
         done = fire(job, ready.load.n_workers, watch_clients, on_tick, drivers, progress.phase)
     fired = RunOutcome(done, signs.death())
     if signs.silences and run.manifest.server is not None:
@@ -239,13 +239,16 @@ def fire_watched(
     return fired
 
 
-def _display(live: LiveTelemetry, signs: VitalSigns, progress: Progress) -> Callable[[Snapshot], None]:
+def _display(
+    live: LiveTelemetry, signs: VitalSigns, progress: Progress, planned_tok: int
+) -> Callable[[Snapshot], None]:
     """What is done at each look at a load: show it, and see whether the server lives."""
 
     def on_tick(snapshot: Snapshot) -> None:
         live.refresh()
         signs.look(snapshot)
-        progress.update(replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes))
+        watched = replace(snapshot, tok_per_s=live.tok_per_s, memory_bytes=live.memory_bytes)
+        progress.update(replace(watched, planned_tok=planned_tok, tok=live.tok))
 
     return on_tick
 

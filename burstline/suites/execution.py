@@ -31,6 +31,7 @@ from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
+from burstline.terminal import show
 from burstline.workloads.request import WorkloadError
 
 MANIFEST: Final = "suite.json"
@@ -222,7 +223,7 @@ def _report(folder: Path) -> bool:
         print("No run of the suite came to its end: there is nothing to report.", file=sys.stderr)
         return False
     page = write_all(comparison, folder)
-    print(text(digest(comparison)))
+    show(digest(comparison))
     print(f"Report: {page}")
     alone = all(case.is_alone for case in comparison.cases)
     return comparison.comparable or (alone and not comparison.missing)

@@ -17,11 +17,11 @@ from burstline.loadgen.record.rundir import Run, RunDir, open_run
 from burstline.loadgen.record.tables import keep_pandas_out
 from burstline.machine.hardware import check_hints, note_hardware
 from burstline.machine.hints import Hints, Stated
-from burstline.reports.formats.text import text
 from burstline.reports.model.comparison import view_of
 from burstline.reports.page.digest import overview
 from burstline.reports.page.files import FILES
 from burstline.stdout import json_text
+from burstline.terminal import show
 from burstline.workloads.request import WorkloadError
 
 PRINTED: Final = ("text", "json")
@@ -86,7 +86,7 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
     run = open_run(path)
     for name in formats:
         if name in PRINTED:
-            print(_printed(run, name))
+            _print(run, name)
     for name in written:
         assert to is not None
         for file, content in FILES[name](run).items():
@@ -97,17 +97,18 @@ def _in_other_formats(path: Path, formats: Sequence[str], to: Path | None) -> in
     return exit_codes.DONE
 
 
-def _printed(run: Run, name: str) -> str:
+def _print(run: Run, name: str) -> None:
     """The run's summary as text or JSON, also of one that was killed half-way."""
     if not (run.path / "plan.parquet").exists():
         why = f": {run.manifest.error}" if run.manifest.error else ""
         words = f"the run ended ({run.status}) before its requests were planned, so nothing was sent{why}"
-        return (
+        print(
             json_text({"status": run.status, "absent": words}) if name == "json" else f"{run.name}\n{words}"
         )
-    if name == "json":
-        return json_text(view_of(run).summary.to_json())
-    return text(overview(view_of(run)))
+    elif name == "json":
+        print(json_text(view_of(run).summary.to_json()))
+    else:
+        show(overview(view_of(run)))
 
 
 def _decoded(run: Run) -> pa.Table:

@@ -12,6 +12,13 @@ from burstline.server_options import ServerOptions, add_settings, server_of
 from burstline.workloads.request import WorkloadError
 from burstline.workloads.spec import Goals, LoadSpec, check_goals, check_spec
 
+BRIEF = frozenset({
+    "--help", "--help-all", "--engine", "--url", "--model", "--requests", "--rate",
+    "--concurrency", "--duration-s", "--prompt-tokens", "--output-tokens", "--data", "--trace",
+    "--slo", "--repeats", "--out", "--quiet",
+})  # fmt: skip
+"""The flags that `--help` shows; `--help-all` shows the others too."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (

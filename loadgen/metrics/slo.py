@@ -260,8 +260,17 @@ def _held_against(
     if far is not None and sign * far > sign * goal.bound:
         return Result.FAIL, "the whole interval misses it"
     if near is None:
-        return Result.INCONCLUSIVE, figure.note or "the interval has no bound on that side"
-    return Result.INCONCLUSIVE, "the interval reaches over it: more requests would decide it"
+        # What serial correlation leaves unbounded is one observation, as a burst is.
+        result, reason = _by_margin(goal, figure.point, noise)
+        decided = result == Result.PASS
+        return (result, reason) if decided else (Result.INCONCLUSIVE, figure.note or reason)
+    side = near if sign * figure.point <= sign * goal.bound else far
+    if side is None or figure.point == goal.bound:
+        return Result.INCONCLUSIVE, "the interval reaches over it: more requests would decide it"
+    # The half of an interval shrinks with the square root of the number of requests.
+    many = figure.n * ((side - figure.point) / (goal.bound - figure.point)) ** 2
+    decided_by = f"about {float(f'{many:.2g}'):,.0f} requests" if many < 1e6 else "no number of requests soon"
+    return Result.INCONCLUSIVE, f"the interval reaches over it: {decided_by} would decide it"
 
 
 def _by_margin(goal: Goal, reading: float, noise: RunNoise | None) -> tuple[Result, str]:

@@ -267,4 +267,4 @@ def _reach(correlation: Floats, n: int) -> int:
 
 
 def _effective(n: int, n_effective: float) -> str:
-    return f"1 run, whose {n:,} values count as {min(n_effective, n):,.0f} independent ones"
+    return f"1 run: {n:,} correlated values carry the information of {min(n_effective, n):,.0f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from textwrap import TextWrapper
 
 from burstline.reports.blocks import (
     Answer,
@@ -24,19 +25,35 @@ from burstline.reports.blocks import (
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
-def text(blocks: Iterable[Block]) -> str:
-    """The blocks, an empty line between them; no line break at the end."""
-    return "\n\n".join(filter(None, map(_block, blocks)))
+def text(blocks: Iterable[Block], width: int | None = None) -> str:
+    """The blocks, an empty line between them; no line break at the end.
+
+    Within a `width` sentences break, and a table goes on below with the columns that are left.
+    """
+    shown = filter(None, (_block(block, width) for block in blocks))
+    return "\n\n".join(shown if width is None else (_wrapped(each, width) for each in shown))
 
 
-def _block(block: Block) -> str:
+def _wrapped(shown: str, width: int) -> str:
+    """Longer lines broken between words, the rest indented."""
+    lines = []
+    for line in shown.splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 2)
+        own = TextWrapper(
+            width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        ).wrap(line)
+        lines += own if len(line) > width else [line]
+    return "\n".join(lines)
+
+
+def _block(block: Block, width: int | None) -> str:
     match block:
         case Heading():
             return block.text
         case Banner():
             return "\n".join(_banner(block))
         case Table():
-            return _table(block)
+            return _table(block, width)
         case Note():
             return block.text
         case Findings():
@@ -46,13 +63,13 @@ def _block(block: Block) -> str:
         case Answer():
             return "\n".join((block.sentence, *block.details))
         case Overview():
-            return _block(block.tiles)
+            return _block(block.tiles, width)
         case Tiles():
             return "\n".join(f"{t.label}: {t.value} {t.unit} {t.detail}".rstrip() for t in block.tiles)
         case Side():
-            return text(block.blocks)
+            return text(block.blocks, width)
         case Folded():
-            return text((Heading(block.summary), *block.blocks))
+            return text((Heading(block.summary), *block.blocks), width)
         case Plot():
             return f"{block.title}: {block.finding}"
 
@@ -65,7 +82,7 @@ def _banner(banner: Banner) -> Iterator[str]:
     yield from (f"  - {reason.text} {reason.advice}".rstrip() for reason in banner.reasons)
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, width: int | None) -> str:
     """Aligned columns; a numeric one whose cells have details takes two, the details on the right."""
     cells = [row.cells for row in table.rows]
     grid: list[list[str]] = [[] for _ in range(len(cells) + 1)]
@@ -81,7 +98,30 @@ def _table(table: Table) -> str:
     notes = [f"  {str(k).translate(RAISED)} {note}" for k, note in enumerate(table.notes, 1)]
     if not table.rows and table.remark:
         return f"{table.caption}: {table.remark}"
-    return "\n".join(filter(None, [table.caption, columns(grid, words), *notes, table.remark]))
+    return "\n".join(filter(None, [table.caption, _fitted(grid, words, width), *notes, table.remark]))
+
+
+def _fitted(grid: Sequence[Sequence[str]], words: Sequence[int], width: int | None) -> str:
+    """The columns side by side as far as they fit, the others below, each part behind the first words.
+
+    A column without a title holds the details of the one before it, and stays with it.
+    """
+    if width is None:
+        return columns(grid, words)
+    widths = [max(map(len, column)) for column in zip(*grid, strict=True)]
+    heads = [k for k, title in enumerate(grid[0]) if title or not k]
+    units = [list(range(k, end)) for k, end in zip(heads, [*heads[1:], len(widths)], strict=True)]
+    n_lead = next((n for n, unit in enumerate(units) if unit[0] not in words), 0) or 1
+    lead = [k for unit in units[:n_lead] for k in unit]
+    parts = [[*lead]]
+    for unit in units[n_lead:]:
+        if sum(widths[k] + 2 for k in (*parts[-1], *unit)) - 2 > width and len(parts[-1]) > len(lead):
+            parts.append([*lead])
+        parts[-1] += unit
+    return "\n\n".join(
+        columns([[row[k] for k in part] for row in grid], [at for at, k in enumerate(part) if k in words])
+        for part in parts
+    )
 
 
 def _text(cell: Cell) -> str:

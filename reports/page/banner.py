@@ -12,7 +12,7 @@ from burstline.loadgen.stats.figure import Absent, Estimate
 from burstline.loadgen.verdict.comparable import ALONE, COMPARABLE
 from burstline.reports.blocks import MARKS, Banner, TargetLine
 from burstline.reports.model.comparison import Case, Comparison
-from burstline.reports.number_format import count, duration, number, with_interval
+from burstline.reports.number_format import count, duration, error, number, with_interval
 from burstline.reports.sentences import COMPARED, INTERRUPTED, MEANT_BY, REPEATS, STATES, SWEEP, say
 
 FAILURES: Final = frozenset({"too-many-failures", "mostly-failed", "no-success"})
@@ -135,12 +135,12 @@ def _slo_results(summary: Summary) -> str:
 
 def _instrument_error(instrument: Instrument) -> str:
     """How late the client was, in a sentence; "" where it is not known."""
-    late, error = instrument.send_lag_p99_s, instrument.read_error_p99_s
-    if isinstance(late, Absent) or isinstance(error, Absent):
+    late, read_p99 = instrument.send_lag_p99_s, instrument.read_error_p99_s
+    if isinstance(late, Absent) or isinstance(read_p99, Absent):
         return ""
     sent = f"99% of requests were sent at most {duration(late.point)} late"
     stamped = "99% of arrivals carry the kernel's time stamp, so late reading does not move them"
-    read = f"99% of arrival times are exact to {duration(error.point)}" if error.point > 0 else stamped
+    read = f"99% of arrival times are exact to {error(read_p99.point)}" if read_p99.point > 0 else stamped
     return f"The instrument: {sent}; {read}.{_canary(instrument)}{_network(instrument)}"
 
 
@@ -150,11 +150,11 @@ def _canary(instrument: Instrument) -> str:
     if isinstance(p99, Absent) or isinstance(beyond, Absent):
         too_short = isinstance(p99, Absent) and p99.code == "too-short"
         return " The canary did not check these bounds: the run was too short." if too_short else ""
-    within = "within these bounds" if not beyond.point else f"at most {duration(beyond.point)} outside them"
+    within = "within these bounds" if not beyond.point else f"at most {error(beyond.point)} outside them"
     return (
         f" The canary, a process of this machine that streamed {p99.n:,} events with their true times "
         f"meanwhile, checked this: 99% came {within}, "
-        f"and at most {duration(p99.point)} from their true times."
+        f"and at most {error(p99.point)} from their true times."
     )
 
 

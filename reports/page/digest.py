@@ -11,7 +11,7 @@ from burstline.loadgen.stats.figure import Estimate
 from burstline.reports.blocks import Banner, Block, Command, Findings, Heading, Note, table
 from burstline.reports.model.comparison import LATENCIES, Case, Comparison, View, alone
 from burstline.reports.model.sweeps import sweeps_in
-from burstline.reports.number_format import counted, with_interval
+from burstline.reports.number_format import counted, duration, with_interval
 from burstline.reports.page.answer import answer
 from burstline.reports.page.banner import banner, case_banner, run_banner
 from burstline.reports.page.estimate_tables import group_table, latency_table, session_tables
@@ -30,9 +30,9 @@ TOTALS = (
 
 
 def headline(view: View) -> list[Block]:
-    """What a terminal shows at the end of a run: the answer, the percentiles, the verdict."""
+    """What a terminal shows at the end of a run: the answer, the verdict and SLOs, the percentiles."""
     summary = view.summary
-    return [answer(alone(view)), *_numbers(summary), _outcomes(summary), run_banner(summary)]
+    return [answer(alone(view)), run_banner(summary), *_numbers(summary), _outcomes(summary)]
 
 
 def overview(view: View) -> list[Block]:
@@ -132,7 +132,12 @@ def _start(view: View) -> Iterator[Block]:
 def _outcomes(summary: Summary) -> Block:
     counts = {name: n for name, n in summary.counts.items() if n and name != "planned"}
     planned = summary.counts.get("planned", sum(counts.values()))
+    start, end = summary.window.start_s, summary.window.end_s
+    over = ""
+    if isinstance(start, Estimate) and isinstance(end, Estimate):
+        over = f"; rates are those of {duration(end.point - start.point)}"
     return Note(
         f"Of {counted(planned, 'request')}: "
         + ", ".join(f"{n:,} {OUTCOME_WORDS.get(k, k)}" for k, n in counts.items())
+        + over
     )

@@ -16,7 +16,7 @@ from burstline.loadgen.stats.estimates import ONE_RUN
 from burstline.loadgen.stats.figure import Absent, Estimate, Figure
 from burstline.reports.blocks import Cell, Column, Row, Table
 from burstline.reports.model.comparison import LATENCIES, QUANTILES
-from burstline.reports.number_format import ARROWS, Scale, duration, interval, point, scale_of
+from burstline.reports.number_format import ARROWS, Scale, duration, error, interval, point, scale_of
 from burstline.reports.sentences import say
 
 SO_IT_LACKS = re.compile(r", so p[\d.]+ does not exist")
@@ -88,8 +88,8 @@ def _latency_cells(
         href = f"#ev-{key}-{p}" if evidence and key in LATENCIES else ""
         yield _value(row[p], scale, notes, href, graded.get(p)) if p in row else Cell("–")
     for name in errors:
-        error = row.get(name)
-        yield Cell(duration(error.point)) if isinstance(error, Estimate) else Cell("–")
+        figure = row.get(name)
+        yield Cell(error(figure.point)) if isinstance(figure, Estimate) else Cell("–")
     yield Cell(f"{max(figure.n for figure in known):,}" if known else "–")
 
 

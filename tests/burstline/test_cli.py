@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -166,3 +167,27 @@ def test_a_name_that_is_not_in_the_hubs_cache_is_refused_where_the_hub_may_not_b
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     check_model("org/nowhere")  # the engine asks the hub
     check_model("reference", ENGINES["reference"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "near"),
+    [
+        (["reprot"], "did you mean report?"),
+        (["run", "--concurency", "3"], "did you mean --concurrency?"),
+        (["run", "--conc", "3"], "unrecognized arguments: --conc"),
+    ],
+)
+def test_a_slip_gets_the_nearest_word_and_no_flag_may_be_cut_short(argv, near, capsys):
+    assert code_of(argv) == 2
+    assert near in capsys.readouterr().err
+
+
+def test_the_help_of_a_run_is_short_and_the_whole_help_is_there_too(capsys):
+    def flags(argv):
+        assert code_of(argv) == 0
+        return set(re.findall(r"^ +(?:-\w, )?(--[a-z-]+)", capsys.readouterr().out, re.MULTILINE))
+
+    brief, whole = flags(["run", "--help"]), flags(["run", "--help-all"])
+    assert len(brief) <= 18
+    assert brief < whole
+    assert len(whole) > 40

@@ -15,6 +15,12 @@ def test_a_line_says_what_was_sent_answered_done_and_failed():
     )
 
 
+def test_the_bar_of_a_burst_moves_with_its_tokens():
+    burst = Snapshot(1000, 1000, 873, 0, 0, 20.0, planned_tok=64_000, tok=16_000)
+    assert (burst.share, burst.left_s) == (0.25, 60.0)
+    assert Snapshot(1000, 1000, 0, 0, 0, 20.0, planned_tok=64_000).left_s is None
+
+
 def test_what_is_not_known_yet_is_left_out():
     assert describe(Snapshot(10, 10, 0, 0, 0, 1.0)) == "10/10 sent, 0 first tokens, 0 done, 0 failed"
 

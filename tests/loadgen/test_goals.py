@@ -67,6 +67,10 @@ def test_a_goal_that_cannot_be_held_is_refused_with_what_is_known(text, words):
 
 
 def result_of(text, figure, c=None, verdict=VALID, graded=None, noise=None):
+    return judged_of(text, figure, c, verdict, graded, noise).result
+
+
+def judged_of(text, figure, c=None, verdict=VALID, graded=None, noise=None):
     goal = parse_goal(text)
     metrics = {goal.metric: MetricFigures(**{goal.statistic: figure})} if goal.statistic else {}
     whole = {goal.metric: figure} if goal.statistic is None else {}
@@ -74,7 +78,7 @@ def result_of(text, figure, c=None, verdict=VALID, graded=None, noise=None):
         counts={}, metrics=metrics, verdict=verdict, throughput=Throughput(**whole), grades=graded or {}
     )
     (judged,) = judge_goals([goal], summary, c if c is not None else COLUMNS, noise or {})
-    return judged.result
+    return judged
 
 
 def between(low, high, point=1.0):
@@ -98,6 +102,20 @@ COLUMNS = columns_of(record_table([ok(i, 0.1, [0.01] * 3) for i in range(20)]))
 )
 def test_the_interval_decides_not_the_point(low, high, result):
     assert result_of("ttft.p99<=1s", between(low, high)) == result
+
+
+def test_a_target_far_away_is_decided_where_the_interval_has_no_end():
+    open_above = Estimate(0.0025, 0.001, None, 0.95, 369, "s", "1 run")
+    assert result_of("tpot.p90<=50ms", open_above) == Result.PASS
+    assert result_of("tpot.p90<=4ms", open_above) == Result.INCONCLUSIVE
+
+
+def test_an_undecided_target_says_how_many_requests_would_decide():
+    undecided = judged_of("ttft.p90<=1s", between(0.7, 1.1, 0.9))
+    assert (undecided.result, undecided.reason) == (
+        Result.INCONCLUSIVE,
+        "the interval reaches over it: about 400 requests would decide it",
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 import shutil
 
 from burstline.loadgen.record.rundir import open_run
+from burstline.reports.blocks import table
 from burstline.reports.formats.text import columns, text
 from burstline.reports.model.comparison import view_of
 from burstline.reports.page.digest import headline, overview
@@ -43,3 +44,19 @@ def test_a_run_whose_summary_was_never_written_is_summarised_on_the_spot(lossy, 
     shutil.copytree(lossy.path, copy)
     (copy / "summary.json").unlink()
     assert text(overview(view_of(open_run(copy)))) == text(overview(view_of(lossy)))
+
+
+def test_nothing_is_wider_than_the_terminal_and_no_cell_is_lost(lossy, burst):
+    for run in (lossy, burst):
+        blocks = overview(view_of(run))
+        narrow = text(blocks, 100)
+        assert max(map(len, narrow.splitlines())) <= 100
+        assert set(text(blocks).split()) == set(narrow.split())
+
+
+def test_a_wide_table_goes_on_below_behind_its_first_words():
+    titles = ["Load", "Who", *(f"figure {k}" for k in range(9))]
+    row = ["8 at a time", "vllm", *("1.001.001.00",) * 9]
+    shown = text([table("", titles, [row], text=(0, 1))], 60).splitlines()
+    assert [line.split()[:2] for line in shown if line.startswith("Load")] == [["Load", "Who"]] * 3
+    assert max(map(len, shown)) <= 60
