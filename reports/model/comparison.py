@@ -414,9 +414,8 @@ class Comparison:
 
     @property
     def run(self) -> View | None:
-        """The one run that this is about; None of several."""
-        views = self.views
-        return views[0] if len(views) == 1 and not self.missing and not self.cases[0].left_out else None
+        """The one run that this is about; None of several, and of a suite however many it has finished."""
+        return self.views[0] if len(self.views) == 1 and not self.cases[0].hrefs else None
 
     @property
     def comparable(self) -> bool:

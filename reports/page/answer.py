@@ -236,7 +236,9 @@ def _cut_short(summary: Summary) -> str:
         return ""
     ok, planned = summary.counts["ok"], summary.counts["planned"]
     n_cut = summary.counts.get(Outcome.CANCELLED, 0)
-    late = f"; the {n_cut:,} that it cut off count as infinitely late" if n_cut else ""
+    is_whole = isinstance(summary.window.warm_up_s, Absent)
+    counts = "count" if is_whole else "count, where they were due in the counted window,"
+    late = f"; the {n_cut:,} that it cut off {counts} as infinitely late" if n_cut else ""
     return f"The run was interrupted after {ok:,} of {planned:,} requests{late}. Run it again to its end."
 
 

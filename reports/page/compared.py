@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from burstline.loadgen.record.verdict import State
 from burstline.loadgen.stats.figure import Absent
@@ -109,6 +110,24 @@ def shape(case: Case, prefix: str) -> list[Block]:
     plots = tuple(distributions(case.contenders, "ttft", "tpot", "e2e", prefix=prefix))
     explained = OVERLAID if len(case.contenders) > 1 else EXPLAINED
     return [Side(plots, explained)] if plots else [Note(NO_DISTRIBUTION)]
+
+
+def platforms(comparison: Comparison) -> list[Block]:
+    """For each engine the distributions of one work on all platforms, on one axis; empty for one platform."""
+    groups: dict[tuple[str, str, str], dict[str, tuple[str, Contender]]] = {}
+    for case in comparison.cases:
+        for contender in case.contenders:
+            view = contender.views[0]
+            work = (contender.label, str(replace(view.manifest.asked, salt="")), view.facts["model"])
+            groups.setdefault(work, {}).setdefault(view.facts["devices"], (case.name, contender))
+    blocks: list[Block] = []
+    for k, ((label, *_), found) in enumerate(groups.items()):
+        if len(found) > 1 and all(found):
+            curves = [Contender(devices, contender.views) for devices, (_, contender) in found.items()]
+            plots = tuple(distributions(curves, "ttft", "tpot", "e2e", prefix=f"p{k}-"))
+            names = "; ".join(name for name, _ in found.values())
+            blocks += [Note(f"{label}: {names}."), Side(plots, OVERLAID)] if plots else []
+    return blocks
 
 
 def runs(case: Case, _: str) -> list[Block]:

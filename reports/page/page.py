@@ -171,6 +171,9 @@ def page_sections(comparison: Comparison) -> Iterator[PageSection]:
     )
     if whole is not None:
         yield PageSection("cells", "Overview", "Which is fastest where?", lambda: [whole])
+    if across := compared.platforms(comparison):
+        question = "How do the latencies of one engine differ across platforms?"
+        yield PageSection("platforms", "Platforms", question, lambda: across)
     for k, (sweep, within) in enumerate(swept):
         yield from _of_sweep(sweep, within, f"t{k}-" if len(swept) > 1 else "", prefixes)
     for case in apart:
