@@ -57,7 +57,7 @@
       button("PNG", "Save the drawing as PNG", () => png(figure, `${figure.id}.png`)),
     );
     if (table) tools.append(button("CSV", "Save the numbers as CSV", () => save(`${figure.id}.csv`, dataUrl("text/csv", csv(table)))));
-    figure.append(tools);
+    (figure.querySelector("details.numbers") ?? figure).append(tools);
   }
   for (const command of document.querySelectorAll(".command pre")) {
     command.before(button("Copy", "Copy this text", (made) => copy(command.textContent, made)));
