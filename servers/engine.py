@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
 from burstline.servers.messages import Ask, Call, Get, HttpReply, Reply, Target
+from burstline.servers.protocol.openai import decode_completion
 from burstline.servers.settings import SETTINGS, Setting, Settings, Spelling, plain
 from burstline.workloads.request import Request
 
@@ -128,7 +129,7 @@ class Engine:
 
     def decode(self, reply: HttpReply) -> Reply:
         """What the server answered; never raises: what cannot be understood is an `error`."""
-        raise NotImplementedError
+        return decode_completion(reply)
 
     def tokenizer(self, identity: Identity) -> "Tokenizer | None":  # noqa: ARG002
         """The tokenizer of a model that the engine brings itself, where no file has one."""

@@ -16,9 +16,9 @@ import orjson
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
-from burstline.servers.messages import Ask, Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.messages import Ask, Call, EngineError, Get, Reply, Target
 from burstline.servers.protocol.introspection import first_model, json_at
-from burstline.servers.protocol.openai import decode_completion, post
+from burstline.servers.protocol.openai import post
 from burstline.workloads.request import Request
 
 IDS, IGNORE_EOS, USAGE, USAGE_EACH = "token ids", "ignore_eos", "usage", "usage in every event"
@@ -61,9 +61,6 @@ class Endpoint(Engine):
 
     def ready_call(self, target: Target) -> Call:
         return self.encode(Request(0, None, "Hello", 1, 1), target)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

@@ -13,9 +13,9 @@ from burstline.servers.host.installation import Installation, find_installation,
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Capabilities, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.servers.protocol.introspection import logged, option_of
-from burstline.servers.protocol.openai import decode_completion, post
+from burstline.servers.protocol.openai import post
 from burstline.servers.settings import Spelling, valued
 from burstline.workloads.request import Request
 
@@ -110,9 +110,6 @@ class TransformersServe(Engine):
             fields["seed"] = sampling.seed
         fields["generation_config"] = orjson.dumps(config).decode()
         return post(target, "/v1/completions", fields)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del get  # it has no path that tells anything of the loaded model

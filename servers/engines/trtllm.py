@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Admission, Capabilities, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, EngineError, Get, HttpReply, Reply, Target
+from burstline.servers.messages import Call, EngineError, Get, Target
 from burstline.servers.protocol.introspection import (
     drafts,
     first_model,
@@ -18,7 +18,7 @@ from burstline.servers.protocol.introspection import (
     mean_of,
     owned_by,
 )
-from burstline.servers.protocol.openai import decode_completion, encode_completion
+from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.settings import Spelling, valued
 from burstline.workloads.request import Request
 
@@ -101,9 +101,6 @@ class TrtLlm(Engine):
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

@@ -8,9 +8,9 @@ import orjson
 from burstline.servers.engine import Engine
 from burstline.servers.identity import Capabilities, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Get, HttpReply, Reply, Target
+from burstline.servers.messages import Call, Get, Target
 from burstline.servers.protocol.introspection import gauges_in, owned_by
-from burstline.servers.protocol.openai import decode_completion, encode_completion
+from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.truth.router import LATENCIES
 from burstline.workloads.request import Request
 
@@ -66,9 +66,6 @@ class Truth(Engine):
     def encode(self, request: Request, target: Target) -> Call:
         call = encode_completion(request, target, extra={"return_token_ids": True})
         return call.with_header(self.index_header, str(request.index))
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         del log

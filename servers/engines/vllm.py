@@ -14,7 +14,7 @@ from burstline.servers.host.installation import Installation, find_installation,
 from burstline.servers.host.process import threads_for_server
 from burstline.servers.identity import Admission, Capabilities, CpuSetup, Gauges, Identity, Sign
 from burstline.servers.launch import Image, Launch, LaunchOptions
-from burstline.servers.messages import Call, Get, HttpReply, Reply, Target
+from burstline.servers.messages import Call, Get, Target
 from burstline.servers.protocol.introspection import (
     GIB,
     drafts,
@@ -30,7 +30,7 @@ from burstline.servers.protocol.introspection import (
     samples,
     short_dtype,
 )
-from burstline.servers.protocol.openai import decode_completion, encode_completion
+from burstline.servers.protocol.openai import encode_completion
 from burstline.servers.settings import Spelling, among, switch, valued
 from burstline.workloads.request import Request
 
@@ -158,9 +158,6 @@ class Vllm(Engine):
 
     def encode(self, request: Request, target: Target) -> Call:
         return encode_completion(request, target, extra=_COUNT_EVERY_EVENT)
-
-    def decode(self, reply: HttpReply) -> Reply:
-        return decode_completion(reply)
 
     def identify(self, get: Get, log: str) -> Identity:
         version, models = json_at(get, "/version"), json_at(get, "/v1/models")
