@@ -88,7 +88,10 @@ def run_once(settings: Settings, serve: Serving = serving) -> int:
     progress = progress_for(settings.quiet)
     progress.phase(f"{load.title}, at {engine.title}")
     with terminable():
-        with _accounted_for(run, engine, load, progress), _cluster(settings.ray, load, progress) as fleet:
+        with (
+            _accounted_for(run, engine, load, progress),
+            _cluster(settings.ray, run, load, progress) as fleet,
+        ):
             progress.phase("Waiting until the server has generated a token")
             has_canary = settings.canary and fleet is None
             with (
@@ -182,13 +185,13 @@ def make_ready(run: RunDir, site: Site, load: Load, settings: Settings, say: Say
 
 
 @contextmanager
-def _cluster(ray: RayOptions | None, load: Load, progress: Progress) -> Iterator[Fleet | None]:
+def _cluster(ray: RayOptions | None, run: RunDir, load: Load, progress: Progress) -> Iterator[Fleet | None]:
     """Workers on a cluster, asked before anything is sent to the server; None without one."""
     if ray is None:
         yield None
         return
     progress.phase(f"Placing load drivers on the Ray cluster at {ray.address}")
-    with fleet_of(ray, most=load.spec.concurrency or load.arrivals.n) as fleet:
+    with fleet_of(ray, load.spec.concurrency or load.arrivals.n, run.path / "ray.log") as fleet:
         for driver in fleet.drivers:
             progress.phase(f"{driver.name}: clock {driver.before.describe()}")
         yield fleet

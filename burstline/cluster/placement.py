@@ -77,13 +77,6 @@ class Placement:
     key: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The child's answer: how many agents are on their way."""
-
-    n: int
-
-
 def knock(address: str) -> None:
     """EngineError where no Ray head can be at `HOST:PORT`; anything else is left to Ray."""
     host, colon, port = address.rpartition(":")
@@ -121,7 +114,7 @@ def placed(options: RayOptions, most: int, port: int, key: bytes) -> Iterator[tu
         except ChildLostError as error:
             child.kill()
             raise EngineError(f"no Ray cluster at {options.address}: {error}; {HOW_TO_START}") from None
-        yield child, answer.n
+        yield child, answer
 
 
 # In the child.
@@ -132,7 +125,8 @@ def main(home: Connection, task: Placement) -> None:
     home.send(None)
     ray = connected(task.options.address)
     bundle = task.options.bundle
-    room = [(node["NodeManagerHostname"], _n_fit(node["Resources"], bundle)) for node in _alive(ray)]
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    room = [(node["NodeManagerHostname"], _n_fit(node["Resources"], bundle)) for node in nodes]
     n = task.options.n_workers or min(task.most, sum(fit > 0 for _, fit in room))
     if n > sum(fit for _, fit in room) or not n:
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in bundle.items())
@@ -146,7 +140,7 @@ def main(home: Connection, task: Placement) -> None:
     hold = ray.remote(hold_agent).options(scheduling_strategy="SPREAD", **wants)
     here = ray.util.get_node_ip_address()
     held = [hold.remote(here, task.port, task.key, task.options.canary) for _ in range(n)]
-    home.send(Placed(n))
+    home.send(n)
     while not home.poll(0.5):
         ended, held = ray.wait(held, timeout=0) if held else ([], [])
         for ref in ended:
@@ -161,10 +155,6 @@ def main(home: Connection, task: Placement) -> None:
                         )
                     )
                 )
-
-
-def _alive(ray: Any) -> list[Any]:
-    return [node for node in ray.nodes() if node["Alive"]]
 
 
 def _n_fit(has: Mapping[str, float], bundle: Mapping[str, float]) -> int:

@@ -13,6 +13,7 @@ import secrets
 import shutil
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,12 +25,13 @@ from typing import Any, BinaryIO, Final
 
 from burstline.cluster.agent import Reach, Tail, WorkerFacts
 from burstline.cluster.placement import RayOptions, placed
-from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockClient, ClockWatch
+from burstline.loadgen.driver.clock_offset import SILENCE_S, ClockClient
 from burstline.loadgen.driver.job import Counters, Done, Go, Job
 from burstline.loadgen.record.capture_store import CaptureWriter, read_captures
 from burstline.loadgen.record.drive_report import ClockError, ClockMap, Offset
 from burstline.servers.host.child import Child, ChildLostError, Failed
 from burstline.servers.messages import EngineError
+from burstline.servers.redact import redacted
 
 HOME_S: Final = 60.0
 """How long placed agents may take to dial home: on a busy cluster they wait for a CPU."""
@@ -46,7 +48,7 @@ class RemoteDriver:
     connection: Connection
     clock: ClockClient
     before: Offset
-    during: Sequence[Offset] = ()
+    during: list[Offset] = field(default_factory=list)
     lost: str | None = None
     mapped: ClockMap | None = None
     pid: None = None
@@ -55,6 +57,7 @@ class RemoteDriver:
     _go: tuple[int, int] | None = None
     """When the load begins by our clock and by the node's, ns."""
     _arriving: BinaryIO | None = field(default=None, repr=False)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def start(self, job: Job, row: memoryview) -> None:
         self._job, self._row = job, row
@@ -62,6 +65,25 @@ class RemoteDriver:
         folder.mkdir(parents=True)
         self._arriving = (folder / "driver.zst.partial").open("wb", buffering=0)
         self.send(job)
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """Read its clock once a second; a driver that has been silent for SILENCE_S is lost."""
+        heard_s = time.monotonic()
+        while not self.ended.wait(1.0):
+            try:
+                self.during.append(self.clock.offset(8))
+                heard_s = time.monotonic()
+            except ClockError:
+                if time.monotonic() - heard_s > SILENCE_S:
+                    self._lose()
+                    return
+
+    def _lose(self) -> None:
+        """From any thread: `fire` sees the connection end."""
+        self.lost = f"{self.name} did not answer for {SILENCE_S:g} s: the node, or the network to it, is gone"
+        with suppress(OSError), socket.socket(fileno=os.dup(self.connection.fileno())) as peer:
+            peer.shutdown(socket.SHUT_RDWR)
 
     def send(self, message: object) -> None:
         if isinstance(message, Go):
@@ -77,7 +99,6 @@ class RemoteDriver:
         try:
             message = self.connection.recv()
         except (EOFError, OSError):
-            self.mapped = self._map()
             raise ChildLostError(self.lost or f"{self.name} is lost: its connection ended") from None
         match message:
             case Tail(counters, captures) if self._row is not None and self._arriving is not None:
@@ -88,20 +109,10 @@ class RemoteDriver:
                 t0_ns = self._go[0] if self._go else None
                 return Done(replace(report, t0_ns=t0_ns, host=self.host, clock=self.mapped))
             case Failed(error):
-                self.mapped = self._map()
                 if isinstance(error, ChildLostError):
                     error = ChildLostError(f"{self.name} is lost: {error}")
                 raise error
         return message
-
-    def lose(self, why: str) -> None:
-        """From any thread: `fire` sees the connection end."""
-        self.lost = f"{self.name} {why}"
-        with suppress(OSError), socket.socket(fileno=self.connection.fileno()) as peer:
-            try:
-                peer.shutdown(socket.SHUT_RDWR)
-            finally:
-                peer.detach()
 
     def _map(self) -> ClockMap | None:
         """How the node's clock was mapped to ours; None where the load never began."""
@@ -159,15 +170,11 @@ class Fleet:
         rows = [counters.row(job.worker) for job in jobs]
         for driver, job, row in zip(self.drivers, jobs, rows, strict=True):
             driver.start(job, row)
-        silent = f"did not answer for {SILENCE_S:g} s: the node, or the network to it, is gone"
-        clocks = [driver.clock for driver in self.drivers]
         try:
-            with ClockWatch(clocks, lambda k: self.drivers[k].lose(silent)) as watch:
-                for driver, offsets in zip(self.drivers, watch.offsets, strict=True):
-                    driver.during = offsets
-                yield self.drivers
+            yield self.drivers
         finally:
             for driver in self.drivers:
+                driver.ended.set()
                 driver.connection.close()
             for driver in self.drivers:
                 driver.keep()
@@ -176,9 +183,10 @@ class Fleet:
 
 
 @contextmanager
-def fleet_of(options: RayOptions, most: int) -> Iterator[Fleet]:
+def fleet_of(options: RayOptions, most: int, log: Path) -> Iterator[Fleet]:
     """Agents spread over the nodes, at home and with known clocks; at most `most` where their number is open.
 
+    What Ray printed is in the file `log` afterwards, where there was anything.
     EngineError where no cluster answers or a worker cannot start, WorkloadError where there is no room.
     """
     key = secrets.token_bytes(32)
@@ -202,7 +210,11 @@ def fleet_of(options: RayOptions, most: int) -> Iterator[Fleet]:
                 drivers.append(RemoteDriver(name, facts.host, home, clock, clock.offset()))
             except ClockError as error:
                 raise EngineError(f"{name}: its clock cannot be read: {error}") from None
-        yield Fleet(drivers)
+        try:
+            yield Fleet(drivers)
+        finally:
+            if words := child.last_words():
+                log.write_text(redacted(words), "utf-8")
 
 
 def _next_home(door: socket.socket, key: bytes, child: Child, n_missing: int) -> tuple[Connection, str]:

@@ -14,10 +14,10 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
-from burstline.loadgen.record.drive_report import ClockError, ClockExchange, Offset
+from burstline.loadgen.record.drive_report import ClockExchange, Offset
 
 _PING: Final = struct.Struct("<QQ")
 _PONG: Final = struct.Struct("<Qqq")
@@ -105,55 +105,3 @@ class ClockClient:
         except (OSError, struct.error):
             pass
         return None
-
-
-class ClockWatch:
-    """Measures several workers' clocks repeatedly during a run, and reports a worker that stops answering.
-
-    `offsets[k]` grows by one small volley of worker k each `period_s`; `on_silent(k)` is called once, when
-    worker k has not answered for `patience_s`.
-    """
-
-    def __init__(
-        self,
-        clients: Sequence[ClockClient],
-        on_silent: Callable[[int], None],
-        period_s: float = 1.0,
-        patience_s: float = SILENCE_S,
-    ) -> None:
-        self.offsets: list[list[Offset]] = [[] for _ in clients]
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._watch, args=(k, client, on_silent, period_s, patience_s), daemon=True
-            )
-            for k, client in enumerate(clients)
-        ]
-
-    def __enter__(self) -> ClockWatch:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(timeout=5.0)
-
-    def _watch(
-        self,
-        k: int,
-        client: ClockClient,
-        on_silent: Callable[[int], None],
-        period_s: float,
-        patience_s: float,
-    ) -> None:
-        heard_ns, silent = now(), False
-        while not self._stop.wait(period_s):
-            try:
-                self.offsets[k].append(client.offset(8))
-                heard_ns, silent = now(), False
-            except ClockError:
-                if not silent and now() - heard_ns > patience_s * 1e9:
-                    silent = True
-                    on_silent(k)

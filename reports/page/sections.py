@@ -340,7 +340,7 @@ INSTRUMENT = (
 
 MACHINES = (
     *("Driver", "Machine", "Sent", "Failed", "Late p99", "Canary p99", "Clock error"),
-    *("Round trip p50", "Segments resent", "CPU busy", "By others", "Stolen"),
+    *("Round trip p50", "Segments resent", "CPU busy", "By others", "Stolen", "Free memory"),
 )
 
 
@@ -362,6 +362,7 @@ def machines(view: View) -> list[Block]:
                 _length(way.least_rtt_p50_ns if way else None),
                 count(way.retransmits) if way else "–",
                 *([f"{share:.0%}" for share in shares] or ["–"] * 3),
+                f"{number(used.free_bytes / 1e9)} GB" if used else "–",
             )
         )
     return [table("The machines of the load", MACHINES, rows, text=(0, 1))] if rows else []
