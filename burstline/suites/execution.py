@@ -29,6 +29,7 @@ from burstline.reports.page.files import write_all
 from burstline.server_options import API_KEY_VARIABLE
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
+from burstline.suites.memory_fit import fits
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
 from burstline.terminal import show
@@ -71,6 +72,7 @@ def run_suite(
     all_slots = schedule(suite)
     slots = [s for s in all_slots if platform is None or (s.platform and s.platform.name == platform)]
     if dry_run:
+        print("".join(f"# {line}\n" for line in fits(slots)), end="")
         print("\n".join(shlex.join(["burstline", *slot.argv(folder / slot.id)]) for slot in slots))
         return exit_codes.DONE
     environments = {engine.name: _environment(engine) for engine in suite.engines}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from burstline.servers.settings import SETTINGS, Settings
 from burstline.suites.toml_table import TomlTable
 from burstline.workloads.request import WorkloadError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Platform:
-    """Where runs go: Ray resources, or an accelerator type, and the environment of the command there."""
+    """Where runs go: Ray resources, or an accelerator type, and the environment of the command there.
+
+    `device` is the roofline's name of its GPUs. `models` are settings of models there, before the models'
+    own: what takes one GPU here takes two where a GPU has half of the memory.
+    """
 
     name: str = ""
     resources: Mapping[str, float] = field(default_factory=dict)
@@ -20,6 +25,8 @@ class Platform:
     gpus: float = 0.0
     env: Mapping[str, str] = field(default_factory=dict)
     image: str | None = None
+    device: str | None = None
+    models: Mapping[str, Settings] = field(default_factory=dict)
 
     def ray_options(self) -> dict[str, Any]:
         options: dict[str, Any] = {"num_cpus": 1, "num_gpus": self.gpus, "resources": dict(self.resources)}
@@ -38,7 +45,7 @@ class Platform:
 
 def platform_of(table: TomlTable) -> Platform:
     """A [[platform]] table of a suite."""
-    table.only("name", "resources", "accelerator", "gpus", "env", "image")
+    table.only("name", "resources", "accelerator", "gpus", "env", "image", "device", "models")
     name = table.need("name", str)
     amounts = _mapping(table, "resources", float)
     bad = next((key for key, amount in amounts.items() if amount <= 0), None)
@@ -51,7 +58,16 @@ def platform_of(table: TomlTable) -> Platform:
         gpus=float(table.get("gpus", float, 0.0)),
         env=_mapping(table, "env", str),
         image=table.get("image", str, None),
+        device=table.get("device", str, None),
+        models=dict(_models(table)),
     )
+
+
+def _models(table: TomlTable) -> Iterator[tuple[str, Settings]]:
+    for name, raw in _mapping(table, "models", dict).items():
+        inner = TomlTable(raw, f"{table.where}, models.{name}")
+        inner.only(*SETTINGS)
+        yield name, Settings(**inner.options(Settings))
 
 
 def _mapping(table: TomlTable, key: str, kind: type) -> dict[str, Any]:

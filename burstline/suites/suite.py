@@ -35,7 +35,8 @@ SCHEMA: Final = 1
 class Contender:
     """An engine as the suite starts or reaches it. `api_key_env` names a variable, never holds a key.
 
-    `settings_of_all` are those of the suite: the engine's own, in `server`, and a model's count before them.
+    `settings_of_all` are those of the suite: the engine's own, in `server`, then those of a model on a
+    platform, and a model's count before them.
     """
 
     name: str
@@ -43,11 +44,12 @@ class Contender:
     settings_of_all: Settings
     api_key_env: str | None
 
-    def at(self, model: Model) -> ServerOptions:
-        """The server of a run with this model; one that runs already has its own settings."""
+    def at(self, model: Model, platform: Platform | None) -> ServerOptions:
+        """The server of a run with this model there; one that runs already has its own settings."""
         own = self.server.settings
         if self.server.url is None:
-            own = own.over(model.settings.over(self.settings_of_all))
+            there = platform.models.get(model.name, Settings()) if platform else Settings()
+            own = own.over(there.over(model.settings.over(self.settings_of_all)))
         return replace(self.server, model=model.path, settings=own)
 
 
@@ -121,7 +123,7 @@ class Slot:
 
     def argv(self, out: Path) -> tuple[str, ...]:
         """What `burstline` is called with for this run."""
-        server, load = self.engine.at(self.model), self.workload
+        server, load = self.engine.at(self.model, self.platform), self.workload
         spec = replace(load.spec, tokenizer=self.model.tokenizer, vocab_size=self.model.vocab_size)
         parts: tuple[object, ...] = (server, server.settings, spec, load.goals)
         flags = itertools.chain.from_iterable(map(words_of, parts))
@@ -188,6 +190,10 @@ def parse_suite(raw: Mapping[str, Any], source: str) -> Suite:
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise WorkloadError(f"{source}: two [[{kind}]] are called {twice!r}; give each a name of its own")
+    for platform in suite.platforms:
+        for name in platform.models:
+            if name not in [model.name for model in suite.models]:
+                raise WorkloadError(f"{source}: [[platform]] {platform.name!r}: no [[model]] is {name!r}")
     return suite
 
 

@@ -17,6 +17,7 @@ from burstline.loadgen.record.summary import Summary
 from burstline.roofline.model.families import bundled_models
 from burstline.suites import execution
 from burstline.suites.execution import finished_in, run_suite
+from burstline.suites.memory_fit import fits
 from burstline.suites.suite import load_suite, parse_suite, schedule
 from burstline.workloads.options import words_of
 from burstline.workloads.request import WorkloadError
@@ -111,7 +112,7 @@ def test_a_run_is_a_command_that_a_person_could_type():
 )
 def test_an_engine_may_be_started_in_its_own_container_or_in_a_named_one(said, flags):
     (slot,) = schedule(suite(engine=[{"engine": "vllm", "container": said}]))
-    assert words_of(slot.engine.at(slot.model)) == ("--engine", "vllm", *flags)
+    assert words_of(slot.engine.at(slot.model, slot.platform)) == ("--engine", "vllm", *flags)
 
 
 def test_a_list_makes_a_workload_of_each_value_and_lists_go_in_step():
@@ -184,12 +185,32 @@ def test_the_papers_suite_asks_all_three_engines_for_the_papers_burst():
     paper = load_suite(ROOT / "suites/llm-serving-2311.03687.toml")
     assert [engine.name for engine in paper.engines] == ["vllm", "tgi", "lightllm"]
     assert [model.name for model in paper.models] == ["llama-2-7b", "llama-2-13b", "llama-2-70b"]
-    words = [(slot.model.name, slot.argv(Path("o"))) for slot in schedule(paper)]
-    devices = {(name, after("--tensor-parallel-size", argv)) for name, argv in words}
-    assert devices == {("llama-2-7b", "1"), ("llama-2-13b", "1"), ("llama-2-70b", "8")}
+    slots = schedule(paper)
+    devices = {
+        (slot.model.name, slot.platform.name, after("--tensor-parallel-size", slot.argv(Path("o"))))
+        for slot in slots
+    }
+    of = {"a800": ("1", "1", "8"), "rtx-4090": ("1", "2", "8"), "rtx-3090": ("1", "2", "8")}
+    names = [model.name for model in paper.models]
+    assert devices == {(name, on, n) for on, ns in of.items() for name, n in zip(names, ns, strict=True)}
+    lines = list(fits(slots))
+    assert len(lines) == 9
+    assert all(": fits, " in line for line in lines), lines
     assert {model.like for model in paper.models} < set(bundled_models())
     (burst,) = paper.workloads
     assert (burst.spec.requests, burst.spec.prompt_tokens) == (1000, "512")
+
+
+def test_a_dry_run_says_what_does_not_fit_a_platform(tmp_path, capsys):
+    text = (ROOT / "suites/llm-serving-2311.03687.toml").read_text()
+    assert text.count(" tensor_parallel_size = 2 ") == 2
+    (tmp_path / "s.toml").write_text(text.replace(" tensor_parallel_size = 2 ", " tensor_parallel_size = 1 "))
+    assert cli.main(["run", str(tmp_path / "s.toml"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "# llama-2-13b, burst, rtx-4090, 1 GPU: does not fit: " in said
+    (tmp_path / "s.toml").write_text(text.replace("models = { llama-2-13b", "models = { llama-3"))
+    assert cli.main(["run", str(tmp_path / "s.toml"), "--dry-run"]) == 2
+    assert "no [[model]] is 'llama-3'" in capsys.readouterr().err
 
 
 def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
@@ -509,7 +530,7 @@ def test_the_settings_of_all_engines_are_their_flags_and_an_engine_may_have_its_
     ]
     raw = {"max_num_seqs": 256, "dtype": "float16", "prefix_cache": False, "gpu_memory_utilization": 0.9}
     slots = schedule(suite(engine=engines, settings=raw))
-    servers = [slot.engine.at(slot.model) for slot in slots]
+    servers = [slot.engine.at(slot.model, slot.platform) for slot in slots]
     vllm, tgi, openai = ((*words_of(server), *words_of(server.settings)) for server in servers)
     same = ("--dtype", "float16", "--prefix-cache", "off", "--gpu-memory-utilization", "0.9")
     assert vllm == ("--engine", "vllm", "--max-num-seqs", "256", *same)
