@@ -20,7 +20,8 @@ from burstline.servers.redact import printable, without_known
 
 
 class Outlet:
-    """A text stream; what is written once its reader has left goes nowhere, without an error.
+    """A text stream; once it cannot be written (its reader or its terminal has gone, its disk is full) all
+    that is written goes nowhere, without an error: a run needs no terminal.
 
     A character that the terminal's encoding lacks, or that would steer it, is written as its escape. `raw` is
     the same stream for a display that draws with control sequences of its own.
@@ -44,21 +45,22 @@ class Outlet:
             text = printable(without_known(text))
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
+        except OSError:
             self._seal()
             return len(text)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except BrokenPipeError:
+        except OSError:
             self._seal()
 
     def _seal(self) -> None:
         # What the stream still holds would raise again when Python ends, and make that the exit code.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
+        with contextlib.suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
 
 def json_text(value: Any) -> str:

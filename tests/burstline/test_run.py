@@ -258,3 +258,25 @@ def test_every_run_has_a_canary_but_one_that_was_told_not_to(tmp_path, monkeypat
     (client, bare) = (open_run(the_run(tmp_path / name)).summary.instrument for name in ("with", "without"))
     assert client.canary_p99_s.n >= 10
     assert bare.canary_p99_s.code == "no-canary"
+
+
+@pytest.mark.parametrize("leaves", ["terminal", "full disk"])
+def test_a_run_needs_no_terminal(tmp_path, leaves):
+    """Its terminal goes away in mid-load, or nothing that it says can be written."""
+    load = ("--requests", "60", "--rate", "30", "--prompt-tokens", "8", "--output-tokens", "4")
+    argv = [sys.executable, "-m", "burstline", "run", "--engine", "truth", *load, "--out", str(tmp_path)]
+    ours, theirs = os.openpty() if leaves == "terminal" else (None, os.open("/dev/full", os.O_WRONLY))
+    with subprocess.Popen(argv, stdout=theirs, stderr=theirs, start_new_session=True) as process:
+        os.close(theirs)
+        if ours is not None:
+            while not list(tmp_path.glob("*/counters")):
+                assert process.poll() is None
+                time.sleep(0.05)
+            time.sleep(0.7)
+            os.close(ours)
+        code = process.wait(60)
+    assert code in (0, 4)
+    run = open_run(the_run(tmp_path))
+    assert run.status == "complete"
+    assert len(run.records) == 60
+    assert (run.path / "report.html").exists()
