@@ -11,6 +11,7 @@ import base64
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 from unicodedata import category
 from urllib.parse import quote, quote_plus, unquote
@@ -21,6 +22,15 @@ LEAST_KNOWN: Final = 5
 _FOLDERS: Final = frozenset({"PWD", "OLDPWD"})
 """Variables of every shell that sound like passwords."""
 _PLACEHOLDERS: Final = frozenset({"EMPTY", "empty", "dummy", "false", "False"})
+
+LEAST_OF_VARIABLE: Final = 8
+_WORDS: Final = re.compile(r"[A-Za-z]+(?:[_ -][A-Za-z]+)*")
+"""What reads as words is no secret of its own: replies and logs are full of them."""
+_INNOCENT_HEADERS: Final = frozenset(
+    {"accept", "accept-encoding", "accept-language", "cache-control", "content-type", "user-agent"}
+)
+_HEADER_NAME: Final = re.compile(r"auth|cookie|credential|key|passw|secret|session|token", re.IGNORECASE)
+_BODY_NAME: Final = re.compile(r"(?:^|[_-])(?:auth|key|passw(?:or)?d|secret|token)$", re.IGNORECASE)
 
 _NAME: Final = (
     r"(?:api[_-]?key|[a-z0-9][_-]key|secret|passw(?:or)?d|passphrase|(?<![a-z])pwd|authorization|credentials?"
@@ -112,10 +122,41 @@ def _in_bytes(form: str) -> bytes:
 
 
 def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Learn every secret that the command line or the environment names as one."""
-    learn(*(value for name, value in environ.items() if _names_secret(name) and name not in _FOLDERS))
+    """Learn every secret that the command line or the environment names as one.
+
+    Of the environment only what cannot be a common word: `SORT_KEY=finish_reason` is no secret.
+    """
+    named = (value for name, value in environ.items() if _names_secret(name) and name not in _FOLDERS)
+    learn(*(value for value in named if len(value) >= LEAST_OF_VARIABLE and not _WORDS.fullmatch(value)))
     learn(*(item for item, hidden in _marked(argv) if hidden))
     learn(*(secret for item in argv for secret in _secrets_in(item)))
+
+
+def learn_header(name: str, value: str) -> None:
+    """Learn a header that each request carries, a secret one also by each part that may be quoted."""
+    if name.lower() in _INNOCENT_HEADERS:
+        return
+    learn(value)
+    if not _HEADER_NAME.search(name):
+        return
+    words = re.split(r"[\s;,]+", value)
+    parts = [*words, *(word.partition("=")[2] for word in words)]
+    if words[0].lower() == "basic" and len(words) == 2:
+        with suppress(ValueError):
+            parts += base64.b64decode(words[1], validate=True).decode(errors="replace").split(":", 1)
+    learn(*(part for part in parts if not _WORDS.fullmatch(part)))
+
+
+def learn_body(value: Any) -> None:
+    """Learn what an object of JSON that each request carries names as a secret, at any depth."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            if isinstance(inner, str) and _BODY_NAME.search(name):
+                learn(inner)
+            learn_body(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            learn_body(inner)
 
 
 def known_secrets() -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from burstline.servers.host.ready import RefusalError, Startup, getter, identifi
 from burstline.servers.identity import Capabilities, Identity
 from burstline.servers.launch import Launch, LaunchOptions
 from burstline.servers.messages import EngineError, Get, Target, target_at
-from burstline.servers.redact import learn, redacted
+from burstline.servers.redact import learn_body, learn_header, redacted
 from burstline.servers.registry import ENGINES, STYLES, engine_at
 from burstline.servers.settings import Setting, Settings, Spelled, spell
 from burstline.servers.settings import check as check_settings
@@ -74,7 +74,7 @@ def _header(text: str) -> tuple[str, str]:
     name, colon, value = text.partition(":")
     if not colon or not name.strip() or not name.strip().isascii() or "\n" in text:
         raise WorkloadError(f"--header {redacted(text)!r}: expected 'NAME: VALUE'")
-    learn(value.strip())
+    learn_header(name.strip(), value.strip())
     return name.strip(), value.strip()
 
 
@@ -89,6 +89,7 @@ def _check_requests(where: ServerOptions) -> None:
             raise WorkloadError(f"--extra-body is not JSON: {error}") from None
         if not isinstance(extra, dict):
             raise WorkloadError(f"--extra-body {where.extra_body}: expected a JSON object, such as {{}}")
+        learn_body(extra)
     if where.ca_bundle is not None and not Path(where.ca_bundle).is_file():
         raise WorkloadError(f"--ca-bundle {where.ca_bundle} is no file; expected certificates in PEM")
     if where.insecure and where.ca_bundle is not None:
@@ -103,7 +104,8 @@ def _check_requests(where: ServerOptions) -> None:
         try:
             target_at(url)
         except ValueError as error:
-            raise WorkloadError(f"--url {redacted(url)}: {error}") from None
+            shown = re.split("[?#]", redacted(url))[0]  # what follows is most often a key
+            raise WorkloadError(f"--url {shown}: {error}") from None
 
 
 def choose_engine(where: ServerOptions) -> Engine:

@@ -56,3 +56,48 @@ def test_a_key_of_digits_is_no_number_of_a_reply(monkeypatch: pytest.MonkeyPatch
         redact.masked(b'{"said": "12345", "key": "Bearer 12345."}')
         == b'{"said": "*****", "key": "Bearer *****."}'
     )
+
+
+@pytest.mark.parametrize(
+    "environ", [{"OPENAI_API_KEY": "token"}, {"SORT_KEY": "finish_reason"}, {"MY_TOKEN": "short1"}]
+)
+def test_common_words_and_short_values_of_the_environment_are_no_secrets(tmp_path, environ):
+    assert not learned(tmp_path, **environ)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_learned", "_known"):
+        monkeypatch.setattr(redact, name, set())
+    for name in ("_known_text", "_known_bytes"):
+        monkeypatch.setattr(redact, name, None)
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize(
+    ("name", "value", "secrets", "kept"),
+    [
+        ("Authorization", "Token AUTH123456", ["AUTH123456"], "Token"),
+        ("Authorization", "Basic dXNlcjpwYXNzdzByZC0x", ["dXNlcjpwYXNzdzByZC0x", "passw0rd-1"], "Basic"),
+        ("Cookie", "sid=s3cr3t-one; theme=dark; csrf=s3cr3t-two", ["s3cr3t-one", "s3cr3t-two"], "dark"),
+        ("X-Api-Key", "k3y-of-mine", ["k3y-of-mine"], "application/json"),
+        ("Accept", "application/json", [], "application/json"),
+    ],
+)
+def test_a_header_is_known_by_each_part_that_a_server_may_quote(name, value, secrets, kept):
+    redact.learn_header(name, value)
+    quoted = f"no such key: {' and '.join(secrets)} ({kept})"
+    assert (
+        redact.redacted(quoted) == quoted
+        if not secrets
+        else not any(s in redact.redacted(quoted) for s in secrets)
+    )
+    assert kept in redact.redacted(quoted)
+    assert redact.masked(kept.encode()) == kept.encode()
+    assert redact.redacted(redact.redacted(quoted)) == redact.redacted(quoted)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_body_is_known_by_the_names_of_its_keys():
+    redact.learn_body({"auth": "secret-1", "deep": [{"user_token": "secret-2"}], "max_tokens": "words-3"})
+    assert redact.redacted("secret-1 secret-2 words-3") == "(removed) (removed) words-3"
