@@ -78,8 +78,11 @@ def _header(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _check_requests(where: ServerOptions) -> None:
-    """Extra fields, headers and certificates are the user's errors, reported before anything is started."""
+def check_requests(where: ServerOptions) -> None:
+    """Extra fields, headers and certificates are the user's errors, reported before anything is started.
+
+    From here on the secrets in them are known.
+    """
     if where.url is not None and not where.urls:
         raise WorkloadError("--url is empty; expected http://HOST:PORT, or leave it out to start an engine")
     if where.extra_body is not None:
@@ -135,7 +138,7 @@ def _engine_of(where: ServerOptions) -> Engine:
 
 def check_where(where: ServerOptions) -> None:
     """A bad URL, port or model is the user's error, reported before anything is started."""
-    _check_requests(where)
+    check_requests(where)
     if where.url is not None:
         _check_nothing_is_ignored(where)
         return

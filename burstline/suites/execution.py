@@ -18,7 +18,7 @@ import orjson
 
 from burstline import exit_codes
 from burstline.bench.report import of_summary
-from burstline.bench.server_session import check_model
+from burstline.bench.server_session import check_model, check_requests
 from burstline.cluster.placement import ray_session
 from burstline.loadgen.record.files import write_json
 from burstline.loadgen.record.rundir import Run, open_run
@@ -29,6 +29,7 @@ from burstline.reports.page.files import write_all
 from burstline.server_options import API_KEY_VARIABLE
 from burstline.servers.host import child
 from burstline.servers.host.interrupt import terminable
+from burstline.servers.redact import redacted
 from burstline.suites.memory_fit import fits
 from burstline.suites.platforms import run_by_platform
 from burstline.suites.suite import SCHEMA, Contender, Slot, Suite, load_suite, make_where_missing, schedule
@@ -59,6 +60,8 @@ def run_suite(
     the runs of all others; without `ray` this machine is that platform.
     """
     suite = load_suite(path)
+    for engine in suite.engines:
+        check_requests(engine.server)
     names = [one.name for one in suite.platforms]
     if platform is not None and platform not in names:
         known = f"it has {', '.join(names)}" if names else "it has no [[platform]]"
@@ -140,8 +143,8 @@ def _locked(folder: Path) -> Iterator[int]:
 
 
 def _keep(suite: Suite, slots: Sequence[Slot], path: Path, folder: Path) -> None:
-    """What is to be run, in order, beside the file as it was written."""
-    (folder / "suite.toml").write_text(path.read_text("utf-8"), "utf-8")
+    """What is to be run, in order, with the file as it was written, but for its secrets."""
+    (folder / "suite.toml").write_text(redacted(path.read_text("utf-8")), "utf-8")
     rows = [
         {
             "id": slot.id,

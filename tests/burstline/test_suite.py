@@ -213,6 +213,30 @@ def test_a_dry_run_says_what_does_not_fit_a_platform(tmp_path, capsys):
     assert "no [[model]] is 'llama-3'" in capsys.readouterr().err
 
 
+def test_the_secrets_of_a_suite_are_neither_shown_nor_kept(tmp_path, capsys):
+    text = """
+name = "small"
+[[engine]]
+name = "there"
+engine = "vllm"
+url = "http://user:pa55-of-mine@127.0.0.1:9"
+header = ["Authorization: Token k3y-of-mine"]
+extra_body = '{"user_token": "t0ken-of-mine"}'
+[[workload]]
+name = "burst"
+requests = 24
+"""
+    (tmp_path / "s.toml").write_text(text)
+    assert cli.main(["run", str(tmp_path / "s.toml"), "--dry-run", "--out", str(tmp_path)]) == 0
+    cli.main(["run", str(tmp_path / "s.toml"), "--out", str(tmp_path / "runs")])
+    captured = capsys.readouterr()
+    written = b"".join(path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    assert b"127.0.0.1:9" in written
+    for secret in ("pa55-of-mine", "k3y-of-mine", "t0ken-of-mine"):
+        assert secret not in captured.out + captured.err
+        assert secret.encode() not in written
+
+
 def test_comments_do_not_make_another_suite_but_words_do(tmp_path):
     (tmp_path / "a").write_text(SMALL)
     (tmp_path / "b").write_text("# the same\n" + SMALL)
