@@ -34,6 +34,10 @@ PREPARING_LIMIT_S: Final = 120.0
 """How long no request may be prepared and no connection opened before the load has begun."""
 STOPPING_LIMIT_S: Final = 8.0
 """How long drivers may take from "stop" to their report."""
+STILL_LIMIT_S: Final = 10.0
+"""How long a driver may stand still during the load: stopped, or its machine hangs."""
+CLOSING_LIMIT_S: Final = 120.0
+"""The same once its requests have ended, while it writes the last captures."""
 
 OnTick = Callable[[Snapshot], None]
 OnPids = Callable[[list[int]], None]
@@ -130,6 +134,7 @@ class _DriverControl:
         self._progress: tuple[int, int] | None = None
         self._progress_s = time.monotonic()
         self._stop_by_s: float | None = None
+        self._beats = {k: (-1, time.monotonic()) for k in self._pending}
 
     def attend(self) -> DriveOutcome:
         while self._pending:
@@ -196,6 +201,20 @@ class _DriverControl:
                 raise DriverDiedError(
                     f"the drivers prepared no request for {PREPARING_LIMIT_S:g} s; nothing was sent"
                 )
+
+        else:
+            for k in list(self._pending):
+                self._check_beat(k, at_s)
+
+    def _check_beat(self, k: int, at_s: float) -> None:
+        """A driver that shows no sign of life is lost."""
+        row = dict(zip(NAMES, self._counters.row(k), strict=True))
+        if row["beats"] != self._beats[k][0]:
+            self._beats[k] = row["beats"], at_s
+        ended = row["done"] + row["failed"] >= self._shares[k]
+        limit_s = CLOSING_LIMIT_S if ended else STILL_LIMIT_S
+        if at_s - self._beats[k][1] > limit_s:
+            self._lose(k, f"{self._pending[k].name} has stood still for {limit_s:g} s")
 
     def _stop(self) -> None:
         self._stop_by_s = self._stop_by_s or time.monotonic() + STOPPING_LIMIT_S

@@ -247,6 +247,7 @@ class _Drive:
 
         When the orchestrator is gone, stop: no process waits for the load any more.
         """
+        self._cells[-1] += 1
         heard = wait([self._news] if self._conn.closed else [self._news, self._conn], timeout_s)
         if self._news in heard:
             with suppress(BlockingIOError):

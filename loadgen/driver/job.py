@@ -144,15 +144,15 @@ class Done:
     report: DriveReport
 
 
-NAMES: Final = ("prepared", "connected", "sent", "begun", "done", "failed", "reads", "bytes")
+NAMES: Final = ("prepared", "connected", "sent", "begun", "done", "failed", "reads", "bytes", "beats")
 """Requests built, connections open, requests written, replies whose body has begun, replies whole and
-failed, reads, bytes read."""
+failed, reads, bytes read, and signs of life: at least one a second."""
 
 _ROW_BYTES = 8 * len(NAMES)
 
 
 class Counters:
-    """One row of eight int64 per driver, in the order of NAMES. Close it, or use it in a `with`."""
+    """One row of int64 per driver, in the order of NAMES. Close it, or use it in a `with`."""
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
@@ -166,7 +166,7 @@ class Counters:
         return cls(path)
 
     def row(self, worker: int) -> memoryview:
-        """The eight cells of one driver, to be written by it alone."""
+        """The cells of one driver, to be written by it alone."""
         return self._cells[worker * len(NAMES) : (worker + 1) * len(NAMES)]
 
     def totals(self) -> Mapping[str, int]:

@@ -173,7 +173,7 @@ def interrupted(made: Lab, argv: list[str], after_s: float, what) -> tuple[int, 
 
 def _sent(path: Path) -> bool:
     try:
-        return bool(np.fromfile(path, dtype=np.int64)[2::8].sum())
+        return bool(np.fromfile(path, dtype=np.int64)[2::9].sum())
     except OSError:
         return False
 
