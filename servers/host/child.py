@@ -76,6 +76,7 @@ class Child:
         self.name = name or f"the process {module}"
         self.connection, theirs = Pipe()
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 it has no name, and ends with us
+        self._said = ""
         fd = theirs.fileno()
         begin = f"from {__name__} import begin; begin()"
         try:
@@ -127,13 +128,17 @@ class Child:
             self._process.wait(1.0)
         if self.exit_code is None:
             return "closed its connection"
+        return self.how_it_ended()
+
+    def how_it_ended(self) -> str:
+        """`ended with exit code 1: OSError: ...`: the last line of what it printed says why."""
         words = self.last_words().splitlines()
         return how_it_ended(self.exit_code) + (f": {words[-1]}" if words and self.exit_code else "")
 
     def last_words(self) -> str:
-        """The end of what it printed, "" once it was ended."""
+        """The end of what it printed."""
         if self._output.closed:
-            return ""
+            return self._said
         output = self._output.fileno()
         begin = max(0, os.fstat(output).st_size - _LAST_BYTES)
         return os.pread(output, _LAST_BYTES, begin).decode(errors="replace")
@@ -149,6 +154,7 @@ class Child:
         except subprocess.TimeoutExpired:
             self.kill()
             code = self._process.wait()
+        self._said = self.last_words()
         self._output.close()
         return code
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from burstline.servers.host.child import Child, how_it_ended
+from burstline.servers.host.child import Child
 from burstline.servers.host.scrape import SETTLE_S, TIMEOUT_S, scrape
 from burstline.servers.host.sources import (
     CpuPressure,
@@ -115,7 +115,7 @@ class Watcher:
         path, self._path = self._path, None
         code = self._child.end(STOP_S)
         if code != 0 and path is not None:
-            why = "the disk was full" if code == DISK_FULL else f"the watcher {how_it_ended(code)}"
+            why = "the disk was full" if code == DISK_FULL else f"the watcher {self._child.how_it_ended()}"
             with suppress(OSError):  # the disk is full still: what keeps the run will say so
                 LineFile(path).write(as_lines([missing("watcher", why)]))
 
