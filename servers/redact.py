@@ -40,7 +40,9 @@ _SECRET_NAME: Final = re.compile(rf"(?i:{_NAME}$|^token$)|^[A-Z0-9_]+_TOKEN$")
 _VARIABLE: Final = r"\b[A-Z0-9_]+_TOKEN"
 # `Authorization: Bearer X`, `--api-key=X`, `X-API-Key: X`, `{"api_key": "X"}`, `api_key=['X']`, `?api_key=X`.
 _ASSIGNED: Final = re.compile(
-    rf"((?:(?i:{_NAME})|{_VARIABLE})(?:\\?[\"'])?\s*(?:=|:|%3D|%3A)\s*[\[(]?(?:\\?[\"'])?(?:(?i:bearer|basic)\s+)?)"
+    rf"((?:(?i:{_NAME})|{_VARIABLE})(?:\\?[\"'])?\s*(?:=|:|%3D|%3A)\s*"
+    r"(?!\(removed\)|(?i:bearer|basic)\s+\(removed\))"  # twice redacted is once redacted
+    r"[\[(]?+(?:\\?[\"'])?+(?:(?i:bearer|basic)\s+)?+)"
     r"(?!\(removed\))([^\s\"'\\,;&#)\]}]+)"
 )
 _BEARER: Final = re.compile(r"\b((?:Bearer|Basic)\s+)([\w.~+/=-]{5,})", re.IGNORECASE)
@@ -134,10 +136,11 @@ def learn_from(argv: Sequence[str], environ: Mapping[str, str]) -> None:
 
 def learn_header(name: str, value: str) -> None:
     """Learn a header that each request carries, a secret one also by each part that may be quoted."""
-    if name.lower() in _INNOCENT_HEADERS:
+    names_secret = _HEADER_NAME.search(name) is not None
+    if name.lower() in _INNOCENT_HEADERS or (_WORDS.fullmatch(value) and not names_secret):
         return
     learn(value)
-    if not _HEADER_NAME.search(name):
+    if not names_secret:
         return
     words = re.split(r"[\s;,]+", value)
     parts = [*words, *(word.partition("=")[2] for word in words)]
@@ -152,7 +155,7 @@ def learn_body(value: Any) -> None:
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if isinstance(inner, str) and _BODY_NAME.search(name):
-                learn(inner)
+                learn(*([] if _WORDS.fullmatch(inner) and name.lower().endswith("key") else [inner]))
             learn_body(inner)
     elif isinstance(value, list):
         for inner in value:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from burstline.servers import redact
 from burstline.servers.redact import printable
@@ -101,3 +103,13 @@ def test_a_header_is_known_by_each_part_that_a_server_may_quote(name, value, sec
 def test_a_body_is_known_by_the_names_of_its_keys():
     redact.learn_body({"auth": "secret-1", "deep": [{"user_token": "secret-2"}], "max_tokens": "words-3"})
     assert redact.redacted("secret-1 secret-2 words-3") == "(removed) (removed) words-3"
+
+
+PIECES = """api_key|Authorization|password|:|=| |(|)|[|'|"|Bearer |Basic |abc123|(removed)|https://|u:p@|,|&|?|HF_TOKEN|}"""
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(PIECES.split("|")), max_size=12).map("".join))
+def test_what_is_redacted_twice_is_as_redacted_once(text):
+    once = redact.redacted(text)
+    assert redact.redacted(once) == once
