@@ -174,6 +174,14 @@ def masked(data: bytes) -> bytes:
     return _known_bytes.sub(lambda found: b"*" * len(found[0]), data)
 
 
+def n_unfinished(data: bytes) -> int:
+    """How many bytes at the end may be the beginning of a known value."""
+    forms = [form.encode() for form in _known]
+    longest = max(map(len, forms), default=0)
+    ends = range(min(longest - 1, len(data)), 0, -1)
+    return next((n for n in ends if any(form.startswith(data[-n:]) for form in forms)), 0)
+
+
 def _marked(items: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
     """Each item, and whether the one before it is an option that names a secret."""
     hidden = False

@@ -39,7 +39,7 @@ from burstline.reports.figures.series import sending_order
 from burstline.reports.model.request_sample import Shown, shown_of
 from burstline.reports.model.sweep_load import differ_in_load_alone
 from burstline.servers.identity import Identity
-from burstline.servers.redact import words_of_server
+from burstline.servers.redact import redacted, words_of_server
 from burstline.servers.registry import ENGINES
 
 Path = tuple[str, ...]
@@ -121,7 +121,7 @@ class View:
     @property
     def log_tail(self) -> list[str]:
         """The last lines of the server's log, none where Burstline did not start it."""
-        return self.run.server_log.splitlines()[-LOG_LINES:]
+        return [redacted(line) for line in self.run.server_log.splitlines()[-LOG_LINES:]]
 
     @property
     def log_cause(self) -> str | None:

@@ -38,7 +38,7 @@ from typing import IO
 import psutil
 
 from burstline.servers.launch import Launch
-from burstline.servers.redact import learn, masked
+from burstline.servers.redact import learn, masked, n_unfinished
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -234,7 +234,7 @@ def _start(task: KeeperTask, out: int | IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
-    """Write what the engine prints, without secrets: whole lines, for a secret may come in two reads."""
+    """Write what the engine prints, without secrets, which may come in several reads."""
     assert process.stdout is not None
     output = process.stdout.fileno()
     line = b""
@@ -245,7 +245,7 @@ def _keep_log(process: subprocess.Popen[bytes], log: int) -> None:
             line, ended = line + read, not read
             end = len(line) if ended or len(line) > LINE_BYTES else line.rfind(b"\n") + 1
         else:
-            end = len(line)
+            end = len(line) - n_unfinished(line)
         os.write(log, masked(line[:end]))
         line = line[end:]
         if ended:

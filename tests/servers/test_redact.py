@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from burstline.servers import redact
+from burstline.servers.host.keeper import _keep_log
 from burstline.servers.redact import printable
 
 LEARN = """
@@ -113,3 +114,16 @@ PIECES = """api_key|Authorization|password|:|=| |(|)|[|'|"|Bearer |Basic |abc123
 def test_what_is_redacted_twice_is_as_redacted_once(text):
     once = redact.redacted(text)
     assert redact.redacted(once) == once
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_log_that_comes_in_parts_shows_no_part_of_a_secret(tmp_path):
+    redact.learn("SECRETKEY12345678")
+    say = "import sys, time\nfor part in ('k=SECRE', 'TKEY1234', '5678 tail', '\\nSECRET other\\n'):\n"
+    say += "    print(part, end='', flush=True)\n    time.sleep(0.3)\n"
+    with (
+        (tmp_path / "log").open("wb", buffering=0) as log,
+        subprocess.Popen([sys.executable, "-c", say], stdout=subprocess.PIPE) as process,
+    ):
+        _keep_log(process, log.fileno())
+    assert (tmp_path / "log").read_bytes() == b"k=***************** tail\nSECRET other\n"
