@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from burstline.cluster.agent import own_folder
+from burstline.cluster.agent import PIECE_BYTES, own_folder
 from burstline.cluster.placement import first_line
 from burstline.servers.host.process import Server, start
 from burstline.servers.launch import Launch
@@ -31,8 +31,6 @@ from burstline.suites.suite import Model, Slot, make_where_missing
 POLL_S: Final = 1.0
 CALL_TIMEOUT_S: Final = 15.0
 PLACE_TIMEOUT_S: Final = 30.0
-PIECE_BYTES: Final = 8 << 20
-"""A run's folder travels in pieces of this size."""
 MAKE_TIMEOUT_S: Final = 3600.0
 """A model of 70 billion made weights is 140 GB to write."""
 WORK_FOLDER: Final = Path("~/.cache/burstline/cluster")
@@ -81,7 +79,8 @@ class NodeActor:
         return self._server.log()[-2000:] if self._server else ""
 
     def pack(self) -> int:
-        """Pack what the command wrote; the archive's size in bytes."""
+        """Pack what the command wrote, be it nothing; the archive's size in bytes."""
+        (self._folder / "out").mkdir(exist_ok=True)
         with tarfile.open(self._folder / "out.tar", "w") as archive:
             archive.add(self._folder / "out", ".")
         return (self._folder / "out.tar").stat().st_size

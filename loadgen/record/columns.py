@@ -113,19 +113,19 @@ class Columns:
         k = len(self) - int(np.count_nonzero(later))
         if later[k:].all():  # due times ascend nearly always, and then little needs to be copied
             return self._of(slice(k, None), slice(int(self.starts[k]), None), self.table.slice(k))
-        return self._of(later, self.per_event(later), self.table.filter(later))
+        return self._where(later)
 
     def due_before(self, end_s: float) -> Columns:
         """The requests that were due before `end_s`."""
-        earlier = self.due_s < end_s
-        return self._of(earlier, self.per_event(earlier), self.table.filter(earlier))
+        return self._where(self.due_s < end_s)
 
     def without(self, outcome: Outcome) -> Columns:
         """The requests that ended in another way."""
         others = ~self.having("outcome", [outcome.value])
-        if others.all():
-            return self
-        return self._of(others, self.per_event(others), self.table.filter(pa.array(others)))
+        return self if others.all() else self._where(others)
+
+    def _where(self, chosen: NDArray[np.bool_]) -> Columns:
+        return self._of(chosen, self.per_event(chosen), self.table.filter(pa.array(chosen)))
 
     def _of(
         self, requests: slice | NDArray[np.bool_], events: slice | NDArray[np.bool_], table: pa.Table
